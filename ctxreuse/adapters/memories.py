@@ -169,20 +169,26 @@ class KnownMemories:
     def standing_in(
         self, tenant: str, history: Iterable[Message], templates: Templates
     ) -> tuple[ContextBlock, ...]:
-        """Return the memories of a tenant whose texts stand under labels in messages.
+        """Return the memories of a tenant whose texts stand in messages, under labels or alone.
 
         A memory of more than eight paragraphs is not found, nor are those behind so many labels
-        that 16 times the characters of the messages, and a million, were looked at.
+        and paragraphs that 16 times the characters of the messages, and a million, were looked at.
+        What the assistant has said is no memory.
 
         Args:
             tenant: The tenant.
             history: The messages.
             templates: The words that the memories were rendered with.
         """
-        shown = [text for message in history for text in message_texts(message)]
+        shown = [
+            text
+            for message in history
+            if message.get("role") != "assistant"
+            for text in message_texts(message)
+        ]
         left = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, shown))
         digests: dict[str, bytes] = {}
-        for text in chain.from_iterable(_labelled(one, templates) for one in shown):
+        for text in chain.from_iterable(_may_be_blocks(one, templates) for one in shown):
             left -= len(text)
             if left < 0:
                 break
@@ -200,21 +206,30 @@ def _is_same(one: BlockId, other: BlockId) -> bool:
     return one == other and type(one) is type(other)
 
 
-def _labelled(text: str, templates: Templates) -> Iterator[str]:
-    """Yield what may be the text of a block: from behind each label to each of the next ends."""
-    separator, after = templates.separator, templates.after_text
+def _may_be_blocks(text: str, templates: Templates) -> Iterator[str]:
+    """Yield what may be a block: from behind each label, or from where a paragraph begins."""
     for label in templates.label_pattern.finditer(text):
         before = templates.before_text(label[0])
         first = label.start() - before.index(label[0]) + len(before)
-        end = first
-        for _ in range(_MOST_PARAGRAPHS):
-            end = text.find(separator, end, first + _LONGEST)
-            last = min(len(text), first + _LONGEST) if end < 0 else end
-            if text.endswith(after, first, last):
-                yield text[first : last - len(after)]
-            if end < 0:
-                break
-            end += len(separator)
+        yield from _to_ends(text, first, templates.separator, templates.after_text)
+    first, separator = 0, templates.separator
+    while separator and first >= 0:
+        yield from _to_ends(text, first, separator)
+        first = text.find(separator, first)
+        first = first if first < 0 else first + len(separator)
+
+
+def _to_ends(text: str, first: int, separator: str, after: str = "") -> Iterator[str]:
+    """Yield what stands from a place to the end of each of the next paragraphs."""
+    end = first
+    for _ in range(_MOST_PARAGRAPHS):
+        end = text.find(separator, end, first + _LONGEST)
+        last = min(len(text), first + _LONGEST) if end < 0 else end
+        if text.endswith(after, first, last):
+            yield text[first : last - len(after)]
+        if end < 0:
+            break
+        end += len(separator)
 
 
 @dataclass(slots=True)
@@ -251,8 +266,9 @@ class ShownMemories:
             return cls()
         recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
         shown = known.among(request.tenant, recorded.values())
+        standing = known.standing_in(request.tenant, request.history, planner.templates)
+        shown = tuple({one.key: one for one in (*shown, *standing)}.values())
         if not recorded:
-            shown = known.standing_in(request.tenant, request.history, planner.templates)
             label = planner.templates.label_pattern
             texts = chain.from_iterable(map(message_texts, request.history))
             if not shown and any(map(label.search, texts)):

@@ -147,6 +147,7 @@ class ContextRequest:
         request_id: The engine's id of the request, for eviction; None lets the planner count.
         outdated: Blocks that no longer hold, such as memories that were changed or deleted. Where
             `history` shows them, this turn says so.
+        labels: Whether the prompt shows the blocks under labels; None leaves it to the planner.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -161,6 +162,7 @@ class ContextRequest:
     tenant: str = ""
     request_id: str | int | None = None
     outdated: tuple[ContextBlock, ...] = ()
+    labels: bool | None = None
 
     def __init__(
         self,
@@ -173,6 +175,7 @@ class ContextRequest:
         tenant: str = "",
         request_id: str | int | None = None,
         outdated: Iterable[ContextBlock] = (),
+        labels: bool | None = None,
     ) -> None:
         checked_kind("query", query, str, "a string")
         checked_kind("tenant", tenant, str, "a string")
@@ -193,6 +196,9 @@ class ContextRequest:
         put(self, "tenant", tenant)
         put(self, "request_id", request_id)
         put(self, "outdated", tuple(checked_blocks("outdated", outdated)) if outdated else ())
+        if labels is not None:
+            checked_kind("labels", labels, bool, "True, False or None")
+        put(self, "labels", labels)
 
     @property
     def unique_blocks(self) -> dict[BlockKey, ContextBlock]:

@@ -35,6 +35,7 @@ _TOKEN = re.compile(r"[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
 _LONGEST_OVERLAP = 4_000
 _TRIES = 20
 _COMPARED_TEXTS = 64
+_LONGEST_QUOTED = 100
 _KEPT_LABELS = 100
 _FEW_LABELS = 4
 """More than these cost more tokens than the first, "to" and the last."""
@@ -191,6 +192,12 @@ class Templates:
         words = "|".join(map(re.escape, (self.replaced, self.withdrawn)))
         words = words.replace(r"\{label\}", any_label).replace(r"\{old\}", f"({any_label})")
         return re.compile(words)
+
+    def quoted_outdated(self, text: str) -> str:
+        """Return the words on a block that no longer holds and stands somewhere without a label."""
+        line = " ".join(text.split())
+        shown = line if len(line) <= _LONGEST_QUOTED else f"{line[:_LONGEST_QUOTED]}..."
+        return self.outdated_annotation(f'"{shown}"')
 
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block that no longer holds.

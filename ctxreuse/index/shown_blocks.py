@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ctxreuse.errors import InvalidRequestError
 _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
+_LEAST_UNLABELLED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class History:
         used: Every ordinal that stands in a label anywhere in the messages.
         texts: Label -> text, for the blocks of `labels`.
         keys: Label -> identity, for the same blocks.
+        unlabelled: The blocks that stand there without a label, as far as they were looked for.
         is_cut_short: Whether the search ended at its bound, so that more may be shown.
     """
 
@@ -61,6 +64,7 @@ class History:
     used: frozenset[int]
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
     keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
+    unlabelled: frozenset[BlockKey] = frozenset()
     is_cut_short: bool = False
 
     @property
@@ -226,6 +230,7 @@ def shown_in(
     messages: Sequence[Message],
     recorded: Mapping[int, Sequence[ShownBlock]],
     templates: Templates,
+    blocks: Iterable[ContextBlock] = (),
 ) -> History:
     """Return what messages show of recorded blocks.
 
@@ -233,6 +238,7 @@ def shown_in(
         messages: The history that will be sent before a turn.
         recorded: Where to look: the conversation's blocks by ordinal, the latest first.
         templates: The words that the blocks were rendered with.
+        blocks: Blocks that are looked for without a label, too, by their texts.
     """
     standing: dict[str, ShownBlock] = {}
     texts: dict[str, str] = {}
@@ -247,13 +253,19 @@ def shown_in(
                 standing[found[0]] = block
                 first = _text_start(found, templates)
                 texts[found[0]] = text[first : first + block.length]
+    label_of = {shown.key: label for label, shown in reversed(standing.items())}
+    paragraphs = _Paragraphs(messages, templates)
+    unlabelled = [
+        one.key for one in blocks if one.key not in label_of and paragraphs.hold(one.text)
+    ]
     return History(
         labels={label: shown.id for label, shown in standing.items()},
-        label_of={shown.key: label for label, shown in reversed(standing.items())},
+        label_of=label_of,
         used=frozenset(used),
         texts=texts,
         keys={label: shown.key for label, shown in standing.items()},
-        is_cut_short=places.is_cut_short,
+        unlabelled=frozenset(unlabelled),
+        is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
     )
 
 
@@ -330,6 +342,64 @@ def without_blocks(
             "out by hand, or begin a new conversation"
         )
     return copied
+
+
+class _Paragraphs:
+    """Looks for blocks that messages show without labels: whole paragraphs, one or more.
+
+    What the assistant has said does not count: it may repeat a document, or make one up. Nor do
+    texts of fewer than 20 characters, which may stand there by chance. The work is bounded as that
+    of `_Places`.
+
+    Args:
+        messages: The messages.
+        templates: Their separator stands between paragraphs.
+
+    Attributes:
+        is_cut_short: Whether the bound was reached.
+    """
+
+    def __init__(self, messages: Iterable[Message], templates: Templates) -> None:
+        self._separator = templates.separator
+        self._texts = [
+            text
+            for message in messages
+            if message.get("role") != "assistant"
+            for text in message_texts(message)
+        ]
+        self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, self._texts))
+
+    @property
+    def is_cut_short(self) -> bool:
+        return self._work < 0
+
+    @cached_property
+    def _starts(self) -> dict[str, list[tuple[str, int]]]:
+        """The places where paragraphs begin, by their first characters."""
+        starts: dict[str, list[tuple[str, int]]] = {}
+        for text in self._texts:
+            start = 0
+            while start >= 0:
+                beginning = text[start : start + _LEAST_UNLABELLED]
+                starts.setdefault(beginning, []).append((text, start))
+                start = text.find(self._separator, start)
+                start = start if start < 0 else start + len(self._separator)
+        return starts
+
+    def hold(self, block: str) -> bool:
+        """Return whether a text stands in the messages, and nothing else in its paragraphs."""
+        if len(block) < _LEAST_UNLABELLED or not self._separator:
+            return False
+        for text, start in self._starts.get(block[:_LEAST_UNLABELLED], ()):
+            self._work -= len(block)
+            if self.is_cut_short:
+                return False
+            end = start + len(block)
+            if text.startswith(block, start) and (
+                end == len(text) or text.startswith(self._separator, end)
+            ):
+                return True
+        return False
 
 
 def _text_start(label: re.Match[str], templates: Templates) -> int:

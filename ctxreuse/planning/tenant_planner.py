@@ -24,6 +24,7 @@ from ctxreuse.context.rendering import (
     SentBlock,
     Templates,
     TurnPart,
+    message_texts,
     replace_overlaps,
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
@@ -94,8 +95,9 @@ class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
     The first six are those of a `_CountedRequest`; `shown` holds the blocks to leave out, with the
-    labels under which the history shows them; `outdated` holds the labels there of blocks that no
-    longer hold, as far as this has not been said; `ordinals` are those of the others, in any order.
+    labels under which the history shows them, "" for none; `outdated` holds the labels there of
+    blocks that no longer hold, as far as this has not been said, and `withdrawn` the words on those
+    without a label; `ordinals` are those of the others, in any order.
     """
 
     request: ContextRequest
@@ -108,6 +110,7 @@ class _PreparedRequest(NamedTuple):
     history: History
     shown: Mapping[BlockKey, str]
     outdated: Mapping[str, BlockKey]
+    withdrawn: Sequence[str]
     ordinals: Sequence[int]
 
     @property
@@ -354,7 +357,7 @@ class TenantPlanner:
         if request.outdated and not recorded:
             own += request.outdated
         anywhere = with_blocks_anywhere(recorded, own, request.history, templates)
-        return shown_in(request.history, anywhere, templates)
+        return shown_in(request.history, anywhere, templates, [*own, *request.outdated])
 
     def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
         return self._open_turn(
@@ -366,7 +369,12 @@ class TenantPlanner:
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
-        shown = history.label_of if deduplicate else {}
+        shown: Mapping[BlockKey, str] = {}
+        if deduplicate:
+            shown = history.label_of
+            if history.unlabelled:  # no label tells where these stand
+                shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
+        withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: Mapping[str, BlockKey] = {}
         if request.outdated and history.keys:
             said = said_outdated(request.history or (), self._settings.templates)
@@ -374,10 +382,16 @@ class TenantPlanner:
             gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
             outdated = {label: key for label, key in holding.items() if key in gone}
             current = {key: label for label, key in reversed(holding.items())}
-            shown = {key: current[key] for key in shown if key in current}
+            shown = {
+                key: current.get(key, "")
+                for key in shown
+                if key in current or key in history.unlabelled
+            }
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
-        return _PreparedRequest(*counted, request.unique_blocks, history, shown, outdated, ordinals)
+        return _PreparedRequest(
+            *counted, request.unique_blocks, history, shown, outdated, withdrawn, ordinals
+        )
 
     def _order(
         self,
@@ -504,7 +518,7 @@ class TenantPlanner:
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
-        parts: list[TurnPart] = []
+        parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
         labels = dict(turn.history.labels)
         replaced: dict[BlockId, list[str]] = {}
         if turn.outdated:
@@ -520,24 +534,21 @@ class TenantPlanner:
             labels.update(zip(labels_of_sent, [block.id for block in blocks], strict=True))
             order = []
         left_out = [key for key in order if key in shown]
-        words_of = dict(
-            zip(
-                left_out,
-                templates.location_annotations([shown[key] for key in left_out]),
-                strict=True,
-            )
-        )
+        named = [key for key in left_out if shown[key]]
+        locations = templates.location_annotations([shown[key] for key in named])
+        words_of = dict(zip(named, locations, strict=True))
         if templates.has_location_line:  # it stands behind the blocks
             order = [key for key in order if key not in shown] + left_out
         for key in order:
             block, label = turn.blocks[key], label_of.get(key)
             if label is None:
-                parts.append(Reference(shown[key], block.id, words_of[key]))
+                parts.append(Reference(shown[key], block.id, words_of.get(key, "")))
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
             for old in replaced.pop(block.id, ()) if replaced else ():
-                words = templates.outdated_annotation(old, label or shown[key])
+                new = label or shown[key] if is_labelled else shown.get(key)
+                words = templates.outdated_annotation(old, new or None)
                 parts.append(Notice(old, words))
         if self._settings.trim_overlaps:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
@@ -547,7 +558,7 @@ class TenantPlanner:
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
             parts=tuple(parts),
-            labels=labels if is_labelled else {},
+            labels=labels if is_labelled else turn.history.labels,
             order_annotation=annotation,
             expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
             templates=templates,
@@ -561,8 +572,9 @@ class TenantPlanner:
         In a conversation later turns do.
         """
         settings = self._settings
-        if settings.labels is not None:
-            return settings.labels
+        for asked in (request.labels, settings.labels):
+            if asked is not None:
+                return asked
         is_conversation = request.history is not None or request.conversation_id is not None
         return is_conversation or settings.trim_overlaps or not settings.templates.is_plain
 
@@ -650,6 +662,20 @@ class TenantPlanner:
             return self._sharing.own(named)
         # ids are counted anew in each process
         return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
+
+
+def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
+    """Return the words on outdated blocks that a history shows without labels; none twice."""
+    gone = [
+        block
+        for block in {one.key: one for one in request.outdated}.values()
+        if block.key in history.unlabelled and block.key not in request.unique_blocks
+    ]
+    if not gone:
+        return []
+    texts = [text for message in request.history or () for text in message_texts(message)]
+    said = (templates.quoted_outdated(block.text) for block in gone)
+    return [words for words in said if not any(words in text for text in texts)]
 
 
 def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:

@@ -18,6 +18,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, Message, texts_to_show
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
 from ctxreuse.context.scope import RequestScope, current_scope
@@ -110,6 +111,8 @@ class MemoryPlanner:
         tenant: The tenant of the requests; None takes that of each search's filters.
         component: The wrapper's name, for the log.
         registry: Where contexts are remembered; None takes the one of this process.
+        labels: Whether memories stand under labels.
+        annotate: Whether a changed order is told to the model.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -121,8 +124,13 @@ class MemoryPlanner:
         tenant: str | None,
         component: str,
         registry: ContextRegistry | None = None,
+        *,
+        labels: bool = False,
+        annotate: bool = False,
     ) -> None:
         self.planner = planner_or_new(planner)
+        self._labels = checked_kind("labels", labels, bool, "True or False")
+        self._annotates = checked_kind("annotate", annotate, bool, "True or False")
         self.known = KnownMemories()
         self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
@@ -217,15 +225,16 @@ class MemoryPlanner:
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(texts_to_show(blocks))
         outdated = shown.outdated(memories)
-        # a first turn, too, gets labels: later ones tell by them which memories no longer hold
         request = replace(
             asked,
             blocks=unique,
-            history=asked.history or (),
             tenant=self.tenant_of(search),
             outdated=outdated,
+            labels=self._labels,
         )
         plan = self.planner.plan(request)
+        if not self._annotates:
+            plan = replace(plan, order_annotation=None)
         self.known.add(request.tenant, memories)
         text = plan.rendered(with_order=False)
         # a prompt may show other contexts, too, whose labels have to be others

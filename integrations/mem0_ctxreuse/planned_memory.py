@@ -85,6 +85,8 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
         tenant: The tenant of the requests; None takes the user whose memories are searched.
         registry: Where `context` remembers what it shows, for a model wrapper that has the same
             registry; None takes the one of this process.
+        labels: Whether prompts show memories under labels, for answers that cite them.
+        annotate: Whether prompts say how the search ranked memories that were moved.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -101,8 +103,12 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
         planner: ReusePlanner | None = None,
         tenant: str | None = None,
         registry: ContextRegistry | None = None,
+        labels: bool = False,
+        annotate: bool = False,
     ) -> None:
-        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__, registry)
+        memory_planner = MemoryPlanner(
+            planner, tenant, type(self).__name__, registry, labels=labels, annotate=annotate
+        )
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
 
@@ -212,6 +218,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             takes the user whose memories the filters select (`mem0_ctxreuse.tenant_of`).
         registry: Where `context` remembers what it shows, for a model wrapper that has the same
             registry; None takes the one of this process.
+        labels: Whether prompts show memories under labels, for answers that cite them.
+        annotate: Whether prompts say how the search ranked memories that were moved.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -222,7 +230,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         ...         return {"results": [{"id": "1", "memory": "Alice lives in Porto."}]}
         >>> memory = ReuseMemory(Notes())
         >>> memory.messages("Where does Alice live?", filters={"user_id": "alice"})
-        [{'role': 'user', 'content': '[Doc_1] Alice lives in Porto.\n\nWhere does Alice live?'}]
+        [{'role': 'user', 'content': 'Alice lives in Porto.\n\nWhere does Alice live?'}]
     """
 
     _is_async = False
@@ -334,6 +342,8 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         planner: As for `ReuseMemory`.
         tenant: As for `ReuseMemory`.
         registry: As for `ReuseMemory`.
+        labels: As for `ReuseMemory`.
+        annotate: As for `ReuseMemory`.
 
     Raises:
         InvalidRequestError: wrong type.

@@ -31,6 +31,8 @@ from llamaindex_ctxreuse.nodes.node_plans import (
 
 _log = logging.getLogger("ctxreuse")
 _TOKENS_OF_AN_ANSWER = 256
+_LABELLED_TOKENS = 64
+"""Nodes that are shorter on average stand without labels, which would cost a tenth and more."""
 _TOKENS_OF_A_MESSAGE = 8
 """What a chat template adds to a message, at most."""
 
@@ -290,13 +292,17 @@ class ChatTurnPlanner:
     def _request(self, retrieved: _Retrieved, history: Transcript) -> ContextRequest:
         scope = current_scope()
         conversation = scope.conversation_id
+        tenant = scope.tenant or ""
+        shown = retrieved.shown
+        are_long = self._planner.block_tokens(shown, tenant) >= _LABELLED_TOKENS * len(shown)
         return ContextRequest(
-            retrieved.shown,
+            shown,
             retrieved.question,
+            labels=None if are_long else False,
             system=self._system_prompt,
             history=history.as_openai(),
             conversation_id=self._conversation_id if conversation is None else conversation,
-            tenant=scope.tenant or "",
+            tenant=tenant,
         )
 
     def _fitting(

@@ -114,6 +114,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         embed_model: For a vector store; None takes that of LlamaIndex's Settings.
         metadata_mode: Which metadata is part of a node's text.
         searched_messages: How many of the user's last messages are the question.
+        labels: Whether the prompt shows memories under labels, for answers that cite them.
+        annotate: Whether it says how the search ranked memories that were moved.
         name: The block's name in the prompt.
 
     Raises:
@@ -132,6 +134,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, frozen=True)
     metadata_mode: MetadataMode = Field(default=MetadataMode.NONE, frozen=True)
     searched_messages: int = Field(default=1, ge=1)
+    labels: bool = Field(default=False, frozen=True)
+    annotate: bool = Field(default=False, frozen=True)
     _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
     _reading: FailOpen = PrivateAttr()
@@ -232,11 +236,11 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             lambda: self._planned(
                 ContextRequest(
                     blocks,
-                    # a first turn, too, gets labels, by which later ones tell what no longer holds
-                    history=scope.history or (),
+                    history=scope.history,
                     conversation_id=scope.conversation_id,
                     tenant=self._tenant(scope),
                     outdated=outdated,
+                    labels=self.labels,
                 ),
                 found.left_out,
             ),
@@ -316,9 +320,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
-        plan = self._planner.plan(request)
-        if request.conversation_id is not None:
-            self._known.add(request.tenant, request.blocks)
+        plan = self._annotated(self._planner.plan(request))
+        self._known.add(request.tenant, request.blocks)
         made = _Content.of(plan, left_out)
         # a prompt may show other contexts, too, whose labels have to be others
         context_registry().remember_plan(plan, current_scope().tenant or "")
@@ -338,13 +341,18 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         target = estimate_tokens(content.text) - tokens
 
         def is_too_long(kept: int) -> bool:
-            preview = self._planner.preview(replace(request, blocks=request.blocks[:kept]))
+            shorter = replace(request, blocks=request.blocks[:kept])
+            preview = self._annotated(self._planner.preview(shorter))
             return estimate_tokens(_rendered(preview, content.left_out)) > target
 
         kept = bisect_left(range(1, len(request.blocks)), True, key=is_too_long)
         if not kept:
             return None
         return self._planned(replace(request, blocks=request.blocks[:kept]), content.left_out)
+
+    def _annotated(self, plan: Plan) -> Plan:
+        """Return a plan as its prompt shows it."""
+        return plan if self.annotate else replace(plan, order_annotation=None)
 
     def _tenant(self, scope: RequestScope) -> str:
         return scope.tenant or self._source.tenant
