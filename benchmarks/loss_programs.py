@@ -581,6 +581,8 @@ def mem0(engine: Served, planner: ReusePlanner | None) -> Any:
             )
         engine.ask([(each["role"], each["content"]) for each in messages])
         if history is not None:
+            if planner is not None:
+                history[:] = messages[1:-1]
             asked = {"role": "user", "content": one.question} if planner is None else messages[-1]
             history += [asked, {"role": "assistant", "content": _ANSWER}]
 

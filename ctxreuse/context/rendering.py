@@ -312,6 +312,32 @@ class Templates:
         number, between = "[1-9][0-9]{0,17}", re.escape(self.order_separator)
         return re.compile(f"{before}{number}(?:{between}{number}){{1,99}}{after}")
 
+    def is_annotation(self, paragraph: str) -> bool:
+        """Return whether a paragraph is words of these templates on other blocks, and no more."""
+        return self._annotation_pattern.fullmatch(paragraph) is not None
+
+    @cached_property
+    def _annotation_pattern(self) -> re.Pattern[str]:
+        label = self.label_pattern.pattern.replace("([1-9]", "(?:[1-9]")
+        named = {
+            "label": label,
+            "labels": f"{label}(?:, {label})*",
+            "old": f'(?:{label}|"[^\n]{{0,{_LONGEST_QUOTED + 3}}}")',
+            "order": f"{label}(?:{re.escape(self.order_separator)}{label})*",
+            "numbers": f"[0-9]+(?:{re.escape(self.order_separator)}[0-9]+)*",
+        }
+
+        def pattern(template: str) -> str:
+            words = re.split(r"\{(\w+)\}", template)
+            return "".join(
+                named[one] if is_field else re.escape(one)
+                for number, one in enumerate(words)
+                for is_field in [number % 2]
+            )
+
+        said = (self.order, self.location, self.replaced, self.withdrawn)
+        return re.compile("|".join(f"(?:{pattern(one)})" for one in said))
+
     def _are_consecutive(self, labels: Sequence[str]) -> bool:
         first = self.label_pattern.fullmatch(labels[0])
         if first is None:

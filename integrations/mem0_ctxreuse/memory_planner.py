@@ -13,14 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.adapters.memories import ENTITIES, KnownMemories, ShownMemories, tenant_of
+from ctxreuse.adapters.memories import (
+    ENTITIES,
+    KnownMemories,
+    ShownMemories,
+    tenant_of,
+    without_memories,
+)
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, Message, texts_to_show
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
+from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
+    SentBlock,
+    message_texts,
+    render_messages,
+)
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 
@@ -55,7 +66,7 @@ class MemoryContext:
         """Return text and annotation."""
         if self.plan is None:
             return self.text
-        return render_turn(self.plan.parts, self.annotation, "", self.plan.templates)
+        return self.plan.rendered()
 
     def messages(self) -> list[dict[str, Any]]:
         """Return OpenAI chat messages: system text, history, then memories and question as one."""
@@ -113,6 +124,9 @@ class MemoryPlanner:
         registry: Where contexts are remembered; None takes the one of this process.
         labels: Whether memories stand under labels.
         annotate: Whether a changed order is told to the model.
+        growth_limit: How long a conversation's prompt may get by the memories of earlier turns, as
+            a multiple of what it has with this turn's alone; then they are laid out anew. None has
+            no limit.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -127,10 +141,14 @@ class MemoryPlanner:
         *,
         labels: bool = False,
         annotate: bool = False,
+        growth_limit: float | None = 2.0,
     ) -> None:
         self.planner = planner_or_new(planner)
         self._labels = checked_kind("labels", labels, bool, "True or False")
         self._annotates = checked_kind("annotate", annotate, bool, "True or False")
+        if growth_limit is not None:
+            checked_number("growth_limit", growth_limit, 1)
+        self._growth_limit = growth_limit
         self.known = KnownMemories()
         self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
@@ -232,6 +250,10 @@ class MemoryPlanner:
             outdated=outdated,
             labels=self._labels,
         )
+        if shown.blocks and self._grows_too_long(request, shown):
+            texts = [block.text for block in shown.blocks]
+            history = without_memories(request.history or (), texts, self.planner.templates)
+            request = replace(request, history=tuple(history), outdated=())
         plan = self.planner.plan(request)
         if not self._annotates:
             plan = replace(plan, order_annotation=None)
@@ -241,6 +263,22 @@ class MemoryPlanner:
         for tenant in {plan.request.tenant, current_scope().tenant or ""}:
             self._registry.remember_planned(text, tenant)
         return MemoryContext(text, plan.order_annotation, plan.request, plan)
+
+    def _grows_too_long(self, request: ContextRequest, shown: ShownMemories) -> bool:
+        """Return whether a prompt with all memories shown so far would be too long.
+
+        It is compared with what it would be with this turn's memories alone.
+        """
+        if self._growth_limit is None:
+            return False
+        count = self.planner.count_tokens
+        standing = {block.text for block in shown.blocks}
+        found = {block.text for block in request.blocks}
+        texts = [text for message in request.history or () for text in message_texts(message)]
+        all_shown = sum(map(count, standing))
+        said = sum(map(count, [request.system or "", request.query, *texts])) - all_shown
+        with_all = said + all_shown + sum(map(count, found - standing))
+        return with_all > self._growth_limit * (said + sum(map(count, found)))
 
     def tenant_of(self, search: MemorySearch) -> str:
         """Return the tenant of a search: the surrounding one, the wrapper's, or the filters'."""

@@ -87,6 +87,9 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
             registry; None takes the one of this process.
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
+        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
+            show, as a multiple of what it has with this turn's alone. Then they are taken out of
+            the history, and this turn's are shown anew. None has no limit.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -105,9 +108,16 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
         registry: ContextRegistry | None = None,
         labels: bool = False,
         annotate: bool = False,
+        growth_limit: float | None = 2.0,
     ) -> None:
         memory_planner = MemoryPlanner(
-            planner, tenant, type(self).__name__, registry, labels=labels, annotate=annotate
+            planner,
+            tenant,
+            type(self).__name__,
+            registry,
+            labels=labels,
+            annotate=annotate,
+            growth_limit=growth_limit,
         )
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
@@ -220,6 +230,9 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             registry; None takes the one of this process.
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
+        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
+            show, as a multiple of what it has with this turn's alone. Then they are taken out of
+            the history, and this turn's are shown anew. None has no limit.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -344,6 +357,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         registry: As for `ReuseMemory`.
         labels: As for `ReuseMemory`.
         annotate: As for `ReuseMemory`.
+        growth_limit: As for `ReuseMemory`.
 
     Raises:
         InvalidRequestError: wrong type.
