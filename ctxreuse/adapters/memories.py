@@ -298,9 +298,13 @@ class ShownMemories:
 
 
 def without_memories(
-    messages: Iterable[Message], texts: Iterable[str], templates: Templates
+    messages: Iterable[Message],
+    texts: Iterable[str],
+    templates: Templates,
+    *,
+    are_marked: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return messages without the memories that they show, and without the words on these.
+    """Return messages without some memories that they show.
 
     Time is linear in the messages, but for memories that begin alike.
 
@@ -308,7 +312,11 @@ def without_memories(
         messages: The messages; they are copied. Those of the assistant stay as they are.
         texts: The memories.
         templates: The words that they were rendered with.
+        are_marked: Whether "(removed)" stands in place of each, and of words that quote it; else
+            all words on memories go, too.
     """
+    texts = set(texts)
+    quoting = {templates.quoted_outdated(text) for text in texts} if are_marked else set()
     beginnings: dict[str, list[str]] = {}
     for text in sorted(texts, key=len, reverse=True):  # of two with one beginning the longer
         beginnings.setdefault(text[:_BEGINNING], []).append(text)
@@ -320,8 +328,13 @@ def without_memories(
             if end is None:
                 end = content.find(templates.separator, start)
                 end = len(content) if end < 0 else end
-                if not templates.is_annotation(content[start:end]):
-                    kept.append(content[start:end])
+                paragraph = content[start:end]
+                if paragraph in quoting:
+                    kept.append(templates.removed)
+                elif are_marked or not templates.is_annotation(paragraph):
+                    kept.append(paragraph)
+            elif are_marked:
+                kept.append(templates.removed)
             start = end + len(templates.separator)
         return templates.separator.join(kept)
 

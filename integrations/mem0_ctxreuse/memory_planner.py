@@ -24,7 +24,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, Message, texts_to_show
-from ctxreuse.context.checks import checked_kind, checked_number
+from ctxreuse.context.checks import checked_id, checked_kind, checked_list, checked_number
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -212,19 +212,30 @@ class MemoryPlanner:
         return result_in_order(result, blocks, plan)
 
     def without(
-        self, ids: Iterable[str | int], history: Iterable[Message], scope: RequestScope
+        self,
+        ids: Iterable[str | int],
+        history: Iterable[Message],
+        scope: RequestScope,
     ) -> list[dict[str, Any]]:
-        """Return messages of a conversation without the texts of memories.
+        """Return messages of a conversation without the texts of memories, as copies.
 
         Raises:
-            InvalidRequestError: wrong type, or no conversation.
+            InvalidRequestError: wrong type.
         """
-        if scope.conversation_id is None:
-            raise InvalidRequestError(
-                "memories can be found in the history of a named conversation only; give the "
-                "conversation_id that the messages were made with"
+        gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
+        request = ContextRequest((), history=history, tenant=scope.tenant or "")
+        messages, templates = request.history or (), self.planner.templates
+        if scope.conversation_id is not None:
+            messages = tuple(
+                self.planner.without_blocks(messages, gone, scope.conversation_id, request.tenant)
             )
-        return self.planner.without_blocks(history, ids, scope.conversation_id, scope.tenant or "")
+        named = {(type(one), one) for one in gone}
+        texts = [
+            block.text
+            for block in self.known.standing_in(request.tenant, messages, templates)
+            if (type(block.id), block.id) in named
+        ]
+        return without_memories(messages, texts, templates, are_marked=True)
 
     def _shown_memories(
         self, result: Any, search: MemorySearch, asked: ContextRequest

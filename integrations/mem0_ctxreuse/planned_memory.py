@@ -155,12 +155,14 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
 
         Deleting a memory from the store leaves it in the messages that have shown it; later turns
         say that it no longer holds. What must not be sent any more is taken out so. What the model
-        said of it stays.
+        said of it stays. Memories are found that this wrapper has shown, or that the conversation
+        is known to have been sent.
 
         Args:
             memory_ids: Ids of the memories.
             history: The messages, as `messages` returned them, and the answers.
-            conversation_id: The conversation; None takes that of `ctxreuse.request_context`.
+            conversation_id: The conversation; None takes that of `ctxreuse.request_context`, if
+                there is one.
             filters: The filters that its searches had: they tell whose it is.
             **owner: `user_id` and the like, where searches have them outside the filters.
 
@@ -168,7 +170,7 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
             The messages as copies, "(removed)" in place of the texts.
 
         Raises:
-            InvalidRequestError: wrong type, or no conversation.
+            InvalidRequestError: wrong type.
         """
         given = {**owner, "filters": filters}
         tenant = self._memory_planner.tenant_of(MemorySearch(_no_search, "", (), given))
