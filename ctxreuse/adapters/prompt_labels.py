@@ -31,7 +31,7 @@ class ContextLabels(NamedTuple):
 
     Attributes:
         ordinals: For each block, in the order given, the ordinal of the label under which it is
-            sent.
+            sent; the same one twice for a block that was given twice.
         ids: The ids of the blocks.
     """
 

@@ -140,6 +140,25 @@ class TestWholeAnswers:
         assert is_reordered(model) == (letters != "abc")
         assert cited_documents(answer, documents(letters)) == documents("a")
 
+    @pytest.mark.parametrize("letters", ["ccab", "cbcac", "bbbba", "aab"])
+    def test_so_it_does_where_two_searches_have_found_the_same_document(self, letters: str) -> None:
+        model = wrapped()
+        plain = model.inner.invoke(prompt(letters))
+        answer = model.invoke(prompt(letters))
+        for one in (plain, answer, answer.model_copy(update={"response_metadata": {}})):
+            assert shown(str(one.content), letters) == "a"
+            assert cited_documents(one, documents(letters)) == documents("a")
+        sources = answer.response_metadata["ctxreuse"]["labels"].values()
+        assert {one["id"] for one in sources} == {f"id-{letter}" for letter in letters}
+        for one in sources:
+            assert documents(letters)[one["rank"]].id == one["id"]
+        asked = str(prompt(letters))
+        turns = [HumanMessage(asked), answer, HumanMessage("And [Doc_2]?")]
+        model.invoke(turns)
+        seen = model.inner.seen[-1]
+        assert labels_of(text_of(seen[:1]))[letters[1]] in str(seen[2].content)
+        assert labels_of(text_of(seen[:1]))["a"] in str(seen[1].content)
+
     async def test_so_it_does_asynchronously_and_in_batches(self) -> None:
         model = wrapped()
         given = ["cab", "bca", "cba", "abc"]
