@@ -80,7 +80,8 @@ def test_pieces_in_their_order_make_up_the_document_and_segments_stand_in_that_o
             assert piece not in found.setdefault(document, {})
             found[document][piece] = block.text
     joined = {name: "".join(text for _, text in sorted(one.items())) for name, one in found.items()}
-    assert joined == dict(enumerate(given_texts))
+    sendable = [text.encode(errors="replace").decode() for text in given_texts]
+    assert joined == dict(enumerate(sendable)), "no engine takes a lone surrogate"
     places = [[place_of(document) for document in step.documents] for step in trace.workers]
     assert [one for segment in places for one in segment[:1]] == sorted(min(one) for one in places)
     assert [step.position for step in trace.workers] == list(range(len(places)))
