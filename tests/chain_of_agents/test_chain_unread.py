@@ -103,13 +103,15 @@ class TestNothingRead:
         assert "says so" not in record.getMessage()
 
     @MODES
-    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any) -> None:
+    @pytest.mark.parametrize("documents", [[], [""], [" \n", {"id": 1, "text": ""}]])
+    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any, documents: Any) -> None:
         model = SaysModel()
         for ask in (
-            lambda chain: chain.invoke(question(documents=[])),
-            lambda chain: list(chain.stream(question(documents=[]))),
+            lambda chain: chain.invoke(question(documents=documents)),
+            lambda chain: list(chain.stream(question(documents=documents))),
         ):
-            with pytest.raises(InvalidRequestError, match="documents is empty"):
+            wanted = "no text in documents" if documents else "documents is empty"
+            with pytest.raises(InvalidRequestError, match=wanted):
                 ask(ChainOfAgents(llm=model, mode=mode))
         assert model.prompts == []
 
@@ -270,6 +272,34 @@ class TestNotes:
         agents.run(["a", "b"])
         shown = agents.model.prompts[-1][-1]["content"]
         assert "Reader 2: [Doc_1]: Eiffel built it.\n[Doc_2]: It opened in 1877.\n\n" in shown
+
+    @pytest.mark.parametrize(
+        ("note", "reply"),
+        [
+            ("[Doc_1]: k10 is v130", "[Doc_7]: k1 is v13"),
+            (
+                "[Doc_1]: Invoice 1042 is over 130 euros.",
+                "[Doc_2]: Invoice 1043 is over 139 euros.",
+            ),
+            ("[Doc_1]: Alice lives in Porto.", "[Doc_2]: Bob lives in Porto."),
+            ("[Doc_1]: Plant A let out 130 t of it.", "[Doc_2]: Plant B let out 130 t of it."),
+            (
+                "[Doc_1]: In 2021 the factory at the river let out sulphur dioxide for a week.",
+                "[Doc_2]: In 2021 the factory at the river let out nitrogen oxide for a week.",
+            ),
+            (
+                "\u7231\u4e3d\u4e1d\u4f4f\u5728\u6ce2\u5c14\u56fe\u3002",
+                "\u9c8d\u52c3\u4f4f\u5728\u6ce2\u5c14\u56fe\u3002",
+            ),
+        ],
+    )
+    def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
+        self, note: str, reply: str
+    ) -> None:
+        answers = iter([note, reply, "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
+        agents.run(["a", "b"], "Which are there?")
+        assert f"Reader 2: {note}\n{reply}\n\n" in agents.model.prompts[-1][-1]["content"]
 
     def test_a_note_written_again_takes_the_place_of_the_one_before(self) -> None:
         again = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
