@@ -204,6 +204,21 @@ class TestWholeAnswers:
         answer = wrapped(says=says).invoke(prompt("cab"))
         assert answer.content == ("[Doc_2, Doc_3] and Doc_2; [Doc_2][Doc_3]. Doc_1.pdf [Doc_99]")
 
+    @pytest.mark.parametrize("step", [1, 3, 100])
+    def test_labels_in_markdown_are_read(self, step: int) -> None:
+        model = wrapped(says=lambda labels, text: labels["a"].replace("_", "\\_"), step=step)
+        streamed = "".join(str(one.content) for one in model.stream(prompt("cab")))
+        answer = model.invoke(prompt("cab"))
+        assert streamed == answer.content == "[Doc\\_2]"
+        assert cited_documents(answer, documents("cab")) == documents("a")
+
+    def test_a_label_in_a_markdown_tool_call_is_read(self) -> None:
+        says = lambda labels, text: labels["a"].replace("_", "\\_")  # noqa: E731
+        answer = wrapped(says=says, calls_tool=True).invoke(prompt("cab"))
+        raw = answer.additional_kwargs["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(raw) == answer.tool_calls[0]["args"]
+        assert answer.tool_calls[0]["args"]["sources"] == ["[Doc\\_2]"]
+
     def test_arguments_of_tool_calls_have_the_labels_given(self) -> None:
         answer = wrapped(calls_tool=True).invoke(prompt("cab"))
         assert answer.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
