@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given() -> N
     changed = made.model_copy(update={"max_tokens": 2, "window_s": 0.001})
     assert str(changed.complete("a b c")) == "text text"
     assert (changed.window_s, inner.max_tokens) == (0.001, 5)
+
+
+def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it() -> None:
+    made = ReuseLLM(inner=MockLLM(max_tokens=5), window_s=0)
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert one.max_tokens == 5
+    assert not hasattr(made, "no_such_setting")
+    with pytest.raises(ValueError, match="no field"):
+        made.max_tokens = 3
 
 
 @pytest.mark.parametrize("made", [ReuseLLM(inner=MockLLM()), ReusePostprocessor()])
