@@ -20,8 +20,10 @@ from chain_helpers import (
     pool_of,
     question,
 )
+from openai import APIStatusError
 
 from chain_of_agents import ChainOfAgents, UnreadError
+from chain_of_agents.trace.steps import is_too_long
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -39,6 +41,13 @@ def digits(text: str) -> list[int]:
 
 
 TABLE = "\n".join(f"{n},{n * 7919 % 9973},{n * 104729 % 99991}" for n in range(2_500))
+
+
+def refusal(status: int, body: Any) -> Exception:
+    """Return an error as OpenAI's client raises it."""
+    request = httpx.Request("POST", "http://e/v1/chat/completions")
+    response = httpx.Response(status, request=request)
+    return APIStatusError("refused", response=response, body=body)
 
 
 SAID_WHERE_NOTHING_IS = [
@@ -221,6 +230,36 @@ class TestTooLongForTheModel:
         with pytest.raises(UnreadError, match="maximum context length is 1 token"):
             chain.invoke({"question": "Which?", "documents": ["word " * 5_000]})
         assert len(engine.requests) < 64
+
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            (400, "This model's maximum context length is 300 tokens."),
+            (
+                400,
+                "The decoder prompt (length 400) is longer than the maximum model length of 300.",
+            ),
+            (400, "The input (400 tokens) is longer than the model's context length (300 tokens)."),
+            (400, "request (400 tokens) exceeds the available context size (300 tokens)"),
+            (422, "Input validation error: `inputs` must have less than 300 tokens. Given: 400"),
+            (422, "`inputs` tokens + `max_new_tokens` must be <= 300. Given: 400 `inputs` tokens"),
+            (400, "input length 400 exceeds session_len 300"),
+            (400, "prompt too long; exceeded max context length by 3 tokens"),
+            (413, "Payload Too Large"),
+        ],
+    )
+    def test_a_segment_is_too_long_in_the_words_of_any_server(
+        self, status: int, words: str
+    ) -> None:
+        assert is_too_long(refusal(status, {"message": words}))
+        assert is_too_long(refusal(status, words)), "an error that is a text"
+        assert not is_too_long(refusal(500, words))
+
+    @pytest.mark.parametrize(
+        "words", ["max_tokens must be at least 1, got 0.", "Invalid 'user': string too long.", ""]
+    )
+    def test_other_refusals_are_not_read_in_parts(self, words: str) -> None:
+        assert not is_too_long(refusal(400, words))
 
     def test_langchain_models_that_refuse_are_asked_for_parts_too(self) -> None:
         class TooLongError(ValueError):
