@@ -173,6 +173,12 @@ class Templates:
         words = words.replace(r"\{label\}", any_label).replace(r"\{old\}", f"({any_label})")
         return re.compile(words)
 
+    @cached_property
+    def outdated_words(self) -> tuple[str, ...]:
+        """Texts of which one stands wherever `outdated_pattern` is found."""
+        pieces = (re.split(r"\{label\}|\{old\}", one) for one in (self.replaced, self.withdrawn))
+        return tuple(max(one, key=len) for one in pieces)
+
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block that no longer holds.
 

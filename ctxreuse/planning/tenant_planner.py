@@ -350,13 +350,15 @@ class TenantPlanner:
             deduplicate = self._settings.deduplicate
         shown = history.label_of if deduplicate else {}
         outdated: Mapping[str, BlockKey] = {}
-        if request.outdated and history.keys:
+        # what an earlier turn has said of a block counts, although it may hold again
+        if history.keys and (request.outdated or not shown.keys().isdisjoint(tokens)):
             said = said_outdated(request.history or (), self._settings.templates)
-            holding = {label: key for label, key in history.keys.items() if label not in said}
-            gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
-            outdated = {label: key for label, key in holding.items() if key in gone}
-            current = {key: label for label, key in reversed(holding.items())}
-            shown = {key: current[key] for key in shown if key in current}
+            if request.outdated or said:
+                holding = {label: key for label, key in history.keys.items() if label not in said}
+                gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
+                outdated = {label: key for label, key in holding.items() if key in gone}
+                current = {key: label for label, key in reversed(holding.items())}
+                shown = {key: current[key] for key in shown if key in current}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
         return _PreparedRequest(*counted, request.unique_blocks, history, shown, outdated, ordinals)
