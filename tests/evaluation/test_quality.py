@@ -17,7 +17,7 @@ from test_live_engine import URL, served
 from ctxreuse import ContextBlock
 from ctxreuse.cli.quality_part import BenchPart
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
-from ctxreuse.evaluation.quality import QualityConfig
+from ctxreuse.evaluation.quality import QualityConfig, quality_output
 from ctxreuse.evaluation.quality import run as run_quality
 from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
 from ctxreuse.evaluation.quality.arms import (
@@ -461,6 +461,10 @@ def test_prompts_that_are_too_long_are_counted(served, tmp_path):
     assert (len(plain.scored), len(other.scored)) == (10, 10)
     assert list(plain.failures.values()) == [2]
     assert results.exit_code == 1
+    assert not results.is_complete
+    assert results.stopped == (
+        "every arm was asked all; 2 prompts were not answered, and are asked again the next time"
+    )
 
 
 def test_an_engine_that_goes_away_ends_the_run(served, tmp_path):
@@ -599,6 +603,62 @@ def test_calibration_follows_the_first_questions():
         (120, 0.208),
     ]
     assert calibration(answers([]), base) == []
+
+
+# what a model thinks, and answers without an end
+
+
+def test_what_a_model_thinks_is_not_its_answer(served, tmp_path):
+    """It names the right answer in any order, so a score of it would hide what order does."""
+
+    def thinks(body):
+        right = re.search(r"What is the code, (\d+)", body["messages"][-1]["content"])
+        thought = f"<think>Not c{int(right[1]) % 8}?</think>\n\n" if right else ""
+        return thought + reads_the_first(body)
+
+    served(answer=thinks)
+    (result,) = measured(tmp_path, arms=["reversed"]).sets
+    plain, other = (list(arm.scored.values()) for arm in result.arms)
+    assert [(one.f1, one.exact) for one in plain] == [(1.0, 1.0)] * 12
+    assert [(one.f1, one.contained) for one in other] == [(0.0, 0.0)] * 12
+    assert "<think>" in (tmp_path / "answers.jsonl").read_text()
+
+
+def test_a_thought_stands_in_no_history(served, tmp_path):
+    engine = served(answer=lambda body: "<think>Hm.</think>\n\nYes.")
+    measured(tmp_path, [chats()])
+    said = [one["content"] for body in engine.requests for one in body["messages"][2:-1:2]]
+    assert set(said) == {"Yes."}
+    served(answer="no")
+    assert measured(tmp_path, [chats()]).asked == 0
+
+
+def test_answers_that_were_cut_off_or_are_empty_are_counted(served, tmp_path):
+    def answer(body):
+        if "again" in body.get("cache_salt", ""):
+            return "one two three four five"
+        return "" if "code, 1" in body["messages"][-1]["content"] else "c1"
+
+    for _ in range(2):  # the second time the answers are those that were kept
+        served(answer=answer)
+        results = measured(tmp_path, arms=["as retrieved, again"], answer_tokens=3)
+        shown = [one for one in quality_output(results) if isinstance(one, str)]
+        assert (
+            "towns: 12 of 24 answers were cut off at 3 tokens; give them room (--answer-tokens)"
+            in shown
+        )
+        empty = [one for one in shown if " are empty" in one]
+        assert empty == [
+            "towns: 3 of 24 answers are empty, as those are of a model that is still thinking at "
+            "its last token; give it room (--answer-tokens), or have it not think"
+        ]
+
+
+def test_answers_of_which_it_was_not_noted_whether_they_were_cut_off_are_read(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"key": "a", "text": "one", "prompt_tokens": 3, "seconds": 0.5}\n')
+    with AnswerFile(path) as kept:
+        assert kept.get("a") == KeptAnswer("one", 3, None, 0.5, None)
 
 
 # question sets

@@ -12,6 +12,7 @@ from typing import IO, Any, Self
 
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.results.answers import without_thoughts
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 
 _PRIVATE_FILE = 0o600
@@ -23,16 +24,23 @@ class KeptAnswer:
     """A model's answer to one prompt.
 
     Attributes:
-        text: The answer.
+        text: The reply.
         prompt_tokens: The prompt's length; None if the engine did not say.
         cached_tokens: Those that it had cached; None if it did not say.
         seconds: How long the answer took.
+        is_cut_off: Whether it ended at the limit of its tokens; None if that was not noted.
     """
 
     text: str
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     seconds: float = 0.0
+    is_cut_off: bool | None = None
+
+    @property
+    def said(self) -> str:
+        """The answer, without what the model thought before it."""
+        return without_thoughts(self.text)
 
 
 class AnswerFile:
@@ -126,6 +134,7 @@ def _read(line: JsonLine) -> KeptAnswer:
         prompt_tokens=line.count("prompt_tokens", None),
         cached_tokens=line.count("cached_tokens", None),
         seconds=_seconds(line),
+        is_cut_off=line.get("is_cut_off", (bool,), None),
     )
 
 

@@ -292,11 +292,17 @@ class _Benchmark:
 
     def results(self, stopped: str) -> QualityResults:
         """Return what has come out so far."""
+        unanswered = sum(one.total() for asked in self.sets for one in asked.failures)
+        is_over = stopped.startswith("every arm")
+        if is_over and unanswered:
+            stopped += (
+                f"; {unanswered:,} prompts were not answered, and are asked again the next time"
+            )
         return QualityResults(
             model=self.interview.model,
             sets=tuple(asked.result() for asked in self.sets),
             stopped=stopped,
-            is_complete=stopped.startswith("every arm"),
+            is_complete=is_over and not unanswered,
             settings=self._config.settings(),
             asked=self.interview.asked,
             seconds=self._clock() - self._began,
@@ -372,7 +378,7 @@ class _Benchmark:
             answer = self._kept.get(prompt.key(self.interview.model))
             if answer is None:
                 return
-            answers.append(answer.text)
+            answers.append(answer.said)
         asked.histories[number] = answers
 
     async def _ask_base(self, asked: _AskedSet, numbers: Sequence[int]) -> None:
@@ -388,7 +394,7 @@ class _Benchmark:
                 answer = answers.get(prompt.question)
                 if answer is None:
                     continue
-                histories[number].append(answer.text)
+                histories[number].append(answer.said)
                 if len(histories[number]) > asked.scored_turns(number)[-1]:
                     asked.histories[number] = histories[number]
                 else:
@@ -437,12 +443,13 @@ class _Benchmark:
             return answer is not None
         base_text = asked.base_texts.setdefault(prompt.question, prompt.text)
         asked.answers[place].scored[prompt.question] = Scored.of(
-            answer.text,
+            answer.said,
             references,
             is_other_prompt=prompt.text != base_text,
             prompt_tokens=answer.prompt_tokens,
             cached_tokens=answer.cached_tokens,
             seconds=answer.seconds,
+            is_cut_off=answer.is_cut_off,
         )
         return True
 
