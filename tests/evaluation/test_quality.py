@@ -761,6 +761,7 @@ def test_the_command_asks_a_users_questions_and_writes_what_came_out(run, served
     assert "How good the answers are" in shown
     assert "de-duplicated" in shown
     assert "Stopped: every arm was asked all." in shown
+    assert "Arms find each other's prompts in the engine's cache" in shown
     written = json.loads((tmp_path / "out" / "quality.json").read_text())
     (result,) = written["sets"]
     assert (written["model"], written["is_complete"]) == ("emulated", True)

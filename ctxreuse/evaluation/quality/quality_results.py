@@ -281,6 +281,10 @@ def quality_output(results: QualityResults) -> Iterator[Shown]:
         "over questions. An interval around 0 means that no difference was seen, not that there is "
         "none: one as large as its ends may be there."
     )
+    yield (
+        "Arms find each other's prompts in the engine's cache, so hit ratios and seconds here say "
+        "what asking took, not what an order saves; that is measured without --part quality."
+    )
     yield from results.notes
     yield f"Stopped: {results.stopped}."
 
