@@ -488,6 +488,21 @@ def test_questions_that_do_not_fit_the_model_or_cannot_be_scored_are_not_asked()
     assert replace(asked, references={"c2-0": ["no"]}).fitting(None) == [2]
 
 
+def test_conversations_that_do_not_fit_the_model_are_told_of(served, tmp_path):
+    served(answer="no", max_model_len=1_000)
+    asked = chats()
+    long = replace(TOWNS[7], text="Water. " * 1_000)
+    (first, second), *others = asked.conversations
+    longer = (replace(first, blocks=(long,)), second)
+    one_is_longer = replace(asked, conversations=(longer, *others))
+    results = measured(tmp_path, [one_is_longer, questions()], arms=["reordered"])
+    assert [len(one.base.scored) for one in results.sets] == [3, 12]
+    assert [one for one in results.notes if "fit" in one] == [
+        "chats: 1 of 4 conversations do not fit the model's 1,000 tokens and were not asked; serve "
+        "it with a longer context (--max-model-len) to ask them, too"
+    ]
+
+
 def test_nothing_is_asked_behind_the_last_turn_that_is_scored(served, tmp_path):
     engine = served(answer="no")
     first_turns = replace(chats(), references={f"c{one}-0": ["no"] for one in range(4)})

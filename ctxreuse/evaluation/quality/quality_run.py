@@ -256,6 +256,7 @@ class _Benchmark:
             client, kept, config.concurrency, self._is_over, self._after_answer
         )
         self.sets: list[_AskedSet] = []
+        self._left_out: list[str] = []
 
     async def ask(self) -> str:
         """Ask all rounds; return why that ended, in words."""
@@ -311,6 +312,7 @@ class _Benchmark:
 
     def _notes(self) -> tuple[str, ...]:
         notes = [f"{self.interview.asked:,} answers are new; all are kept in {self._kept.path}."]
+        notes += self._left_out
         if any(asked.questions.has_turns for asked in self.sets):
             notes.append(
                 "In conversations, the history of every arm holds the answers that were given as "
@@ -326,6 +328,14 @@ class _Benchmark:
                 f"{questions.name}: no question with a right answer fits the model's "
                 f"{self.interview.context_tokens:,} tokens; serve it with a longer context "
                 "(--max-model-len)"
+            )
+        scored = len(questions.fitting(None))
+        if len(numbers) < scored:
+            kind = "conversations" if questions.has_turns else "questions"
+            self._left_out.append(
+                f"{questions.name}: {scored - len(numbers):,} of {scored:,} {kind} do not fit the "
+                f"model's {self.interview.context_tokens:,} tokens and were not asked; serve it "
+                "with a longer context (--max-model-len) to ask them, too"
             )
         return numbers
 
