@@ -4,8 +4,14 @@ The requests of public traces come one after the other, at a fixed rate, to the 
 a load balancer sends them. Each worker is a process with a planner and a client of its own; the
 engine is emulated, in a process of its own. Printed are the share of block tokens that an unlimited
 prefix cache holds in the order in which the workers have sent them, the share of whole prompts that
-the engine reports, and how long planning took in the workers. Reads the folder that CTXREUSE_DATA
-names. Run with `make bench-workers`.
+the engine reports, and how long planning took in the workers: on the clock, where each process
+waits for its turn on the cores, and as processor time.
+
+How long planning takes with a log and without is compared in pairs: the same requests go through a
+deployment that shares and through two that do not, in turn, `--pairs` times, so that what slows the
+machine down slows all of them. One worker has in its index what each of 8 sharing ones has; each of
+8 on their own has an eighth of it. Reads the folder that CTXREUSE_DATA names. Run with
+`make bench-workers`.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
@@ -63,6 +70,8 @@ SET_UPS = (
     SetUp("16 workers, each on its own", 16),
     SetUp("16 workers, shared log", 16, shares=True),
 )
+SHARING = SetUp("8 workers, shared log", 8, shares=True)
+UNSHARED = (SetUp("one worker", 1), SetUp("8 workers, each on its own", 8))
 
 
 class Sent(NamedTuple):
@@ -72,7 +81,8 @@ class Sent(NamedTuple):
         at: When, on the machine's clock.
         keys: Its blocks, in the order in which they were sent.
         tokens: Their lengths.
-        planning_s: How long planning took.
+        planning_s: How long planning took, on the clock.
+        planning_cpu_s: How much processor time it took.
         prompt_tokens: What the engine says of the prompt.
         cached_tokens: The same, found in its cache.
     """
@@ -81,6 +91,7 @@ class Sent(NamedTuple):
     keys: list[bytes]
     tokens: list[int]
     planning_s: float
+    planning_cpu_s: float
     prompt_tokens: int
     cached_tokens: int
 
@@ -151,14 +162,15 @@ def work(
 
     async def send(client: EngineClient, at: float, request: ContextRequest) -> Sent:
         await asyncio.sleep(max(0.0, started_at + at - time.time()))
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.thread_time()
         plan = planner.plan(request, strategy)
-        planning_s = time.perf_counter() - started
+        cpu_s, clock_s = time.thread_time() - started_cpu, time.perf_counter() - started
         sent_at = time.time()
         done = await client.complete(plan, max_tokens=1)
         keys = [bytes(block.key) for block in plan.blocks]
         tokens = [block.tokens or 0 for block in plan.blocks]
-        return Sent(sent_at, keys, tokens, planning_s, done.prompt_tokens, done.cached_tokens or 0)
+        cached_tokens = done.cached_tokens or 0
+        return Sent(sent_at, keys, tokens, clock_s, cpu_s, done.prompt_tokens, cached_tokens)
 
     async def all_requests() -> list[Sent]:
         nonlocal started_at
@@ -195,48 +207,106 @@ def run(requests: Sequence[ContextRequest], set_up: SetUp, rate: float) -> list[
     return sorted(sent, key=lambda one: one.at)
 
 
+class PlanningTimes(NamedTuple):
+    """How long planning took in one run, in milliseconds.
+
+    Attributes:
+        p50: The middle one, on the clock.
+        p99: The 99th of 100, on the clock.
+        cpu_p50: The middle one's processor time.
+        cpu_p99: The same of the 99th of 100.
+    """
+
+    p50: float
+    p99: float
+    cpu_p50: float
+    cpu_p99: float
+
+    @classmethod
+    def of(cls, sent: Sequence[Sent]) -> PlanningTimes:
+        """Return the times of what was sent."""
+        clock = sorted(one.planning_s * 1_000 for one in sent)
+        cpu = sorted(one.planning_cpu_s * 1_000 for one in sent)
+        middle, late = len(sent) // 2, len(sent) * 99 // 100
+        return cls(clock[middle], clock[late], cpu[middle], cpu[late])
+
+
+def print_hits(
+    console: Console, name: str, requests: Sequence[ContextRequest], rate: float
+) -> None:
+    """Print what each deployment reaches with a trace."""
+    table = new_table(
+        f"{name}: {len(requests):,} requests, {rate:g} a second",
+        ["workers"],
+        ["block hits", "of one worker", "engine's hits", "plan p50 ms", "p99", "cpu p50", "p99"],
+    )
+    rows: list[tuple[str, float, float, PlanningTimes]] = []
+    one_worker = 0.0
+    for set_up in track(SET_UPS, name, transient=True):
+        sent = run(requests, set_up, rate)
+        assert len(sent) == len(requests), "each request is sent once"
+        cache, usage = BlockLevelCache(), CacheUsage()
+        for one in sent:
+            usage += cache.serve(one.keys, one.tokens)
+        if set_up.name == "one worker":
+            one_worker = usage.hit_ratio
+        prompt_tokens = sum(one.prompt_tokens for one in sent)
+        reported = sum(one.cached_tokens for one in sent) / prompt_tokens
+        rows.append((set_up.name, usage.hit_ratio, reported, PlanningTimes.of(sent)))
+    for title, hits, reported, times in rows:
+        figures = (f"{hits:.4f}", f"{hits / one_worker:.3f}", f"{reported:.4f}")
+        table.add_row(title, *figures, *(f"{one:.3f}" for one in times))
+    console.print(table)
+
+
+def print_pairs(
+    console: Console, requests: Sequence[ContextRequest], rate: float, pairs: int
+) -> None:
+    """Print what sharing adds to planning, as the median of the pairs' ratios."""
+    times: dict[str, list[PlanningTimes]] = {}
+    for number in range(pairs):
+        set_ups = (SHARING, *UNSHARED)
+        turn = number % len(set_ups)
+        for set_up in set_ups[turn:] + set_ups[:turn]:
+            times.setdefault(set_up.name, []).append(PlanningTimes.of(run(requests, set_up, rate)))
+    table = new_table(
+        f"planning with a shared log to planning without, {pairs} pairs",
+        [f"{SHARING.name} to"],
+        ["p50", "p99", "p50, processor", "p99, processor", "p99 of each pair, processor"],
+    )
+    for set_up in UNSHARED:
+        ratios = [
+            [with_log / without for with_log, without in zip(one, other, strict=True)]
+            for one, other in zip(times[SHARING.name], times[set_up.name], strict=True)
+        ]
+        medians = [f"{median(one):.3f}" for one in zip(*ratios, strict=True)]
+        table.add_row(set_up.name, *medians, " ".join(f"{one[3]:.2f}" for one in ratios))
+    console.print(table)
+
+
 def main() -> None:
-    """Print the table of each trace."""
+    """Print the tables of each trace."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second, all together")
     parser.add_argument("--requests", type=int, help="so many of each trace, instead of all")
+    parser.add_argument("--pairs", type=int, default=5, help="of runs that compare times; 0: none")
+    parser.add_argument("--only-pairs", action="store_true", help="compare times alone")
     options = parser.parse_args()
     data = data_folder(*{name.split("_")[0] for name in options.traces})
-    console = Console(width=120)
+    console = Console(width=130)
     for name in options.traces:
         trace, _ = read_named_trace(data, name)
         requests = [
             ContextRequest(one.blocks, one.query, system=one.system, tenant=one.tenant)
             for one in trace[: options.requests]
         ]
-        table = new_table(
-            f"{name}: {len(requests):,} requests, {options.rate:g} a second",
-            ["workers"],
-            ["block hits", "of one worker", "engine's hits", "plan p50 ms", "p99 ms"],
-        )
-        rows: list[tuple[str, float, float, list[float]]] = []
-        one_worker = 0.0
-        for set_up in track(SET_UPS, name, transient=True):
-            sent = run(requests, set_up, options.rate)
-            assert len(sent) == len(requests), "each request is sent once"
-            cache, usage = BlockLevelCache(), CacheUsage()
-            for one in sent:
-                usage += cache.serve(one.keys, one.tokens)
-            if set_up.name == "one worker":
-                one_worker = usage.hit_ratio
-            reported = sum(one.cached_tokens for one in sent) / sum(
-                one.prompt_tokens for one in sent
-            )
-            times = sorted(one.planning_s * 1_000 for one in sent)
-            rows.append((set_up.name, usage.hit_ratio, reported, times))
-        for title, hits, reported, times in rows:
-            middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
-            figures = (f"{hits:.4f}", f"{hits / one_worker:.3f}", f"{reported:.4f}")
-            table.add_row(title, *figures, f"{middle:.3f}", f"{late:.3f}")
-        console.print(table)
+        if not options.only_pairs:
+            print_hits(console, name, requests, options.rate)
+        if options.pairs:
+            print_pairs(console, requests, options.rate, options.pairs)
 
 
 if __name__ == "__main__":

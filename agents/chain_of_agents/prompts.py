@@ -23,6 +23,11 @@ _LOOKED_AT = 1_000
 _COMPARED = 20_000
 _GROUP = 3
 _LEAST_REPEATED = 0.5
+_DIGIT = re.compile(r"\d")
+_SHORTEST_STEM = 4
+_LONGEST_ENDING = 3
+_FIRST_WITHOUT_SPACES = "\u0e00"
+"""From Thai on, most scripts put no spaces between words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,8 @@ class ChainPrompts:
         Models say in many words that they have found nothing, or write down only what is new. So a
         reply takes the place of those lines of the note that it repeats, and the others stay before
         it. A line is repeated by half of what it says beyond the question, compared letter by
-        letter, because models write in any language.
+        letter, because models write in any language, if none of its numbers, names and longer words
+        is missing: the next part may say almost the same of something else.
 
         Args:
             note: The note before; empty where there is none.
@@ -107,10 +113,9 @@ class ChainPrompts:
         nothing = _words(self.nothing)
         if (said and said == nothing[: len(said)]) or (note and reply in note and reply != note):
             return None
-        asked, repeated = _letter_groups(question), _letter_groups(reply)
         lines = [line for line in note.splitlines() if line.strip()]
-        kept = [line for line in lines if not _is_repeated(line, reply, repeated, asked)]
-        return "\n".join([*kept, reply])
+        again = _Repetition(reply, question)
+        return "\n".join([*[line for line in lines if not again.holds(line)], reply])
 
     def worker_query(self, question: str, note: str = "") -> str:
         """Return what follows a worker's segment.
@@ -153,12 +158,57 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", _LABEL.sub("", text[:_LOOKED_AT]).casefold())
 
 
-def _is_repeated(line: str, reply: str, repeated: set[str], asked: set[str]) -> bool:
-    """Return whether a reply says what a line does beyond the question."""
-    distinctive = _letter_groups(line) - asked
-    if not distinctive:
-        return line.strip() in reply
-    return len(distinctive & repeated) >= _LEAST_REPEATED * len(distinctive)
+class _Repetition:
+    """What a reply says, to look whether it repeats a line of a note.
+
+    Args:
+        reply: The reply.
+        question: The question; its words repeat nothing.
+    """
+
+    def __init__(self, reply: str, question: str) -> None:
+        self._reply = reply
+        self._said, self._asked = _letter_groups(reply), _letter_groups(question)
+        self._words = {word.casefold() for word in _all_words(reply)}
+        self._beginnings = {word[:length] for word in self._words for length in range(4, len(word))}
+        self._asked_words = {word.casefold() for word in _all_words(question)}
+
+    def holds(self, line: str) -> bool:
+        """Return whether the reply says what a line does beyond the question."""
+        distinctive = _letter_groups(line) - self._asked
+        if not distinctive:
+            return line.strip() in self._reply
+        is_like = len(distinctive & self._said) >= _LEAST_REPEATED * len(distinctive)
+        return is_like and all(map(self._says, _telling_words(line) - self._asked_words))
+
+    def _says(self, word: str) -> bool:
+        """Return whether a word is among those of the reply, maybe with another ending."""
+        if word in self._words or _DIGIT.search(word) or len(word) < _SHORTEST_STEM:
+            return word in self._words
+        stem = word[: max(_SHORTEST_STEM, len(word) - _LONGEST_ENDING)]
+        return stem in self._words or stem in self._beginnings
+
+
+def _telling_words(line: str) -> set[str]:
+    """Return the words of a line without which it says something else, in small letters.
+
+    Short ones tell nothing, unless they are numbers, abbreviations, or written without spaces.
+    """
+    words = _all_words(line)
+    return {
+        word.casefold()
+        for at, word in enumerate(words)
+        if len(word) >= _SHORTEST_STEM
+        or _DIGIT.search(word)
+        or (at and word.isupper())
+        or word >= _FIRST_WITHOUT_SPACES
+    }
+
+
+def _all_words(text: str) -> list[str]:
+    """Return the words of a text without labels; of scripts without spaces, the letters."""
+    words = re.findall(r"\w+", _LABEL.sub("", text[:_COMPARED]))
+    return [one for word in words for one in (word if word[0] >= _FIRST_WITHOUT_SPACES else [word])]
 
 
 def _letter_groups(text: str) -> set[str]:

@@ -64,17 +64,17 @@ class ChainRun:
             on_piece: Asks for a streamed answer, and is called with its pieces.
 
         Raises:
-            InvalidRequestError: There are no documents, or the model's context has no room for the
-                question.
+            InvalidRequestError: There are no documents with any text, or the model's context has
+                no room for the question.
             UnreadError: Too little of the documents was read.
             ManagerError: The manager does not answer.
         """
-        if not (
-            self.question.documents or self.memory.history(self.question.conversation, MANAGER)
-        ):
+        has_text = any(block.text.strip() for block in self.question.documents)
+        if not (has_text or self.memory.history(self.question.conversation, MANAGER)):
+            what = "no text in documents" if self.question.documents else "documents is empty"
             raise InvalidRequestError(
-                "documents is empty, so there is nothing to answer from; give at least one "
-                "document, or ask the model itself"
+                f"{what}, so there is nothing to answer from; give at least one document, or ask "
+                "the model itself"
             )
         window = self.settings.context_window or await self.model.engines.context_window()
         scale = self.memory.tokens_each(self.question.tenant)

@@ -60,8 +60,9 @@ class FoundContext:
     Attributes:
         text: The context as it stands there.
         digest: Of this text.
-        spans: Where its blocks stand in it, in order; none where the text shows them as planned
-            before, so that it is to be left alone.
+        spans: Where its blocks stand in it, in the order given; a block that was given twice has
+            its place twice. None where the text shows them as planned before, so that it is to be
+            left alone.
         is_disputed: Whether another context, which no prompt has shown yet, begins inside this one,
             so that it is not certain which of them the application put there.
         is_joined: Whether it has no labels: documents that the application joined itself.
@@ -75,7 +76,7 @@ class FoundContext:
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:
-        """Its blocks, in the order in which they stand there."""
+        """Its blocks, in the order given."""
         return tuple(
             known_block(self.text[start:end], block_id, tokens, digest, key)
             for block_id, start, end, tokens, digest, key in self.spans

@@ -17,7 +17,7 @@ from ctxreuse.adapters.plan_metadata import (
 )
 from ctxreuse.adapters.prompt_labels import labels_in
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, distinct_texts, text_digest
+from ctxreuse.context.blocks import BlockId, ContextBlock, distinct_texts, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 
@@ -163,10 +163,8 @@ def _positions_by_label(
     if positions is not None:
         pairs = zip(positions, shown, strict=True)
         return {planned.label: position for planned, (position, _) in reversed(list(pairs))}
-    first: dict[BlockKey, int] = {}
-    for position, one in shown:
-        first.setdefault(one.block.key, position)
-    return dict(zip(templates.block_labels(range(1, len(first) + 1)), first.values(), strict=True))
+    labels = templates.block_labels(range(1, len(shown) + 1))
+    return {label: position for label, (position, _) in zip(labels, shown, strict=True)}
 
 
 def _render_as_searched(

@@ -12,7 +12,6 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import FoundContext, Piece
@@ -137,9 +136,9 @@ class SentContext(NamedTuple):
             has_labels = given.text[:start] == first
         if not has_labels:
             return cls(text, ContextLabels())
-        ordinals = plan.templates.label_ordinals(list(plan.label_of.values()))
-        ids = [block.id for block in plan.request.unique_blocks.values()]
-        return cls(text, ContextLabels(tuple(ordinals), tuple(ids)))
+        label_of, blocks = plan.label_of, plan.request.blocks
+        ordinals = plan.templates.label_ordinals([label_of[block.key] for block in blocks])
+        return cls(text, ContextLabels(tuple(ordinals), tuple(block.id for block in blocks)))
 
 
 class PromptDraft:
@@ -445,15 +444,18 @@ def _as_sent_before(
     if behind is None or annotations is None or not behind.startswith(annotations):
         return context._replace(piece=sent.text, labels=sent.labels)
     # the history shows it as it was sent, so its labels are those that the model sees
-    in_order = sorted(zip(*sent.labels, strict=True), key=itemgetter(0))
+    in_order = sorted(dict(zip(*sent.labels, strict=True)).items())
     labels = ContextLabels(*zip(*in_order, strict=True)) if in_order else ContextLabels()
     return context._replace(piece=context.text, labels=labels)
 
 
 def _labels_given(context: FoundContext) -> ContextLabels:
     """Return the labels of a context that is sent as given."""
-    ids = tuple(block_id for block_id, *_ in context.spans)
-    return ContextLabels(tuple(range(1, len(ids) + 1)), ids)
+    positions: dict[int, int] = {}  # by where a block stands: it may be given twice
+    for position, (_, start, *_) in enumerate(context.spans, start=1):
+        positions.setdefault(start, position)
+    ordinals = tuple(positions[start] for _, start, *_ in context.spans)
+    return ContextLabels(ordinals, tuple(block_id for block_id, *_ in context.spans))
 
 
 def _turns(parts: Sequence[PromptPart]) -> list[int]:

@@ -31,7 +31,7 @@ class ContextLabels(NamedTuple):
 
     Attributes:
         ordinals: For each block, in the order given, the ordinal of the label under which it is
-            sent.
+            sent; the same one twice for a block that was given twice.
         ids: The ids of the blocks.
     """
 
@@ -104,8 +104,12 @@ class PromptLabels:
         forms = _forms(self.templates.label)
         if forms is None or not self.renames:
             return text
-        before, after = forms.before, forms.after
-        return forms.whole.sub(lambda found: f"{before}{number(int(found[1]))}{after}", text)
+
+        def with_number(found: re.Match[str]) -> str:
+            start, end = (at - found.start() for at in found.span(1))
+            return f"{found[0][:start]}{number(int(found[1]))}{found[0][end:]}"
+
+        return forms.whole.sub(with_number, text)
 
 
 class TextStream:
@@ -262,18 +266,16 @@ def labels_in(text: str, templates: Templates) -> list[str]:
 
 
 class _Forms(NamedTuple):
-    """How a label looks without the brackets around it, so that "[Doc_1, Doc_2]" is found, too.
+    r"""How a label looks without the brackets around it, so that "[Doc_1, Doc_2]" is found, too.
+
+    Models that write Markdown write "Doc\_1", which shows as "Doc_1".
 
     Attributes:
-        before: What stands before the ordinal.
-        after: What stands behind it.
         whole: Finds it; group 1 is the ordinal.
         beginning: Finds a beginning of it at the end of a text.
         longest: Characters of the longest beginning.
     """
 
-    before: str
-    after: str
     whole: re.Pattern[str]
     beginning: re.Pattern[str]
     longest: int
@@ -291,11 +293,16 @@ def _forms(label: str) -> _Forms | None:
     left = f"(?<!{_WORD})" if re.match(_WORD, before) else ""
     ends_in_word = not after or re.search(f"{_WORD}$", after)
     right = rf"(?!{_WORD}|\.[0-9A-Za-z])" if ends_in_word else ""  # "Doc_1.pdf" is a file
-    whole = f"{left}{re.escape(before)}({_ORDINAL}){re.escape(after)}{right}"
+    whole = f"{left}{_written(before)}({_ORDINAL}){_written(after)}{right}"
     tail = _beginning_of(f"{after}." if right else after[:-1], "")
     beginning = f"{left}{_beginning_of(before, f'(?:{_ORDINAL}{tail})?')}\\Z"
-    longest = len(before) + len(after) + 19
-    return _Forms(before, after, re.compile(whole), re.compile(beginning, re.DOTALL), longest)
+    longest = len(before) + len(after) + 2 * label.count("_") + 19
+    return _Forms(re.compile(whole), re.compile(beginning, re.DOTALL), longest)
+
+
+def _written(text: str) -> str:
+    """Return a pattern that matches a text as it is, and as Markdown writes it."""
+    return re.escape(text).replace("_", r"\\{0,2}_")
 
 
 def _beginning_of(text: str, behind: str) -> str:
@@ -303,4 +310,6 @@ def _beginning_of(text: str, behind: str) -> str:
     pattern = behind
     for character in reversed(text):
         pattern = f"(?:{re.escape(character)}{pattern})?" if pattern else f"{re.escape(character)}?"
+        if character == "_":
+            pattern = rf"\\{{0,2}}{pattern}"
     return pattern

@@ -26,7 +26,7 @@ from ctxreuse.adapters.context_search import (
     Variant,
     block_span,
 )
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
@@ -175,31 +175,38 @@ class ContextRegistry:
         templates: Templates = DEFAULT_TEMPLATES,
         tenant: str = "",
     ) -> str:
-        """Return the blocks as a context in the order given, labels counted from 1; remember it.
+        """Return the blocks as a context in the order given, and remember it.
 
-        A context whose blocks are all blank is not remembered.
+        Labels count positions from 1, so that `[Doc_3]` is the third block given, also where the
+        second is the first one again. A context whose blocks are all blank is not remembered.
 
         Args:
             blocks: The blocks; the same id and text twice is shown once.
             templates: The words around them.
             tenant: In whose prompts it is to be found.
         """
-        shown = ContextRequest(blocks).unique_blocks.values()
-        *labels, next_label = templates.block_labels(range(1, len(shown) + 2))
+        given = ContextRequest(blocks).blocks
+        first: dict[BlockKey, int] = {}
+        for position, block in enumerate(given):
+            first.setdefault(block.key, position)
+        given = given[: max(first.values(), default=-1) + 1]  # a repeat behind all shows nothing
+        *labels, next_label = templates.block_labels(range(1, len(given) + 2))
         pieces: list[str] = []
-        spans: list[BlockSpan] = []
+        spans: dict[BlockKey, BlockSpan] = {}
         start = 0
-        for label, block in zip(labels, shown, strict=True):
-            pieces.append(render_block(label, block.text, templates))
+        for key, position in first.items():
+            block = given[position]
+            pieces.append(render_block(labels[position], block.text, templates))
             end = start + len(pieces[-1])
-            spans.append(block_span(block, end - len(templates.after_text) - len(block.text)))
+            text_start = end - len(templates.after_text) - len(block.text)
+            spans[key] = block_span(block, text_start)
             start = end + len(templates.separator)
         text = templates.separator.join(pieces)
-        if any(block.text.strip() for block in shown):
+        if any(block.text.strip() for block in given):
             before_next = templates.before_text(next_label)
             continuation = templates.separator + before_next if before_next else ""
-            rendering = Rendering.of(text, spans[0][1], continuation)
-            self._remember(tenant, rendering, tuple(spans))
+            at = tuple(spans[block.key] for block in given)
+            self._remember(tenant, Rendering.of(text, at[0][1], continuation), at)
         return text
 
     def remember_planned(self, text: str, tenant: str = "") -> None:

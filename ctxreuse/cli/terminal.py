@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import table as rich_tables
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -63,7 +64,7 @@ def show(things: Iterable[Shown]) -> None:
     for one in things:
         with file_errors("standard output", "written"):
             if isinstance(one, Table):
-                console.print(_rich_table(one))
+                console.print(_rich_table(one, console))
             else:
                 console.print(well_formed(one), markup=False)
 
@@ -111,16 +112,52 @@ def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
         yield lambda: bar.advance(number)
 
 
-def _rich_table(table: Table) -> rich_tables.Table:
+_WIDEST = 10_000
+_LAYOUTS = ((False, 20), (True, 8))
+"""Whether numbers and their intervals are parted, and the width that the names then need."""
+
+
+def _rich_table(table: Table, console: Console) -> rich_tables.Table:
+    """Lay a table out; where it is too wide, break names, then intervals, but no number."""
+    wide = _laid_out(table)
+    if table.is_text or _width(wide, console) <= console.width:
+        return wide
+    for parts_numbers, least in _LAYOUTS:
+        room = console.width - _width(_laid_out(table, 0, parts_numbers), console)
+        if room >= least:
+            return _laid_out(table, room, parts_numbers)
+    return wide
+
+
+def _width(laid_out: rich_tables.Table, console: Console) -> int:
+    return console.measure(laid_out, options=console.options.update(width=_WIDEST)).maximum
+
+
+def _laid_out(
+    table: Table, name_width: int | None = None, parts_numbers: bool = False
+) -> rich_tables.Table:
+    """Lay a table out.
+
+    Args:
+        table: The table.
+        name_width: Width of the first column; None as wide as it comes, and all others, too.
+        parts_numbers: Whether the other columns are as narrow as their longest word.
+    """
     frame: dict[str, Any] = {"title": escape(table.title)} if table.title else {"box": None}
     shown = rich_tables.Table(**frame)
     for number, name in enumerate(table.head):
         is_left = table.is_text or not number
+        width = name_width
+        if number and name_width is not None:
+            cells = [name, *(row[number] for row in table.rows if len(row) > 1)]
+            words = "\n".join(cells).split(None if parts_numbers else "\n")
+            width = max(map(cell_len, words), default=0)
         shown.add_column(
             name,
             justify="left" if is_left else "right",
-            no_wrap=not (table.is_text or number),
-            overflow="fold" if table.is_text else "ellipsis",
+            no_wrap=not (table.is_text or number) and width is None,
+            overflow="ellipsis" if width is None and not table.is_text else "fold",
+            width=width,
         )
     for row in table.rows:
         if len(row) == 1:

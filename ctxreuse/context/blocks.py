@@ -189,7 +189,7 @@ class ContextRequest:
         put(self, "query", query)
         put(self, "system", system)
         messages = None if history is None else _as_messages(history)
-        if system is not None and messages and messages[0] == {"role": "system", "content": system}:
+        if system is not None and messages and _is_system_message(messages[0], system):
             messages = messages[1:]  # the prompt of the turn before, as `Plan.messages` returns it
         put(self, "history", messages)
         put(self, "conversation_id", conversation_id)
@@ -209,6 +209,12 @@ class ContextRequest:
             for block in self.blocks:
                 unique.setdefault(block.key, block)
         return unique
+
+
+def _is_system_message(message: Message, system: str) -> bool:
+    """Return whether a message gives a system text, in any form in which stores keep messages."""
+    forms = (system, [{"type": "text", "text": system}])
+    return message.get("role") == "system" and message.get("content") in forms
 
 
 def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:

@@ -1,9 +1,12 @@
-"""Settings that are given once: to set one later raises, where it would change nothing."""
+"""Settings of what is made already: one that would change nothing is refused."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from functools import cache
+
+from ctxreuse.errors import InvalidRequestError
 
 
 class FixedSettings:
@@ -24,6 +27,32 @@ class FixedSettings:
                 f"{name!r} of {type(self).__name__} is set when it is made; make a new one"
             )
         super().__setattr__(name, value)
+
+
+def split_settings(
+    kind: type, update: Iterable[str], own: Iterable[str], inner: object = None
+) -> tuple[set[str], set[str]]:
+    """Return which names of a copy's update are settings of a wrapper, and which of what is inside.
+
+    Pydantic takes any name, and nobody would read it.
+
+    Args:
+        kind: The wrapper's class.
+        update: The names.
+        own: The wrapper's settings.
+        inner: What is inside; its fields are its settings.
+
+    Raises:
+        InvalidRequestError: a name that is a setting of neither.
+    """
+    names, ours = set(update), set(own)
+    of_inner = (names - ours) & set(getattr(type(inner), "model_fields", ()))
+    for name in sorted(names - ours - of_inner):
+        raise InvalidRequestError(
+            f"{name!r} is no setting of {kind.__name__}"
+            f"{'' if inner is None else f' or of the {type(inner).__name__} inside'}; leave it out"
+        )
+    return names & ours, of_inner
 
 
 @cache

@@ -199,6 +199,12 @@ class Templates:
         shown = line if len(line) <= _LONGEST_QUOTED else f"{line[:_LONGEST_QUOTED]}..."
         return self.outdated_annotation(f'"{shown}"')
 
+    @cached_property
+    def outdated_words(self) -> tuple[str, ...]:
+        """Texts of which one stands wherever `outdated_pattern` is found."""
+        pieces = (re.split(r"\{label\}|\{old\}", one) for one in (self.replaced, self.withdrawn))
+        return tuple(max(one, key=len) for one in pieces)
+
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block that no longer holds.
 

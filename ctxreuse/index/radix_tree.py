@@ -28,7 +28,8 @@ _REQUESTS_A_NODE = 4
 _STEPS = 128
 _LEAVES = 32
 _STEPS_UP = 4_096
-_SMALL = 2_000
+_SMALL = 50
+"""Nodes that are freed at once: hundreds of tenants may be forgotten in one call."""
 
 
 class Inserted(NamedTuple):
@@ -498,15 +499,14 @@ class ContextIndex:
 
     def _note_leaf(self, node: int) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
-        tree = self.tree
-        if tree.first_children[node]:
-            return
+        tree, removal = self.tree, self._removal
+        if tree.first_children[node] or (removal is not None and removal.end == node):
+            return  # the end is looked at when all behind it is freed, which may be used later
         if tree.parents[node]:
             if not tree.queued[node]:
                 self._leaves.add(node)
             return
-        is_end = self._removal is not None and self._removal.end == node
-        if not (tree.ends[node] or is_end) and node in self._systems:
+        if not tree.ends[node] and node in self._systems:
             del self._roots[self._systems.pop(node)]
             tree.free(node)
 

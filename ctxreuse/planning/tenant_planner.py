@@ -373,20 +373,23 @@ class TenantPlanner:
         if deduplicate:
             shown = history.label_of
             if history.unlabelled:  # no label tells where these stand
-                shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
+                standing = _still_holding(request, history, self._settings.templates)
+                shown = {**dict.fromkeys(standing, ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: Mapping[str, BlockKey] = {}
-        if request.outdated and history.keys:
+        # what an earlier turn has said of a block counts, although it may hold again
+        if history.keys and (request.outdated or not shown.keys().isdisjoint(tokens)):
             said = said_outdated(request.history or (), self._settings.templates)
-            holding = {label: key for label, key in history.keys.items() if label not in said}
-            gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
-            outdated = {label: key for label, key in holding.items() if key in gone}
-            current = {key: label for label, key in reversed(holding.items())}
-            shown = {
-                key: current.get(key, "")
-                for key in shown
-                if key in current or key in history.unlabelled
-            }
+            if request.outdated or said:
+                holding = {label: key for label, key in history.keys.items() if label not in said}
+                gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
+                outdated = {label: key for label, key in holding.items() if key in gone}
+                current = {key: label for label, key in reversed(holding.items())}
+                shown = {
+                    key: current.get(key, "")
+                    for key in shown
+                    if key in current or key in history.unlabelled
+                }
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
         return _PreparedRequest(
@@ -662,6 +665,20 @@ class TenantPlanner:
             return self._sharing.own(named)
         # ids are counted anew in each process
         return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
+
+
+def _still_holding(
+    request: ContextRequest, history: History, templates: Templates
+) -> list[BlockKey]:
+    """Return a turn's blocks that a history shows without labels, and of which it says no more."""
+    texts = [text for message in request.history or () for text in message_texts(message)]
+    said = [text for text in texts if any(words in text for words in templates.outdated_words)]
+    return [
+        key
+        for key, block in request.unique_blocks.items()
+        if key in history.unlabelled
+        and not any(templates.quoted_outdated(block.text) in text for text in said)
+    ]
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:

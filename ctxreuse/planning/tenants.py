@@ -37,7 +37,7 @@ _LIMITS = (
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
-_LEAVES_A_CALL = 300
+_LEAVES_A_CALL = 150
 
 
 _NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
@@ -422,7 +422,9 @@ class Tenants:
                 return _EvictedOldest(gone, state)
             try:
                 index = state.index
-                gone += index.clear() if is_all else index.evict_oldest(tokens - gone)
+                # who takes something out says how much that was, so it goes first
+                is_whole = is_all and not index.is_removing
+                gone += index.clear() if is_whole else index.evict_oldest(tokens - gone)
                 oldest = state.index.oldest_use()
                 self.measure(state)
             finally:

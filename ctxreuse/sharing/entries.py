@@ -72,6 +72,10 @@ def decode(written: bytes) -> Written:
     Raises:
         UnreadableEntryError: it is damaged, or of another version.
     """
+    if not written:
+        raise UnreadableEntryError(
+            "the log holds an entry that no planner with its key has written"
+        )
     try:
         return _decode(written)
     except (struct.error, ValueError, TypeError) as error:

@@ -127,8 +127,8 @@ def assert_names_what_it_shows(planned):
     plan = planned.plan
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        labels = ", ".join(one.label for one in planned.items)
-        said += [f"The documents above are {labels}, in this order.", plan.order_annotation]
+        legend = Templates().legend_annotation([one.label for one in planned.items])
+        said += [legend, plan.order_annotation]
     assert planned.annotation == (" ".join(said) or None)
 
 

@@ -8,9 +8,7 @@ from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream, renamed
 
 ordinals = st.lists(st.integers(1, 12), max_size=6, unique=True)
 texts = st.lists(
-    st.sampled_from(
-        ["[", "]", "Doc_", "Doc", "D", "1", "2", "12", "0", ",", " ", ".", "a", "_", "\n", "<", ">"]
-    ),
+    st.sampled_from([*"[]D0,. a_\\\n<>", "Doc_", "Doc\\_", "Doc", "1", "2", "12"]),
     max_size=20,
 ).map("".join)
 templates = st.sampled_from(["[Doc_{ordinal}]", "<{ordinal}>", "Source {ordinal}:", "{ordinal}."])

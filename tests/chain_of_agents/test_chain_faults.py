@@ -124,7 +124,10 @@ class TestWorkers:
         assert answer.trace.steps[3].error == "ValueError"
         assert [step.outcome for step in answer.trace.failures] == outcomes(answer)[1:6]
         shown = str(model.prompts[-1][-1].content)
-        notes = {"sequential": ["7: Last note."], "parallel": ["1: First note.", "7: Last note."]}
+        notes = {
+            "sequential": ["7: First note.\nLast note."],
+            "parallel": ["1: First note.", "7: Last note."],
+        }
         assert shown == (
             "Notes:\n"
             + "\n\n".join(f"Reader {note}" for note in notes[mode])

@@ -55,7 +55,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
         {"question": "Q?", "documents": [{"id": n, "text": f"D{n} says"} for n in (5, 7)]}
     )
 
-    assert answer == "From D7 was read."
+    assert answer == "From D5 was read."
     assert [body["messages"] for body in engine.requests] == [
         [
             {"role": "system", "content": "Read."},
@@ -76,7 +76,9 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
             {"role": "system", "content": "Several readers have each read."},
             {
                 "role": "user",
-                "content": "Notes:\nReader 2: D7 was read.\n\nQuestion: Q?\n\nAnswer:",
+                "content": (
+                    "Notes:\nReader 2: D5 was read.\nD7 was read.\n\nQuestion: Q?\n\nAnswer:"
+                ),
             },
         ],
     ]
@@ -120,7 +122,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
                 role="manager",
                 agent=-1,
                 position=-1,
-                note="From D7 was read.",
+                note="From D5 was read.",
                 replica="e0",
                 prompt_tokens=tokens[2],
                 cached_tokens=0,

@@ -20,8 +20,10 @@ from chain_helpers import (
     pool_of,
     question,
 )
+from openai import APIStatusError
 
 from chain_of_agents import ChainOfAgents, UnreadError
+from chain_of_agents.trace.steps import is_too_long
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -39,6 +41,13 @@ def digits(text: str) -> list[int]:
 
 
 TABLE = "\n".join(f"{n},{n * 7919 % 9973},{n * 104729 % 99991}" for n in range(2_500))
+
+
+def refusal(status: int, body: Any) -> Exception:
+    """Return an error as OpenAI's client raises it."""
+    request = httpx.Request("POST", "http://e/v1/chat/completions")
+    response = httpx.Response(status, request=request)
+    return APIStatusError("refused", response=response, body=body)
 
 
 SAID_WHERE_NOTHING_IS = [
@@ -103,13 +112,15 @@ class TestNothingRead:
         assert "says so" not in record.getMessage()
 
     @MODES
-    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any) -> None:
+    @pytest.mark.parametrize("documents", [[], [""], [" \n", {"id": 1, "text": ""}]])
+    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any, documents: Any) -> None:
         model = SaysModel()
         for ask in (
-            lambda chain: chain.invoke(question(documents=[])),
-            lambda chain: list(chain.stream(question(documents=[]))),
+            lambda chain: chain.invoke(question(documents=documents)),
+            lambda chain: list(chain.stream(question(documents=documents))),
         ):
-            with pytest.raises(InvalidRequestError, match="documents is empty"):
+            wanted = "no text in documents" if documents else "documents is empty"
+            with pytest.raises(InvalidRequestError, match=wanted):
                 ask(ChainOfAgents(llm=model, mode=mode))
         assert model.prompts == []
 
@@ -220,6 +231,36 @@ class TestTooLongForTheModel:
             chain.invoke({"question": "Which?", "documents": ["word " * 5_000]})
         assert len(engine.requests) < 64
 
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            (400, "This model's maximum context length is 300 tokens."),
+            (
+                400,
+                "The decoder prompt (length 400) is longer than the maximum model length of 300.",
+            ),
+            (400, "The input (400 tokens) is longer than the model's context length (300 tokens)."),
+            (400, "request (400 tokens) exceeds the available context size (300 tokens)"),
+            (422, "Input validation error: `inputs` must have less than 300 tokens. Given: 400"),
+            (422, "`inputs` tokens + `max_new_tokens` must be <= 300. Given: 400 `inputs` tokens"),
+            (400, "input length 400 exceeds session_len 300"),
+            (400, "prompt too long; exceeded max context length by 3 tokens"),
+            (413, "Payload Too Large"),
+        ],
+    )
+    def test_a_segment_is_too_long_in_the_words_of_any_server(
+        self, status: int, words: str
+    ) -> None:
+        assert is_too_long(refusal(status, {"message": words}))
+        assert is_too_long(refusal(status, words)), "an error that is a text"
+        assert not is_too_long(refusal(500, words))
+
+    @pytest.mark.parametrize(
+        "words", ["max_tokens must be at least 1, got 0.", "Invalid 'user': string too long.", ""]
+    )
+    def test_other_refusals_are_not_read_in_parts(self, words: str) -> None:
+        assert not is_too_long(refusal(400, words))
+
     def test_langchain_models_that_refuse_are_asked_for_parts_too(self) -> None:
         class TooLongError(ValueError):
             status_code = 400
@@ -270,6 +311,34 @@ class TestNotes:
         agents.run(["a", "b"])
         shown = agents.model.prompts[-1][-1]["content"]
         assert "Reader 2: [Doc_1]: Eiffel built it.\n[Doc_2]: It opened in 1877.\n\n" in shown
+
+    @pytest.mark.parametrize(
+        ("note", "reply"),
+        [
+            ("[Doc_1]: k10 is v130", "[Doc_7]: k1 is v13"),
+            (
+                "[Doc_1]: Invoice 1042 is over 130 euros.",
+                "[Doc_2]: Invoice 1043 is over 139 euros.",
+            ),
+            ("[Doc_1]: Alice lives in Porto.", "[Doc_2]: Bob lives in Porto."),
+            ("[Doc_1]: Plant A let out 130 t of it.", "[Doc_2]: Plant B let out 130 t of it."),
+            (
+                "[Doc_1]: In 2021 the factory at the river let out sulphur dioxide for a week.",
+                "[Doc_2]: In 2021 the factory at the river let out nitrogen oxide for a week.",
+            ),
+            (
+                "\u7231\u4e3d\u4e1d\u4f4f\u5728\u6ce2\u5c14\u56fe\u3002",
+                "\u9c8d\u52c3\u4f4f\u5728\u6ce2\u5c14\u56fe\u3002",
+            ),
+        ],
+    )
+    def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
+        self, note: str, reply: str
+    ) -> None:
+        answers = iter([note, reply, "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
+        agents.run(["a", "b"], "Which are there?")
+        assert f"Reader 2: {note}\n{reply}\n\n" in agents.model.prompts[-1][-1]["content"]
 
     def test_a_note_written_again_takes_the_place_of_the_one_before(self) -> None:
         again = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."

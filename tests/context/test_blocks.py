@@ -264,3 +264,13 @@ def test_a_block_of_the_wrong_kind_is_a_block_error():
         "a block's text must be a string, not {'id': 1, 'text': 'x'} (dict); "
         "pass ContextBlock(id=..., text='...')"
     )
+
+
+@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+def test_a_history_that_begins_with_the_system_text_is_taken_without_it(content):
+    question = {"role": "user", "content": "Which?"}
+    kept = {"role": "system", "content": content, "saved_at": 3}
+    request = ContextRequest((), system="Be brief.", history=[kept, question])
+    assert list(request.history or ()) == [question]
+    request = ContextRequest((), system="Be long.", history=[kept, question])
+    assert list(request.history or ()) == [kept, question]

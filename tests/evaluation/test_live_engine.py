@@ -73,6 +73,13 @@ def test_every_policy_asks_everything_of_an_empty_cache(served):
     assert best.prefilled_tokens < plain.prefilled_tokens
 
 
+def test_what_a_model_thinks_is_not_scored(served):
+    served(answer="No.</think>Yes.")
+    references = {one.id: one.answers for one in DATASET.questions}
+    for one in measured(runs_of(Part.policies)[:2], references):
+        assert {score[1:] for score in one.scores} == {(1.0, 1.0)}
+
+
 @pytest.mark.parametrize("part", [Part.policies, Part.sessions])
 def test_runs_that_are_compared_take_turns(served, part):
     emulated = served(answer="yes")

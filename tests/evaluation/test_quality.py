@@ -1,5 +1,6 @@
 """`ctxreuse bench --part quality`: arms, prompts, scores, limits, and going on where it stopped."""
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from test_live_engine import URL, served
 from ctxreuse import ContextBlock
 from ctxreuse.cli.quality_part import BenchPart
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
-from ctxreuse.evaluation.quality import QualityConfig
+from ctxreuse.evaluation.quality import QualityConfig, quality_output
 from ctxreuse.evaluation.quality import run as run_quality
 from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
 from ctxreuse.evaluation.quality.arms import (
@@ -461,6 +462,10 @@ def test_prompts_that_are_too_long_are_counted(served, tmp_path):
     assert (len(plain.scored), len(other.scored)) == (10, 10)
     assert list(plain.failures.values()) == [2]
     assert results.exit_code == 1
+    assert not results.is_complete
+    assert results.stopped == (
+        "every arm was asked all; 2 prompts were not answered, and are asked again the next time"
+    )
 
 
 def test_an_engine_that_goes_away_ends_the_run(served, tmp_path):
@@ -481,6 +486,21 @@ def test_questions_that_do_not_fit_the_model_or_cannot_be_scored_are_not_asked()
     assert asked.fitting(None) == [0, 1, 2, 3]
     assert asked.fitting(100) == []
     assert replace(asked, references={"c2-0": ["no"]}).fitting(None) == [2]
+
+
+def test_conversations_that_do_not_fit_the_model_are_told_of(served, tmp_path):
+    served(answer="no", max_model_len=1_000)
+    asked = chats()
+    long = replace(TOWNS[7], text="Water. " * 1_000)
+    (first, second), *others = asked.conversations
+    longer = (replace(first, blocks=(long,)), second)
+    one_is_longer = replace(asked, conversations=(longer, *others))
+    results = measured(tmp_path, [one_is_longer, questions()], arms=["reordered"])
+    assert [len(one.base.scored) for one in results.sets] == [3, 12]
+    assert [one for one in results.notes if "fit" in one] == [
+        "chats: 1 of 4 conversations do not fit the model's 1,000 tokens and were not asked; serve "
+        "it with a longer context (--max-model-len) to ask them, too"
+    ]
 
 
 def test_nothing_is_asked_behind_the_last_turn_that_is_scored(served, tmp_path):
@@ -557,6 +577,33 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, text):
     assert path.read_text() == text
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_two_runs_do_not_write_one_file(served, tmp_path):
+    """Each would ask all that the other asks, for hours."""
+    path = tmp_path / "answers.jsonl"
+    engine = served(answer="c1")
+    with AnswerFile(path) as kept:
+        kept.keep("a", KeptAnswer("one"))
+        with path.open("ab") as torn:
+            torn.write(b'{"key": "b')  # as of an answer that is just being written
+        with pytest.raises(InputFileError, match="another run is writing it"):
+            measured(tmp_path)
+        assert engine.requests == []
+        assert path.read_bytes().endswith(b'{"key": "b')
+    assert measured(tmp_path, arms=["as retrieved"]).asked == 12
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_file_on_a_disk_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with AnswerFile(tmp_path / "answers.jsonl") as kept:
+        kept.keep("a", KeptAnswer("one"))
+    assert (tmp_path / "answers.jsonl").read_text().startswith('{"key": "a"')
+
+
 def test_a_folder_is_no_file_of_answers(tmp_path):
     with pytest.raises(InputFileError, match="cannot be"), AnswerFile(tmp_path):
         pass
@@ -599,6 +646,62 @@ def test_calibration_follows_the_first_questions():
         (120, 0.208),
     ]
     assert calibration(answers([]), base) == []
+
+
+# what a model thinks, and answers without an end
+
+
+def test_what_a_model_thinks_is_not_its_answer(served, tmp_path):
+    """It names the right answer in any order, so a score of it would hide what order does."""
+
+    def thinks(body):
+        right = re.search(r"What is the code, (\d+)", body["messages"][-1]["content"])
+        thought = f"<think>Not c{int(right[1]) % 8}?</think>\n\n" if right else ""
+        return thought + reads_the_first(body)
+
+    served(answer=thinks)
+    (result,) = measured(tmp_path, arms=["reversed"]).sets
+    plain, other = (list(arm.scored.values()) for arm in result.arms)
+    assert [(one.f1, one.exact) for one in plain] == [(1.0, 1.0)] * 12
+    assert [(one.f1, one.contained) for one in other] == [(0.0, 0.0)] * 12
+    assert "<think>" in (tmp_path / "answers.jsonl").read_text()
+
+
+def test_a_thought_stands_in_no_history(served, tmp_path):
+    engine = served(answer=lambda body: "<think>Hm.</think>\n\nYes.")
+    measured(tmp_path, [chats()])
+    said = [one["content"] for body in engine.requests for one in body["messages"][2:-1:2]]
+    assert set(said) == {"Yes."}
+    served(answer="no")
+    assert measured(tmp_path, [chats()]).asked == 0
+
+
+def test_answers_that_were_cut_off_or_are_empty_are_counted(served, tmp_path):
+    def answer(body):
+        if "again" in body.get("cache_salt", ""):
+            return "one two three four five"
+        return "" if "code, 1" in body["messages"][-1]["content"] else "c1"
+
+    for _ in range(2):  # the second time the answers are those that were kept
+        served(answer=answer)
+        results = measured(tmp_path, arms=["as retrieved, again"], answer_tokens=3)
+        shown = [one for one in quality_output(results) if isinstance(one, str)]
+        assert (
+            "towns: 12 of 24 answers were cut off at 3 tokens; give them room (--answer-tokens)"
+            in shown
+        )
+        empty = [one for one in shown if " are empty" in one]
+        assert empty == [
+            "towns: 3 of 24 answers are empty, as those are of a model that is still thinking at "
+            "its last token; give it room (--answer-tokens), or have it not think"
+        ]
+
+
+def test_answers_of_which_it_was_not_noted_whether_they_were_cut_off_are_read(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"key": "a", "text": "one", "prompt_tokens": 3, "seconds": 0.5}\n')
+    with AnswerFile(path) as kept:
+        assert kept.get("a") == KeptAnswer("one", 3, None, 0.5, None)
 
 
 # question sets
@@ -673,6 +776,7 @@ def test_the_command_asks_a_users_questions_and_writes_what_came_out(run, served
     assert "How good the answers are" in shown
     assert "de-duplicated" in shown
     assert "Stopped: every arm was asked all." in shown
+    assert "Arms find each other's prompts in the engine's cache" in shown
     written = json.loads((tmp_path / "out" / "quality.json").read_text())
     (result,) = written["sets"]
     assert (written["model"], written["is_complete"]) == ("emulated", True)

@@ -140,6 +140,25 @@ class TestWholeAnswers:
         assert is_reordered(model) == (letters != "abc")
         assert cited_documents(answer, documents(letters)) == documents("a")
 
+    @pytest.mark.parametrize("letters", ["ccab", "cbcac", "bbbba", "aab"])
+    def test_so_it_does_where_two_searches_have_found_the_same_document(self, letters: str) -> None:
+        model = wrapped()
+        plain = model.inner.invoke(prompt(letters))
+        answer = model.invoke(prompt(letters))
+        for one in (plain, answer, answer.model_copy(update={"response_metadata": {}})):
+            assert shown(str(one.content), letters) == "a"
+            assert cited_documents(one, documents(letters)) == documents("a")
+        sources = answer.response_metadata["ctxreuse"]["labels"].values()
+        assert {one["id"] for one in sources} == {f"id-{letter}" for letter in letters}
+        for one in sources:
+            assert documents(letters)[one["rank"]].id == one["id"]
+        asked = str(prompt(letters))
+        turns = [HumanMessage(asked), answer, HumanMessage("And [Doc_2]?")]
+        model.invoke(turns)
+        seen = model.inner.seen[-1]
+        assert labels_of(text_of(seen[:1]))[letters[1]] in str(seen[2].content)
+        assert labels_of(text_of(seen[:1]))["a"] in str(seen[1].content)
+
     async def test_so_it_does_asynchronously_and_in_batches(self) -> None:
         model = wrapped()
         given = ["cab", "bca", "cba", "abc"]
@@ -184,6 +203,21 @@ class TestWholeAnswers:
 
         answer = wrapped(says=says).invoke(prompt("cab"))
         assert answer.content == ("[Doc_2, Doc_3] and Doc_2; [Doc_2][Doc_3]. Doc_1.pdf [Doc_99]")
+
+    @pytest.mark.parametrize("step", [1, 3, 100])
+    def test_labels_in_markdown_are_read(self, step: int) -> None:
+        model = wrapped(says=lambda labels, text: labels["a"].replace("_", "\\_"), step=step)
+        streamed = "".join(str(one.content) for one in model.stream(prompt("cab")))
+        answer = model.invoke(prompt("cab"))
+        assert streamed == answer.content == "[Doc\\_2]"
+        assert cited_documents(answer, documents("cab")) == documents("a")
+
+    def test_a_label_in_a_markdown_tool_call_is_read(self) -> None:
+        says = lambda labels, text: labels["a"].replace("_", "\\_")  # noqa: E731
+        answer = wrapped(says=says, calls_tool=True).invoke(prompt("cab"))
+        raw = answer.additional_kwargs["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(raw) == answer.tool_calls[0]["args"]
+        assert answer.tool_calls[0]["args"]["sources"] == ["[Doc\\_2]"]
 
     def test_arguments_of_tool_calls_have_the_labels_given(self) -> None:
         answer = wrapped(calls_tool=True).invoke(prompt("cab"))

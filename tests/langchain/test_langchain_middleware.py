@@ -45,7 +45,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
-from langchain_ctxreuse.agents.middleware import _log_too_many
+from langchain_ctxreuse.agents.middleware import (
+    ResultStatistics,
+    _log_nothing_planned,
+    _log_too_many,
+)
 
 __all__ = ["no_sockets"]
 
@@ -67,6 +71,40 @@ def test_tool_results_are_labelled_and_repeated_blocks_become_location_annotatio
     assert len(model.seen) == 6
     assert is_append_only(model.seen)
     assert convert_to_openai_messages(sent(messages[:-1])) == model.seen[-1][1:]
+
+
+def test_results_without_documents_are_counted_and_said_to_be_after_some(caplog):
+    _log_nothing_planned.cache_clear()
+    in_tags = {"document_prompt": PromptTemplate.from_template("<d>{page_content}</d>")}
+    tool_of_text = search_tool(response_format="content", **in_tags)
+    middleware = ReuseMiddleware()
+    for count in range(1, 22):
+        assert ("tool results" in caplog.text) == (count > 20)
+        agent, model = agent_with(middleware, [calls("ab"), done()], tool_of_text)
+        ask(agent, "Which?")
+        assert model.seen[-1][-1]["content"] == f"<d>{A}</d>\n\n<d>{B}</d>"
+        assert middleware.result_statistics == ResultStatistics(0, count)
+    assert caplog.text.count("response_format") == 1
+
+
+def test_results_with_documents_are_counted_and_nothing_is_said(caplog):
+    _log_nothing_planned.cache_clear()
+    middleware = ReuseMiddleware()
+    agent, _ = agent_with(middleware, [calls("ab", "cd"), done()], search_tool())
+    ask(agent, "Which?")
+    assert middleware.result_statistics == ResultStatistics(planned=2)
+    for _ in range(21):
+        agent, _ = agent_with(middleware, [calls("ab"), done()], search_tool(EmptyRetriever()))
+        ask(agent, "Which?")
+    assert middleware.result_statistics == ResultStatistics(planned=2), "empty results say nothing"
+    assert caplog.text == ""
+
+
+class EmptyRetriever(LetterRetriever):
+    """Finds nothing."""
+
+    def _get_relevant_documents(self, query: str, **kwargs: Any) -> list[Document]:
+        return []
 
 
 def test_the_state_holds_every_block_in_whole():

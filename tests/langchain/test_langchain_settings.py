@@ -10,6 +10,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from pydantic import ValidationError
 
@@ -97,6 +98,75 @@ def test_a_config_may_choose_the_planner() -> None:
     prompt = format_context([Document(text) for text in TEXTS]) + "\n\nWhich?"
     model.invoke(prompt, {"configurable": {"planner": second}})
     assert (has_planned(first), has_planned(second)) == (False, True)
+
+
+class Warm(FakeListChatModel):
+    """Answers with a setting of its own."""
+
+    temperature: float = 0.0
+
+    def _call(self, *args: Any, **kwargs: Any) -> str:
+        return f"At {self.temperature}."
+
+
+async def test_a_config_may_set_fields_of_the_model_inside() -> None:
+    inner = Warm(responses=[])
+    first, second = ReusePlanner(), ReusePlanner()
+    model = ReuseChatModel(inner=inner, planner=first, window_s=0)
+    fields = {"temperature": ConfigurableField(id="heat"), "planner": ConfigurableField(id="plan")}
+    chosen = model.configurable_fields(**fields)
+    prompt = format_context([Document(text) for text in TEXTS]) + "\n\nWhich?"
+    config: Any = {"configurable": {"heat": 0.5, "plan": second}}
+    assert chosen.invoke(prompt, config).content == "At 0.5."
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    assert chosen.invoke("Which?").content == "At 0.0."
+    assert (await chosen.ainvoke("Which?", config)).content == "At 0.5."
+    assert [one.content for one in chosen.batch(["1", "2"], [{}, config])] == ["At 0.0.", "At 0.5."]
+    assert chosen.with_config(config).bind(stop=["."]).invoke("Which?").content == "At 0.5."
+    assert {one.id for one in chosen.config_specs} == {"heat", "plan"}
+    again = model.configurable_fields(temperature=fields["temperature"])
+    again = again.configurable_fields(planner=fields["planner"])
+    assert again.invoke("Which?", config).content == "At 0.5."
+    assert inner.temperature == 0.0
+    with pytest.raises(ValueError, match="nothing"):
+        model.configurable_fields(nothing=fields["planner"], temperature=fields["temperature"])
+    view: Any = ReuseChatModel(inner=inner, window_s=0).as_inner()
+    view = view.configurable_fields(temperature=fields["temperature"])
+    assert view.invoke("Which?", {"configurable": {"heat": 0.5}}).content == "At 0.5."
+
+
+class Some(BaseRetriever):
+    """Finds as many documents as it is told."""
+
+    k: int = 3
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document(text) for text in TEXTS[: self.k]]
+
+
+def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config() -> None:
+    inside = Some()
+    retriever = ReuseRetriever(retriever=inside, annotation="off")
+    assert len(retriever.model_copy(update={"k": 1}).invoke("Which?")) == 1
+    field = ConfigurableField(id="k")
+    for made in (
+        retriever.configurable_fields(k=field),
+        ReuseRetriever(retriever=inside.configurable_fields(k=field), annotation="off"),
+        ReuseRetriever(
+            retriever=inside.configurable_fields(k=field), annotation="off"
+        ).configurable_fields(k=field),
+    ):
+        assert len(made.invoke("Which?", {"configurable": {"k": 2}})) == 2
+        assert len(made.invoke("Which?")) == 3
+        assert list(map(len, made.batch(["1", "2"], {"configurable": {"k": 1}}))) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "made", [chat_model(), ReuseCompressor(), ReuseRetriever(retriever=Some())]
+)
+def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'windows_s' is no setting of Reuse"):
+        made.model_copy(update={"windows_s": 1})
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,18 @@ async def test_a_label_names_the_node_at_that_position(llm: ReuseLLM) -> None:
     assert json.loads(answers[0].model_dump_json())["additional_kwargs"]["ctxreuse"]
 
 
+@pytest.mark.parametrize("letters", ["ccab", "cbcac"])
+def test_so_it_does_where_two_searches_have_found_the_same_node(
+    llm: ReuseLLM, letters: str
+) -> None:
+    answer = llm.complete(asked(letters))
+    nodes = letter_nodes(letters)
+    [number] = re.findall(r"\[Doc_(\d+)\]", answer.text)
+    assert nodes[int(number) - 1].node.node_id == "id-a"
+    for one in (answer, answer.text):
+        assert [cited.node.node_id for cited in cited_nodes(one, nodes)] == ["id-a"]
+
+
 async def test_streams_have_the_labels_given(llm: ReuseLLM) -> None:
     completions = [*llm.stream_complete(asked("cab"))]
     completions += [one async for one in await llm.astream_complete(asked("cab"))]

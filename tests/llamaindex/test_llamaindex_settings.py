@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 from llama_index.core.llms import MockLLM
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llamaindex_helpers import LetterRetriever, letter_nodes
 from llamaindex_memory_helpers import LetterMemory, user
 from pydantic import ValidationError
@@ -74,6 +76,51 @@ def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
     assert (has_planned(first), has_planned(second)) == (False, True)
     with pytest.raises(InvalidRequestError, match="window"):
         made.model_copy(update={"window_s": -1})
+
+
+def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given() -> None:
+    inner = MockLLM(max_tokens=5)
+    made = ReuseLLM(inner=inner, window_s=0)
+    changed = made.model_copy(update={"max_tokens": 2, "window_s": 0.001})
+    assert str(changed.complete("a b c")) == "text text"
+    assert (changed.window_s, inner.max_tokens) == (0.001, 5)
+
+
+def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it() -> None:
+    made = ReuseLLM(inner=MockLLM(max_tokens=5), window_s=0)
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert one.max_tokens == 5
+    assert not hasattr(made, "no_such_setting")
+    with pytest.raises(ValueError, match="no field"):
+        made.max_tokens = 3
+
+
+@pytest.mark.parametrize("made", [ReuseLLM(inner=MockLLM()), ReusePostprocessor()])
+def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'windows_s' is no setting of Reuse"):
+        made.model_copy(update={"windows_s": 1})
+
+
+class SomeRetriever(LetterRetriever):
+    """Finds as many nodes as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.similarity_top_k = 3
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return super()._retrieve(query_bundle)[: self.similarity_top_k]
+
+
+def test_settings_of_a_retriever_are_read_from_and_set_on_the_one_inside() -> None:
+    inside = SomeRetriever()
+    made = ReuseRetriever(inside)
+    assert made.similarity_top_k == 3
+    made.similarity_top_k = 1
+    assert inside.similarity_top_k == 1
+    assert len(made.retrieve("abc")) == 1
+    assert not hasattr(made, "no_such_setting")
+    assert copy.deepcopy(made).similarity_top_k == 1
 
 
 async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
@@ -63,6 +63,17 @@ def test_what_no_message_shows_is_not_spoken_of() -> None:
     chat.record("Noted.")
     chat.compact("We spoke of cats.")
     assert "no longer" not in chat.plan([CATS], outdated=[PIN]).content
+
+
+def test_a_block_that_no_longer_held_and_holds_again_is_sent_again() -> None:
+    chat = ReusePlanner().conversation("c")
+    chat.plan([PIN, CATS])
+    chat.record("Noted.")
+    assert "[Doc_1] no longer holds" in chat.plan([CATS], outdated=[PIN]).content
+    chat.record("Yes.")
+    plan = chat.plan([PIN, CATS])
+    assert [block.id for block in plan.blocks] == ["pin"]
+    assert plan.references == (CATS.id,)
 
 
 def test_shown_blocks_are_those_that_really_stand_there() -> None:
@@ -134,6 +145,7 @@ versions = st.dictionaries(st.integers(0, 3), st.integers(0, 2), max_size=4)
 
 
 @settings(max_examples=60)
+@example([{0: 0}, {}, {0: 0}], False)
 @given(st.lists(versions, min_size=1, max_size=6), st.booleans())
 def test_the_last_word_on_each_block_is_what_the_store_says(
     stores: list[dict[int, int]], words_are_own: bool

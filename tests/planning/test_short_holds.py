@@ -1,9 +1,13 @@
 """Nothing but short steps under a tenant's lock, whatever an eviction takes out."""
 
+import gc
+import sys
+from collections import Counter
+
 import pytest
 from helpers import check_index, nodes_of
 from hold_meter import MeteredLock
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planning_helpers import big_request, block, user
 
@@ -79,6 +83,28 @@ def test_an_eviction_takes_short_holds_however_much_it_takes_out(eviction):
     check_index(planner._planning._tenants.known("").index)
 
 
+def test_forgetting_what_many_tenants_have_sent_frees_a_little_of_it_at_once():
+    planner = ReusePlanner()
+    tenants = [f"tenant {number}" for number in range(30)]
+    for tenant in tenants:
+        many = [big_request((n,), tenant=tenant, request_id=0) for n in range(1_000)]
+        planner.plan_batch(many, "none")
+    gc.collect()
+    gc.disable()  # so that only what is forgotten is freed
+    try:
+        before = sys.getallocatedblocks()
+        evicted = planner.evict_tokens(10**9)
+        freed_at_once = before - sys.getallocatedblocks()
+        for _ in range(1_000):
+            planner.plan(big_request((1,), tenant=tenants[0]), "none")
+        freed_with_plans = before - sys.getallocatedblocks()
+    finally:
+        gc.enable()
+    assert evicted.tokens == 30 * 1_000 * 100
+    assert freed_at_once < SHORT
+    assert freed_with_plans > 30 * 1_000
+
+
 def test_a_plan_that_needs_the_room_of_many_others_takes_short_holds():
     planner = ReusePlanner(capacity_tokens=100 * 3_000)
     many = [big_request((number,), request_id=number) for number in range(3_000)]
@@ -130,18 +156,37 @@ def do(planner, number, call):
 
 
 def contents(index):
-    """Return the runs of the nodes by the edges that lead there, and which requests end there."""
-    found = {}
+    """Return the nodes, each with the edges that lead there and the requests that end there.
+
+    The number of a node is not looked at: it is another one where one was free at the time.
+    """
+    found = Counter()
     for node in nodes_of(index):
         edges, above = [], node
         while above is not None:
-            edges.append(above.edge)
+            edges.append(("turn", above.run) if isinstance(above.edge, tuple) else above.edge)
             above = above.parent
-        found[tuple(edges)] = node.run, set(node.ids)
+        found[(*edges, node.run, frozenset(node.ids))] += 1
     return found
 
 
 @settings(max_examples=300)
+@example(  # the end of a cut is made a leaf in the middle, and what is freed behind it is younger
+    [([0], False), ([0, 1], True), ([0], False), ([0], False), ([0], True)],
+    None,
+    ("trim", 1, 1),
+    [("plan again", [0])],
+    1,
+)
+@example(
+    [([0], False), ([0, 1], True), ([0], False), ([0], False), ([0], True)],
+    None,
+    ("trim", 1, 1),
+    [("plan again", [1])],
+    1,
+)
+@example([([0], False)] * 5, None, ("trim", 0, 0), [("evict tokens", 100)], 1)
+@example([([0], False)] * 5, None, ("trim", 0, 0), [("turn", [0])], 1)
 @given(
     some_plans,
     st.none() | st.integers(0, 12),

@@ -375,12 +375,11 @@ def test_a_recorder_says_that_each_process_makes_its_own(tmp_path: Any) -> None:
     recorder.close()
 
 
-def test_a_field_of_the_inner_model_is_not_the_wrappers_and_the_error_says_what_to_do() -> None:
+def test_a_field_of_the_inner_model_is_configured_as_the_inner_models() -> None:
     model = ReuseChatModel(inner=Echo(responses=[]))
     field = ConfigurableField(id="t")
-    message = r"temperature is a field of the inner Echo; .* \.bind\(temperature=\.\.\.\)"
-    with pytest.raises(InvalidRequestError, match=message):
-        model.configurable_fields(temperature=field)
+    configurable = model.configurable_fields(temperature=field)
+    assert configurable.invoke("Which?", {"configurable": {"t": 0.5}}).text == "0.5"
     assert model.bind(temperature=0.5).invoke("Which?").text == "0.5"
     with pytest.raises(ValueError, match="Configuration key nothing not found"):
         model.configurable_fields(nothing=field)

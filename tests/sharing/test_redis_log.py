@@ -177,7 +177,12 @@ def test_entries_of_others_are_left_out_and_another_secret_is_said(
     assert order(theirs.plan(asked("cba"))) == "cba"
     assert theirs.sharing.taken_in == 0
     assert theirs.sharing.unreadable == 3
-    assert len([one for one in caplog.records if "another secret" in one.getMessage()]) == 1
+    lines = [one.getMessage() for one in caplog.records]
+    assert len([one for one in lines if "another secret" in one]) == 1
+    assert not any("damaged" in one for one in lines)
+    assert any(
+        "an entry that no planner with its key has written; it is left" in one for one in lines
+    )
 
 
 def test_the_server_holds_no_text_and_no_plain_digest(server: RedisServer) -> None:

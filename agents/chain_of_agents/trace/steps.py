@@ -24,10 +24,12 @@ _LONG_WORDS = 2_000
 _LONGEST_WORDS = 200
 _QUOTED = 16
 _MOST_CAUSES = 10
-_TOO_LONG_STATUS = (400, 413, 422)
+_TOO_LONG_STATUS = (400, 422)
+_TOO_LARGE_STATUS = 413
 _TOO_LONG = re.compile(
-    r"context.{0,20}(length|window|size)|maximum context|(prompt|input|request)s? (is|are) too long"
-    r"|too many (input )?tokens|exceeds? .{0,40}(tokens|context)",
+    r"context.{0,20}(length|window|size)|maximum (context|model length)"
+    r"|(prompt|input|request)s? ((is|are) )?too long|too many (input )?tokens"
+    r"|exceeds? .{0,40}(tokens|context|session_len)|`inputs` (tokens|must have less)",
     re.IGNORECASE,
 )
 
@@ -133,9 +135,12 @@ def is_too_long(error: object) -> bool:
     """Return whether a model has refused a prompt because its context has no room for it."""
     if not isinstance(error, BaseException):
         return False
-    refused = (getattr(one, "status_code", None) in _TOO_LONG_STATUS for one in _causes(error))
     named = any("ContextOverflow" in type(one).__name__ for one in _causes(error))
-    return named or (any(refused) and _TOO_LONG.search(server_words(error)) is not None)
+    refused = {getattr(one, "status_code", None) for one in _causes(error)}
+    if named or _TOO_LARGE_STATUS in refused:
+        return True
+    in_words = _TOO_LONG.search(server_words(error)) is not None
+    return in_words and not refused.isdisjoint(_TOO_LONG_STATUS)
 
 
 def server_words(error: BaseException) -> str:

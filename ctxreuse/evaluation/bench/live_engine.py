@@ -17,7 +17,7 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
 from ctxreuse.evaluation.replay.policies import ReorderedTrace
 from ctxreuse.evaluation.replay.run_result import Part, Run, RunResult
-from ctxreuse.evaluation.results.answers import exact_match, token_f1
+from ctxreuse.evaluation.results.answers import exact_match, token_f1, without_thoughts
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -271,7 +271,8 @@ class _Sending:
         self.first_token_s.append(answer.time_to_first_token_s)
         right = self.engine.references.get(str(plan.request_id))
         if right:
-            scored = token_f1(answer.text, right), exact_match(answer.text, right)
+            said = without_thoughts(answer.text)
+            scored = token_f1(said, right), exact_match(said, right)
             self.scores.append((str(plan.request_id), *scored))
         return answer.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +13,15 @@ from typing import IO, Any, Self
 
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.results.answers import without_thoughts
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 
+if sys.platform != "win32":
+    import fcntl
+
 _PRIVATE_FILE = 0o600
+_WITHOUT_LOCKS = (errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
+"""What file systems say that have no locks."""
 _BEGINNING = b'{"key": "'
 
 
@@ -23,29 +30,38 @@ class KeptAnswer:
     """A model's answer to one prompt.
 
     Attributes:
-        text: The answer.
+        text: The reply.
         prompt_tokens: The prompt's length; None if the engine did not say.
         cached_tokens: Those that it had cached; None if it did not say.
         seconds: How long the answer took.
+        is_cut_off: Whether it ended at the limit of its tokens; None if that was not noted.
     """
 
     text: str
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     seconds: float = 0.0
+    is_cut_off: bool | None = None
+
+    @property
+    def said(self) -> str:
+        """The answer, without what the model thought before it."""
+        return without_thoughts(self.text)
 
 
 class AnswerFile:
     """A file of answers, a JSON object a line; a context manager.
 
     Each answer is one write at the end of the file, so a process that is killed loses at most the
-    answers that it waits for. A last line that is cut off is dropped. One process at a time writes.
+    answers that it waits for. A last line that is cut off is dropped. One process at a time writes,
+    because two would ask the same; Windows and some network disks have no lock that says so.
 
     Args:
         path: The file; made if it is missing, with its folder.
 
     Raises:
-        InputFileError: It cannot be read or written, or holds something else.
+        InputFileError: It cannot be read or written, holds something else, or another process is
+            writing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +78,7 @@ class AnswerFile:
             number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _PRIVATE_FILE)
             self._stream = open(number, "r+b", buffering=0)  # closed in __exit__
         try:
+            self._keep_others_out()
             self._drop_what_was_cut_off()
             for line in read_lines(str(self.path)):
                 self._answers[line.get("key", (str,))] = _read(line)
@@ -103,6 +120,23 @@ class AnswerFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._answers[key] = answer
 
+    def _keep_others_out(self) -> None:
+        """Lock the file until it is closed, or this process ends."""
+        assert self._stream is not None
+        if sys.platform == "win32":
+            return
+        with file_errors(self.path, "written"):
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputFileError(
+                    f"{self.path}: another run is writing it; wait for its end, or name another "
+                    "file with --answers"
+                ) from None
+            except OSError as error:
+                if error.errno not in _WITHOUT_LOCKS:
+                    raise
+
     def _drop_what_was_cut_off(self) -> None:
         """Cut off a last line without an end, which a process was killed in the middle of."""
         assert self._stream is not None
@@ -126,6 +160,7 @@ def _read(line: JsonLine) -> KeptAnswer:
         prompt_tokens=line.count("prompt_tokens", None),
         cached_tokens=line.count("cached_tokens", None),
         seconds=_seconds(line),
+        is_cut_off=line.get("is_cut_off", (bool,), None),
     )
 
 

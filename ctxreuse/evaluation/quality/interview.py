@@ -139,7 +139,11 @@ class Interview:
             return None
         self._lost = 0
         return KeptAnswer(
-            answer.text, answer.prompt_tokens, answer.cached_tokens, round(answer.total_s, 3)
+            answer.text,
+            answer.prompt_tokens,
+            answer.cached_tokens,
+            round(answer.total_s, 3),
+            answer.finish_reason == "length",
         )
 
 

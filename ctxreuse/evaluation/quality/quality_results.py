@@ -36,7 +36,7 @@ class Scored:
     """One answer of an arm.
 
     Attributes:
-        answer: The text.
+        answer: The text, without a thought.
         f1: F1 against the closest right answer.
         exact: 1 if it is a right answer, else 0.
         contained: 1 if it holds a right answer, else 0.
@@ -44,6 +44,7 @@ class Scored:
         prompt_tokens: The prompt's length; None if the engine did not say.
         cached_tokens: Those that it had cached; None if it did not say.
         seconds: How long the answer took.
+        is_cut_off: Whether it ended at the limit of its tokens; None if that was not noted.
     """
 
     answer: str
@@ -54,6 +55,7 @@ class Scored:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     seconds: float = 0.0
+    is_cut_off: bool | None = None
 
     @classmethod
     def of(cls, answer: str, references: Sequence[str], **fields: Any) -> Scored:
@@ -271,12 +273,17 @@ def quality_output(results: QualityResults) -> Iterator[Shown]:
         yield _prompt_table(result)
         if any(arm.differences(result.base, "f1") for arm in result.arms[1:]):
             yield _calibration_table(result)
+        yield from _odd_answers(result)
         yield from _failures(result)
     yield ""
     yield (
         "Changes are paired: the same questions, as retrieved and so, with 95% bootstrap intervals "
         "over questions. An interval around 0 means that no difference was seen, not that there is "
         "none: one as large as its ends may be there."
+    )
+    yield (
+        "Arms find each other's prompts in the engine's cache, so hit ratios and seconds here say "
+        "what asking took, not what an order saves; that is measured without --part quality."
     )
     yield from results.notes
     yield f"Stopped: {results.stopped}."
@@ -373,6 +380,24 @@ def _change_cell(interval: Interval | None, *, is_coloured: bool = True) -> str:
     if is_coloured and interval.low > 0:
         return Good(text)
     return text
+
+
+def _odd_answers(result: SetResult) -> Iterator[str]:
+    """Say how many answers measure the limit of their tokens, and not the order of the blocks."""
+    answers = [one for arm in result.arms for one in arm.scored.values()]
+    cut_off = sum(one.is_cut_off is True for one in answers)
+    empty = sum(not one.answer.strip() for one in answers)
+    if cut_off:
+        yield (
+            f"{result.name}: {cut_off:,} of {len(answers):,} answers were cut off at "
+            f"{result.answer_tokens:,} tokens; give them room (--answer-tokens)"
+        )
+    if empty:
+        yield (
+            f"{result.name}: {empty:,} of {len(answers):,} answers are empty, as those are of a "
+            "model that is still thinking at its last token; give it room (--answer-tokens), or "
+            "have it not think"
+        )
 
 
 def _failures(result: SetResult) -> Iterator[str]:

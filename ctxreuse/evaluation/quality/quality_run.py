@@ -256,6 +256,7 @@ class _Benchmark:
             client, kept, config.concurrency, self._is_over, self._after_answer
         )
         self.sets: list[_AskedSet] = []
+        self._left_out: list[str] = []
 
     async def ask(self) -> str:
         """Ask all rounds; return why that ended, in words."""
@@ -292,11 +293,17 @@ class _Benchmark:
 
     def results(self, stopped: str) -> QualityResults:
         """Return what has come out so far."""
+        unanswered = sum(one.total() for asked in self.sets for one in asked.failures)
+        is_over = stopped.startswith("every arm")
+        if is_over and unanswered:
+            stopped += (
+                f"; {unanswered:,} prompts were not answered, and are asked again the next time"
+            )
         return QualityResults(
             model=self.interview.model,
             sets=tuple(asked.result() for asked in self.sets),
             stopped=stopped,
-            is_complete=stopped.startswith("every arm"),
+            is_complete=is_over and not unanswered,
             settings=self._config.settings(),
             asked=self.interview.asked,
             seconds=self._clock() - self._began,
@@ -305,6 +312,7 @@ class _Benchmark:
 
     def _notes(self) -> tuple[str, ...]:
         notes = [f"{self.interview.asked:,} answers are new; all are kept in {self._kept.path}."]
+        notes += self._left_out
         if any(asked.questions.has_turns for asked in self.sets):
             notes.append(
                 "In conversations, the history of every arm holds the answers that were given as "
@@ -320,6 +328,14 @@ class _Benchmark:
                 f"{questions.name}: no question with a right answer fits the model's "
                 f"{self.interview.context_tokens:,} tokens; serve it with a longer context "
                 "(--max-model-len)"
+            )
+        scored = len(questions.fitting(None))
+        if len(numbers) < scored:
+            kind = "conversations" if questions.has_turns else "questions"
+            self._left_out.append(
+                f"{questions.name}: {scored - len(numbers):,} of {scored:,} {kind} do not fit the "
+                f"model's {self.interview.context_tokens:,} tokens and were not asked; serve it "
+                "with a longer context (--max-model-len) to ask them, too"
             )
         return numbers
 
@@ -372,7 +388,7 @@ class _Benchmark:
             answer = self._kept.get(prompt.key(self.interview.model))
             if answer is None:
                 return
-            answers.append(answer.text)
+            answers.append(answer.said)
         asked.histories[number] = answers
 
     async def _ask_base(self, asked: _AskedSet, numbers: Sequence[int]) -> None:
@@ -388,7 +404,7 @@ class _Benchmark:
                 answer = answers.get(prompt.question)
                 if answer is None:
                     continue
-                histories[number].append(answer.text)
+                histories[number].append(answer.said)
                 if len(histories[number]) > asked.scored_turns(number)[-1]:
                     asked.histories[number] = histories[number]
                 else:
@@ -437,12 +453,13 @@ class _Benchmark:
             return answer is not None
         base_text = asked.base_texts.setdefault(prompt.question, prompt.text)
         asked.answers[place].scored[prompt.question] = Scored.of(
-            answer.text,
+            answer.said,
             references,
             is_other_prompt=prompt.text != base_text,
             prompt_tokens=answer.prompt_tokens,
             cached_tokens=answer.cached_tokens,
             seconds=answer.seconds,
+            is_cut_off=answer.is_cut_off,
         )
         return True
 

@@ -20,6 +20,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SCORES_AT_ONCE = 1_000_000
+_THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,27 @@ class Interval:
     def half_width(self) -> float:
         """Half of the distance between the ends."""
         return (self.high - self.low) / 2
+
+
+def without_thoughts(text: str) -> str:
+    """Return what a reasoning model answered, without what it thought before.
+
+    Such models think in the answer's text, between `<think>` and `</think>`, where the engine does
+    not part the two (vLLM does with `--reasoning-parser`). The beginning may be missing, because
+    some chat templates have it already.
+
+    Args:
+        text: The model's reply.
+
+    Returns:
+        What stands behind the thought; "" where the thought has no end. A reply without a thought
+        stays as it is.
+    """
+    checked_kind("an answer", text, str, "a text")
+    _, end, answer = text.rpartition(_THOUGHT_ENDS)
+    if end:
+        return answer.strip()
+    return "" if text.lstrip().startswith(_THOUGHT) else text
 
 
 def normalize_answer(text: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import Any
@@ -21,6 +23,7 @@ from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encod
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -60,8 +63,25 @@ except ImportError as error:
 
 _MOST_RESULTS = 64
 """Each plan reads all that stands before it."""
+_SILENT_RESULTS = 20
+"""So many results without documents, and none with any, are worth a line in the log."""
 
 _log = logging.getLogger("ctxreuse")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultStatistics:
+    """What became of the results of an agent's tools.
+
+    Attributes:
+        planned: Results whose documents were planned.
+        without_documents: Results in which nothing was found that is certain to be retrieved; they
+            are sent as they are. After 20 of them, and none that was planned, the log says once
+            what to do.
+    """
+
+    planned: int = 0
+    without_documents: int = 0
 
 
 class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
@@ -149,6 +169,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             tell=self._planner.note_failure,
         )
         self._pointing = PointingStep(self._templates, self._registry, self._fail_open)
+        self._counts = Counter[str]()
+        self._lock = ForkSafeLock()
 
     @property
     def planner(self) -> ReusePlanner:
@@ -159,6 +181,12 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     def faults(self) -> int:
         """How often planning has failed and a message went through as it was."""
         return self._fail_open.faults
+
+    @property
+    def result_statistics(self) -> ResultStatistics:
+        """What became of the tools' results: planned, or no documents were found in them."""
+        with self._lock:
+            return ResultStatistics(**self._counts)
 
     def before_agent(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
@@ -254,6 +282,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             if isinstance(message, ToolMessage) and (blocks := self._blocks_in(message)) is not None
         )
         found = dict(islice(holding, _MOST_RESULTS))
+        self._count(messages[first:], len(found))
         planned: dict[int, AnyMessage] = {}
         if not found:
             return planned
@@ -270,6 +299,23 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                 )
             history += history_as_openai([sent_message(shown, self._templates).message])
         return planned
+
+    def _count(self, messages: Iterable[AnyMessage], planned: int) -> None:
+        """Count new results, those that say anything."""
+        said = [
+            one
+            for one in messages
+            if isinstance(one, ToolMessage)
+            and one.status != "error"
+            and any(text.strip() for text, _ in text_parts(one))
+        ]
+        with self._lock:
+            self._counts["planned"] += planned
+            self._counts["without_documents"] += max(0, len(said) - planned)
+            is_silent = not self._counts["planned"] and self._retriever is None
+            is_silent &= self._counts["without_documents"] >= _SILENT_RESULTS
+        if is_silent:
+            _log_nothing_planned()
 
     def _blocks_in(self, message: ToolMessage) -> FoundBlocks | None:
         parts = text_parts(message)
@@ -352,6 +398,19 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         if not any(map(repeated_blocks, request.messages)):
             return request
         return request.override(model=self._pointing.inside(request.model))
+
+
+@cache
+def _log_nothing_planned() -> None:
+    """Say once that a middleware finds nothing to do."""
+    _log.warning(
+        "ReuseMiddleware: none of the first %d tool results holds documents that can be planned; "
+        "they are sent as they are. Let the tools return documents as their artifact "
+        '(response_format="content_and_artifact"), or the text of format_context; or name tools '
+        "whose text is documents with document_separator between: ReuseMiddleware(tools=[...], "
+        "document_separator=...). result_statistics says what becomes of each result.",
+        _SILENT_RESULTS,
+    )
 
 
 @cache

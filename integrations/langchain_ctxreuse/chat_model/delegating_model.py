@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, PrivateAttr, field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.context.fixed_settings import split_settings
 from langchain_ctxreuse.chat_model.model_view import called_through
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
+from langchain_ctxreuse.configurable import configurable_around
 from langchain_ctxreuse.scope import RequestCarrier
 
 if TYPE_CHECKING:
@@ -81,15 +82,18 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; fields of the inner model change in a copy of that."""
+        """Return a copy; fields of the inner model change in a copy of that.
+
+        Raises:
+            InvalidRequestError: a field of neither.
+        """
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
-        fields = type(self.inner).model_fields.keys() - type(self).model_fields
-        of_inner = {name: one for name, one in update.items() if name in fields}
-        of_ours = {name: one for name, one in update.items() if name not in fields}
-        copy = super().model_copy(update=of_ours, deep=deep)
+        inner = update.get("inner", self.inner)
+        ours, of_inner = split_settings(type(self), update, type(self).model_fields, inner)
+        copy = super().model_copy(update={name: update[name] for name in ours}, deep=deep)
         if of_inner:
-            copy.inner = copy.inner.model_copy(update=of_inner)
+            copy.inner = copy.inner.model_copy(update={name: update[name] for name in of_inner})
         return copy
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
@@ -99,20 +103,16 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
             call.inner = call.inner._carrying(config)
         return call
 
-    def configurable_fields(self, **fields: Any) -> Any:
+    def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do.
 
+        Args:
+            **fields: For each field of this model or of the inner one, how a config names it.
+
         Raises:
-            InvalidRequestError: a field of the inner model.
             ValueError: a field of neither.
         """
-        inside = fields.keys() & type(self.inner).model_fields.keys() - type(self).model_fields
-        for name in sorted(inside):
-            raise InvalidRequestError(
-                f"{name} is a field of the inner {type(self.inner).__name__}; make the whole model "
-                f"configurable, with inner=..., or set it for a call with .bind({name}=...)"
-            )
-        return super().configurable_fields(**fields)
+        return configurable_around(self, "inner", super().configurable_fields, fields)
 
     def as_inner(self) -> BaseChatModel:
         """Return this model as an object of the inner model's class, which has its attributes.

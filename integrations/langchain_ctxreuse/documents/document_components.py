@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 from uuid import UUID
 
@@ -13,12 +13,14 @@ from langchain_core.callbacks import (
 )
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
-from pydantic import ConfigDict, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import RetrievedItems
+from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.errors import InvalidRequestError, describe
+from langchain_ctxreuse.configurable import configurable_around
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
 from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
@@ -117,6 +119,37 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         follow_runs()
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; fields of the retriever inside change in a copy of that.
+
+        Args:
+            update: Fields to change.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            InvalidRequestError: wrong type, no such annotation mode, or a field of neither.
+        """
+        if not update:  # as each call is made on one
+            return super().model_copy(deep=deep)
+        inside = update.get("retriever", self.retriever)
+        ours, of_inside = split_settings(type(self), update, type(self).model_fields, inside)
+        copy = super().model_copy(update={name: update[name] for name in ours}, deep=deep)
+        if of_inside and isinstance(copy.retriever, BaseModel):
+            changed = {name: update[name] for name in of_inside}
+            copy.retriever = copy.retriever.model_copy(update=changed)
+        return copy
+
+    def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
+        """Return a retriever whose fields a config can set, as LangChain's retrievers do.
+
+        Args:
+            **fields: For each field of this retriever or of the one inside, how a config names it.
+
+        Raises:
+            ValueError: a field of neither.
+        """
+        return configurable_around(self, "retriever", super().configurable_fields, fields)
 
     def batch(
         self,

@@ -33,6 +33,7 @@ from ctxreuse.adapters.prompt_labels import answer_sources
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
@@ -68,8 +69,9 @@ class DocumentPlanningFields(BaseModel):
             deep: Whether what it holds is copied, too.
 
         Raises:
-            InvalidRequestError: wrong type, or no such annotation mode.
+            InvalidRequestError: wrong type, no such annotation mode, or no such field.
         """
+        split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
         if update and not update.keys().isdisjoint(("planner", "annotation")):
             copy._build()

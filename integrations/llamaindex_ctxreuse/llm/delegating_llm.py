@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatResponse, LLMMetadata
 from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, field_validator
@@ -73,6 +73,23 @@ class DelegatingLLM(FunctionCallingLLM):
         if name in _DELEGATED:
             return getattr(super().__getattribute__("inner"), name)
         return super().__getattribute__(name)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a setting of the inner model that the wrapper lacks, such as its name."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                inner = vars(self).get("inner")  # none while it is made, copied or restored
+                kind = type(inner)
+                is_property = isinstance(getattr(kind, name, None), property)
+                # its methods would call it past the wrapper
+                if name.startswith("_") or not (
+                    is_property or name in getattr(kind, "model_fields", ())
+                ):
+                    raise
+                return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _DELEGATED:

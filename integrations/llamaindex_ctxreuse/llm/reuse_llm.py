@@ -37,6 +37,7 @@ from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, pl
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.serving.aio.concurrency import all_in_order
@@ -143,15 +144,21 @@ class ReuseLLM(DelegatingLLM):
         """Return a copy, in which other values of the fields take effect.
 
         Args:
-            update: Fields to change.
+            update: Fields to change. Those of the inner LLM change in a copy of it.
             deep: Whether what it holds is copied, too.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
+            InvalidRequestError: wrong type, out of range, or a field of neither.
         """
-        copy = super().model_copy(update=update, deep=deep)
-        if update:
-            copy._build()
+        if not update:
+            return super().model_copy(deep=deep)
+        inner = update.get("inner", self.inner)
+        ours, of_inner = split_settings(type(self), update, type(self).model_fields, inner)
+        changed = {name: update[name] for name in ours}
+        if of_inner:
+            changed["inner"] = inner.model_copy(update={name: update[name] for name in of_inner})
+        copy = super().model_copy(update=changed, deep=deep)
+        copy._build()
         return copy
 
     def _build(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -31,7 +31,7 @@ from ctxreuse.adapters.document_planner import (
 )
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.fixed_settings import FixedSettings, split_settings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
@@ -170,8 +170,10 @@ class ReusePostprocessor(BaseNodePostprocessor):
             deep: Whether what it holds is copied, too.
 
         Raises:
-            InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
+            InvalidRequestError: wrong type, no such annotation mode or metadata mode, or no such
+                field.
         """
+        split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
         if update:
             copy._build()
@@ -259,6 +261,24 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         inside = getattr(retriever, "callback_manager", None)
         super().__init__(callback_manager=callback_manager or inside)
         follow_runs()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the retriever inside, such as `similarity_top_k`."""
+            inside = vars(self).get("_retriever")  # none while it is made, copied or restored
+            if inside is None or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+            return getattr(inside, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute of the retriever inside where it has one that this class lacks."""
+            inside = vars(self).get("_retriever")
+            is_own = inside is None or name in vars(self) or hasattr(type(self), name)
+            if is_own or name.startswith("_") or not hasattr(inside, name):
+                super().__setattr__(name, value)
+            else:
+                setattr(inside, name, value)
 
     @property
     def retriever(self) -> BaseRetriever:
