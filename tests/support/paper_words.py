@@ -1,0 +1,50 @@
+"""Planners of tests that see by labels and the papers' words what a plan holds.
+
+Most tests are about orders, conversations and scopes, not about words. They read them off a
+prompt's labels and annotations, so their planners show all of these: blocks under labels, all
+blocks ranked, a place for each that is left out, and blocks are moved as if words cost nothing.
+What planners do without being asked is tested in the folders that `conftest.py` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner
+from ctxreuse.ordering.online import OnlineOrder
+from ctxreuse.planning.tenant_planner import PlannerSettings
+from ctxreuse.planning.tenants import Tenants
+
+
+def no_words(number: int) -> int:
+    """Return what words on the order of blocks cost."""
+    return 0
+
+
+@contextmanager
+def paper_words() -> Iterator[None]:
+    """Let planners, and what makes some, show labels and the papers' words unless asked."""
+    from llamaindex_ctxreuse import ReuseMemoryBlock
+    from llamaindex_ctxreuse.chat import chat_turn
+    from mem0_ctxreuse.planned_memory import MemoryWrapper
+
+    with pytest.MonkeyPatch.context() as patch:
+        shown = ReusePlanner.__init__.__kwdefaults__
+        patch.setitem(shown, "templates", PAPER_TEMPLATES)
+        patch.setitem(shown, "labels", True)
+        patch.setattr(PlannerSettings, "words", lambda self, number: 0)
+        patch.setattr(OnlineOrder.__init__, "__defaults__", (no_words, lambda name: None))
+        patch.setattr(Tenants.__init__, "__defaults__", (None, no_words))
+        patch.setattr(chat_turn, "_LABELLED_TOKENS", 0)
+        memories = MemoryWrapper.__init__.__kwdefaults__
+        for name, value in (("labels", True), ("annotate", True), ("growth_limit", None)):
+            patch.setitem(memories, name, value)
+        fields = ReuseMemoryBlock.model_fields
+        for name in ("labels", "annotate"):
+            patch.setattr(fields[name], "default", True)
+        ReuseMemoryBlock.model_rebuild(force=True)
+        yield
+    ReuseMemoryBlock.model_rebuild(force=True)
