@@ -15,7 +15,7 @@ from chain_of_agents.segments import Segment
 from chain_of_agents.trace.steps import Step, remarked
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.rendering import render_block
+from ctxreuse.context.rendering import Templates, render_block
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 
@@ -25,6 +25,8 @@ _DEFAULT_WINDOW_TOKENS = 8_192
 _LEAST_SEGMENT_TOKENS = 32
 _MARKUP_TOKENS = 64
 """What chat templates and annotations may add."""
+_RANKING_TOKENS = 32
+"""Of these, what the names in a ranking may add."""
 _MESSAGE_TOKENS = 8
 """What a chat template may add to each message of a history."""
 _HIGH_NUMBER = 9_999
@@ -46,6 +48,7 @@ class Budget:
         notes: What the manager reads.
         label: What each document of a segment but the first adds besides its text.
         location: What pointing to a document adds, in a conversation.
+        location_line: What pointing to any number of documents adds besides.
         note: What each note adds besides its text.
         most_notes: The number of notes with which half of what the manager reads is notes.
     """
@@ -55,6 +58,7 @@ class Budget:
     notes: int
     label: int
     location: int
+    location_line: int
     note: int
     most_notes: int
 
@@ -90,8 +94,10 @@ def budget_of(
     while asked < count_tokens(question):
         asked *= 2
     label = templates.block_label(_HIGH_NUMBER)
-    labelled = render_block(label, "", templates) + templates.separator
-    label_tokens = count_tokens(labelled + templates.order_separator + label)
+    label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
+    location, location_line = templates.location_annotation(label) + templates.separator, ""
+    if templates.has_location_line:
+        location, location_line = f", {label}", location
     query = max(count_tokens(prompts.first), count_tokens(prompts.next))
     worker = count_tokens(prompts.worker) + query + 2 * note_tokens
     manager = count_tokens(prompts.manager + prompts.final + prompts.no_notes) + answer_tokens
@@ -109,10 +115,24 @@ def budget_of(
         segment=min(segment, settings.segment_tokens or segment),
         notes=notes,
         label=label_tokens,
-        location=count_tokens(templates.location_annotation(label) + templates.separator),
+        location=count_tokens(location),
+        location_line=count_tokens(location_line),
         note=note,
         most_notes=max(1, notes // (2 * max(1, note))),
     )
+
+
+def _beside_a_text(label: str, templates: Templates, count_tokens: Callable[[str], int]) -> str:
+    """Return the words that a document adds to a segment besides its text.
+
+    A ranking names it, too, unless it names so few documents that there is room for them anyway.
+    """
+    words = render_block(label, "", templates) + templates.separator
+    name = label if templates.ranks_by_label else str(_HIGH_NUMBER)
+    named, most = templates.order_separator + name, templates.most_ranked
+    if most is None or most * count_tokens(named) > _RANKING_TOKENS:
+        words += named
+    return words
 
 
 def history_tokens(history: Iterable[Mapping[str, Any]], count_tokens: Callable[[str], int]) -> int:
@@ -174,9 +194,8 @@ class AgentRequests:
         if history:
             tenant = self.question.tenant
             tokens = [self.planner.block_tokens([block], tenant) for block in segment.blocks]
-            size = history_tokens(history, count_tokens) + sum(
-                max(length + self.budget.label, self.budget.location) for length in tokens
-            )
+            size = history_tokens(history, count_tokens) + self.budget.location_line
+            size += sum(max(length + self.budget.label, self.budget.location) for length in tokens)
             if size > self.budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"
         request = AgentRequest(
@@ -263,7 +282,7 @@ class AgentRequests:
             blocks,
             query,
             system=system,
-            history=None if conversation is None else history,
+            history=history,  # also an empty one lets documents have labels, which notes cite
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
             tenant=self.question.tenant,
         )

@@ -19,10 +19,10 @@ from chain_helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_helpers import location_words
 
 from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
-from ctxreuse import request_context
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates, request_context
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.serving import EmulatedEngine
 
 MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
@@ -46,14 +46,16 @@ def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mo
         [
             *first[1][1:],
             {"role": "assistant", "content": "Note 2."},
-            {"role": "user", "content": f"{location_words(1)}\n\n{asked('Second?', notes[0])}"},
+            {"role": "user", "content": f"See also [Doc_1] above.\n\n{asked('Second?', notes[0])}"},
         ],
         [
             *first[0][1:],
             {"role": "assistant", "content": "Note 2."},
             {
                 "role": "user",
-                "content": f"{location_words(1)}\n\n[Doc_2] plums\n\n{asked('Second?', notes[1])}",
+                "content": (
+                    f"[Doc_2] plums\n\nSee also [Doc_1] above.\n\n{asked('Second?', notes[1])}"
+                ),
             },
         ],
     ]
@@ -114,14 +116,22 @@ def test_a_history_that_is_too_long_is_left_out_and_its_documents_are_sent_again
     assert texts[0] in agents.model.prompts[0][-1]["content"]
 
 
-def test_pointing_to_very_many_tiny_documents_counts_too() -> None:
-    agents = Agents(noting, workers=1, context_window=2_000)
-    for _ in range(2):
-        trace = agents.run([f"d{n}" for n in range(85)], conversation_id="c")
-        for prompt in agents.model.prompts:
-            length = sum(agents.planner.count_tokens(message["content"]) for message in prompt)
-            assert length + 16 <= 0.75 * 2_000
-    assert trace.workers[0].remark == "its history was left out to fit the model's context"
+@pytest.mark.parametrize(("templates", "most"), [(DEFAULT_TEMPLATES, 130), (PAPER_TEMPLATES, 85)])
+def test_pointing_to_very_many_tiny_documents_counts_too(templates: Templates, most: int) -> None:
+    planner = ReusePlanner(templates=templates, annotate=False)
+    for number in (most // 2, most):
+        agents = Agents(noting, workers=1, context_window=2_000, planner=planner)
+        for _ in range(2):
+            trace = agents.run([f"d{n}" for n in range(number)], conversation_id=number)
+            for prompt in agents.model.prompts:
+                length = sum(agents.planner.count_tokens(message["content"]) for message in prompt)
+                assert length + 16 <= 0.75 * 2_000
+        [step] = trace.workers
+        if number < most:
+            assert (step.remark, len(step.shown_before)) == ("", number)
+        else:
+            assert step.remark == "its history was left out to fit the model's context"
+            assert step.shown_before == ()
 
 
 def test_a_manager_s_conversation_that_is_too_long_is_left_out() -> None:
@@ -154,7 +164,7 @@ def test_a_worker_that_fails_keeps_its_history_from_before() -> None:
         "assistant",
         "user",
     ]
-    assert f"{location_words(1)}\n\n[Doc_2] b" in agents.model.prompts[0][-1]["content"]
+    assert "[Doc_2] b\n\nSee also [Doc_1] above.\n\n" in agents.model.prompts[0][-1]["content"]
 
 
 def test_where_the_manager_fails_the_turn_has_not_been() -> None:

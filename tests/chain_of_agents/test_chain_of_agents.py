@@ -356,10 +356,33 @@ def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents() -> N
     chain.invoke(question(4, documents=documents(4)[::-1]))
     sent = str(model.prompts[-2][-1].content)
     assert sent.startswith("[Doc_1] Document 0 says 0. ")
-    assert (
-        "Please read the context in the following priority order: "
-        "[Doc_4] > [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
-    ) in sent
+    assert "\n\nMost relevant first: 4, 3, 2, 1\n\nQuestion: Which?" in sent
+
+
+@pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])
+def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner: Any) -> None:
+    model = SaysModel(says=lambda prompt: "[Doc_2]: it says 1.")
+    chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
+    read = [{"id": f"d{n}", "text": f"Document {n}."} for n in range(2)]
+    answer = chain.invoke({"question": "Which?", "documents": read})
+    assert model.prompts[0][-1].content == (
+        "[Doc_1] Document 0.\n\n[Doc_2] Document 1.\n\nQuestion: Which?\n\nWrite your note."
+    )
+    worker, manager = answer.trace.steps
+    assert worker.note == "[Doc_2]: it says 1."
+    assert worker.labels == {"[Doc_1]": "d0", "[Doc_2]": "d1"}
+    assert manager.labels == {}
+
+
+def test_a_planner_without_labels_gives_none_to_workers() -> None:
+    model = SaysModel()
+    chain = ChainOfAgents(llm=model, planner=ReusePlanner(labels=False), workers=1)
+    for conversation in (None, "c"):
+        answer = chain.invoke(
+            {"question": "Which?", "documents": ["text"], "conversation_id": conversation}
+        )
+        assert model.prompts[-2][-1].content == "text\n\nQuestion: Which?\n\nWrite your note."
+        assert answer.trace.workers[0].labels == {}
 
 
 def test_one_chain_may_be_shared_by_threads() -> None:

@@ -20,7 +20,7 @@ from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from chain_of_agents.trace.steps import failure_of, outcome_of
-from ctxreuse import ContextBlock, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, Templates
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -152,6 +152,29 @@ class TestBudget:
     def test_segment_tokens_bound_a_segment_and_never_widen_it(self) -> None:
         assert budget(segment_tokens=50).segment == 50
         assert budget(segment_tokens=50_000).segment == budget().segment
+
+    @pytest.mark.parametrize(
+        ("templates", "label", "location", "line"),
+        [
+            # "[Doc_9999] ", a blank line; a ranking names five numbers, for which there is room
+            (Templates(), 13, len(", [Doc_9999]"), len("See also [Doc_9999] above.\n\n")),
+            (Templates(most_ranked=6), 13 + len(", 9999"), 12, 28),
+            (Templates(most_ranked=None), 13 + len(", 9999"), 12, 28),
+            (Templates(order="Best: {order}"), 13 + len(", [Doc_9999]"), 12, 28),
+            (
+                PAPER_TEMPLATES,
+                13 + len(" > [Doc_9999]"),
+                len("Please refer to [Doc_9999] in the previous conversation.\n\n"),
+                0,
+            ),
+        ],
+    )
+    def test_labels_and_words_on_documents_count_as_the_templates_have_them(
+        self, templates: Templates, label: int, location: int, line: int
+    ) -> None:
+        planner = ReusePlanner(token_counter=len, templates=templates)
+        allowed = budget_of("q", 10_000, Agents().settings, planner)
+        assert (allowed.label, allowed.location, allowed.location_line) == (label, location, line)
 
     def test_the_longer_of_both_worker_questions_counts(self) -> None:
         long = ChainPrompts(first="word " * 100 + "{question}")

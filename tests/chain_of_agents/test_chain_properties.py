@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from planning_helpers import ODD_TEXTS
 
 from chain_of_agents import Trace, UnreadError
 from chain_of_agents.segments import as_blocks
-from ctxreuse import ContextBlock
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, Templates
 
 MODES = st.sampled_from(["sequential", "parallel"])
 PACKINGS = st.sampled_from(["auto", "single", "packed"])
@@ -112,6 +113,32 @@ def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
         for prompt in agents.model.prompts:
             length = sum(agents.planner.count_tokens(message["content"]) for message in prompt)
             assert length + 16 <= options["context_window"]
+
+
+@pytest.mark.parametrize("conversation", [None, "c"])
+@pytest.mark.parametrize(
+    "templates",
+    [Templates(), Templates(most_ranked=None), Templates(most_ranked=6), PAPER_TEMPLATES],
+)
+def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(
+    templates: Templates, conversation: str | None
+) -> None:
+    def count(text: str) -> int:
+        return len(re.findall(r"[A-Za-z]+|\d|\S| (?=\d)", text))
+
+    planner = ReusePlanner(token_counter=count, templates=templates)
+    agents = Agents(
+        lambda messages: "a note " * 8, workers=2, context_window=1_000, planner=planner
+    )
+    asked = "What says it " * 85  # takes what is kept for a question
+    names = [f"d{n} of some words" + " and more" * 8 for n in range(200)]
+    orders = []
+    for turn in (names[::-1], names[::2], names):
+        agents.run(turn, asked, conversation_id=conversation)
+        orders += [plan.order_annotation for plan in agents.model.plans]
+        for prompt in agents.model.prompts:
+            assert sum(count(one["content"]) for one in prompt) + 16 <= 1_000
+    assert any(orders)
 
 
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])

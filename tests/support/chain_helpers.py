@@ -120,6 +120,7 @@ class Agents:
         answer: From a prompt's messages to the answer; what it raises is the model's error.
         token_counter: The planner's.
         assignment: Makes what assigns documents.
+        planner: The caller's planner; None makes one as the chain does.
         **settings: Of the chain, where they are not the defaults.
     """
 
@@ -128,9 +129,10 @@ class Agents:
         answer: Callable[[Messages], str | None] = lambda messages: "a note",
         token_counter: Any = None,
         assignment: Any = DocumentAffinity,
+        planner: ReusePlanner | None = None,
         **settings: Any,
     ) -> None:
-        self.planner = ReusePlanner(token_counter=token_counter, annotate=False)
+        self.planner = planner or ReusePlanner(token_counter=token_counter, annotate=False)
         self.model = RecordingAgents(self.planner, answer)
         given: dict[str, Any] = {
             "workers": 4,
