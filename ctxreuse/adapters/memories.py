@@ -359,12 +359,13 @@ def _memory_end(
     label = templates.label_pattern.match(content, start)
     if label is not None and content.startswith(templates.before_text(label[0]), start):
         first, after = start + len(templates.before_text(label[0])), templates.after_text
-    for text in beginnings.get(content[first : first + _BEGINNING], ()):
-        end = first + len(text) + len(after)
-        if content.startswith(text + after, first) and (
-            end == len(content) or content.startswith(templates.separator, end)
-        ):
-            return end
+    for length in range(_BEGINNING, 0, -1):  # a short memory is all of its beginning
+        for text in beginnings.get(content[first : first + length], ()):
+            end = first + len(text) + len(after)
+            if content.startswith(text + after, first) and (
+                end == len(content) or content.startswith(templates.separator, end)
+            ):
+                return end
     return None
 
 
