@@ -10,7 +10,7 @@ reuse, never content.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
@@ -55,7 +55,8 @@ class History:
         used: Every ordinal that stands in a label anywhere in the messages.
         texts: Label -> text, for the blocks of `labels`.
         keys: Label -> identity, for the same blocks.
-        unlabelled: The blocks that stand there without a label, as far as they were looked for.
+        unlabelled: The blocks that stand there without a label, as far as they were looked for, and
+            of which no later words say that they no longer hold.
         is_cut_short: Whether the search ended at its bound, so that more may be shown.
     """
 
@@ -231,6 +232,7 @@ def shown_in(
     recorded: Mapping[int, Sequence[ShownBlock]],
     templates: Templates,
     blocks: Iterable[ContextBlock] = (),
+    outdated: Iterable[ContextBlock] = (),
 ) -> History:
     """Return what messages show of recorded blocks.
 
@@ -238,7 +240,9 @@ def shown_in(
         messages: The history that will be sent before a turn.
         recorded: Where to look: the conversation's blocks by ordinal, the latest first.
         templates: The words that the blocks were rendered with.
-        blocks: Blocks that are looked for without a label, too, by their texts.
+        blocks: Blocks that are looked for without a label, too, by their texts. Texts of fewer than
+            20 characters, which may stand there by chance, do not count.
+        outdated: The same of blocks that no longer hold; theirs count, however short they are.
     """
     standing: dict[str, ShownBlock] = {}
     texts: dict[str, str] = {}
@@ -255,8 +259,11 @@ def shown_in(
                 texts[found[0]] = text[first : first + block.length]
     label_of = {shown.key: label for label, shown in reversed(standing.items())}
     paragraphs = _Paragraphs(messages, templates)
+    wanted = [one for one in blocks if len(one.text) >= _LEAST_UNLABELLED]
     unlabelled = [
-        one.key for one in blocks if one.key not in label_of and paragraphs.hold(one.text)
+        one.key
+        for one in (*wanted, *outdated)
+        if one.key not in label_of and paragraphs.show(one.text)
     ]
     return History(
         labels={label: shown.id for label, shown in standing.items()},
@@ -349,9 +356,8 @@ def without_blocks(
 class _Paragraphs:
     """Looks for blocks that messages show without labels: whole paragraphs, one or more.
 
-    What the assistant has said does not count: it may repeat a document, or make one up. Nor do
-    texts of fewer than 20 characters, which may stand there by chance. The work is bounded as that
-    of `_Places`.
+    What the assistant has said does not count: it may repeat a document, or make one up. The work
+    is bounded as that of `_Places`.
 
     Args:
         messages: The messages.
@@ -362,6 +368,7 @@ class _Paragraphs:
     """
 
     def __init__(self, messages: Iterable[Message], templates: Templates) -> None:
+        self._templates = templates
         self._separator = templates.separator
         self._texts = [
             text
@@ -376,32 +383,59 @@ class _Paragraphs:
         return self._work < 0
 
     @cached_property
-    def _starts(self) -> dict[str, list[tuple[str, int]]]:
-        """The places where paragraphs begin, by their first characters."""
-        starts: dict[str, list[tuple[str, int]]] = {}
-        for text in self._texts:
-            start = 0
-            while start >= 0:
-                beginning = text[start : start + _LEAST_UNLABELLED]
-                starts.setdefault(beginning, []).append((text, start))
-                start = text.find(self._separator, start)
-                start = start if start < 0 else start + len(self._separator)
+    def _starts(self) -> dict[str, list[tuple[int, int]]]:
+        """The places where paragraphs begin, the latest first, by their first characters."""
+        starts: dict[str, list[tuple[int, int]]] = {}
+        for number, start in reversed(list(self._places())):
+            beginning = self._texts[number][start : start + _LEAST_UNLABELLED]
+            starts.setdefault(beginning, []).append((number, start))
         return starts
 
-    def hold(self, block: str) -> bool:
-        """Return whether a text stands in the messages, and nothing else in its paragraphs."""
-        if len(block) < _LEAST_UNLABELLED or not self._separator:
-            return False
-        for text, start in self._starts.get(block[:_LEAST_UNLABELLED], ()):
+    @cached_property
+    def _short(self) -> dict[str, int]:
+        """The short texts that paragraphs are, one or more together, and where they stand last."""
+        short, longest = {}, _LEAST_UNLABELLED - 1
+        for number, start in self._places():
+            text, end = self._texts[number], start
+            while 0 <= end <= start + longest:
+                end = text.find(self._separator, end, start + longest + len(self._separator))
+                whole = text[start:] if end < 0 else text[start:end]
+                if len(whole) <= longest:
+                    short[whole] = number
+                end = end if end < 0 else end + len(self._separator)
+        return short
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Yield each place where a paragraph begins: the text's number and the offset."""
+        for number, text in enumerate(self._texts if self._separator else ()):
+            start = 0
+            while start >= 0:
+                yield number, start
+                start = text.find(self._separator, start)
+                start = start if start < 0 else start + len(self._separator)
+
+    def show(self, block: str) -> bool:
+        """Return whether a text stands in the messages, and nothing else in its paragraphs.
+
+        Where a later message says that it no longer holds, it does not count.
+        """
+        last = self._last(block)
+        return last >= 0 and last >= self._last(self._templates.quoted_outdated(block))
+
+    def _last(self, block: str) -> int:
+        """Return the number of the last text that shows a block; -1 for none."""
+        if len(block) < _LEAST_UNLABELLED:
+            return self._short.get(block, -1) if block else -1
+        for number, start in self._starts.get(block[:_LEAST_UNLABELLED], ()):
             self._work -= len(block)
             if self.is_cut_short:
-                return False
-            end = start + len(block)
+                return -1
+            text, end = self._texts[number], start + len(block)
             if text.startswith(block, start) and (
                 end == len(text) or text.startswith(self._separator, end)
             ):
-                return True
-        return False
+                return number
+        return -1
 
 
 def _text_start(label: re.Match[str], templates: Templates) -> int:

@@ -24,7 +24,6 @@ from ctxreuse.context.rendering import (
     SentBlock,
     Templates,
     TurnPart,
-    message_texts,
     replace_overlaps,
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
@@ -354,10 +353,9 @@ class TenantPlanner:
             recorded = state.conversations.recorded(request.conversation_id)
         templates = self._settings.templates
         own = [block for block in request.unique_blocks.values() if block.text]
-        if request.outdated and not recorded:
-            own += request.outdated
-        anywhere = with_blocks_anywhere(recorded, own, request.history, templates)
-        return shown_in(request.history, anywhere, templates, [*own, *request.outdated])
+        labelled = own if recorded else [*own, *request.outdated]
+        anywhere = with_blocks_anywhere(recorded, labelled, request.history, templates)
+        return shown_in(request.history, anywhere, templates, own, request.outdated)
 
     def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
         return self._open_turn(
@@ -683,16 +681,12 @@ def _still_holding(
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
     """Return the words on outdated blocks that a history shows without labels; none twice."""
-    gone = [
+    gone = (
         block
-        for block in {one.key: one for one in request.outdated}.values()
+        for block in request.outdated
         if block.key in history.unlabelled and block.key not in request.unique_blocks
-    ]
-    if not gone:
-        return []
-    texts = [text for message in request.history or () for text in message_texts(message)]
-    said = (templates.quoted_outdated(block.text) for block in gone)
-    return [words for words in said if not any(words in text for text in texts)]
+    )
+    return list(dict.fromkeys(templates.quoted_outdated(block.text) for block in gone))
 
 
 def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
