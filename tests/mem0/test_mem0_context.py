@@ -13,15 +13,82 @@ from mem0_ctxreuse import AsyncReuseMemory, MemoryContext, ReuseMemory
 
 TEXTS = {letter: f"{letter} says: " + letter * 400 for letter in "abcdefg"}
 ANSWER = {"role": "assistant", "content": "An answer."}
-ORDER = "Please read the context in the following priority order: {} and answer the question."
 
 
 def shown(letters: str) -> str:
     return "\n\n".join(f"[Doc_{n}] {TEXTS[letter]}" for n, letter in enumerate(letters, 1))
 
 
+def plain(letters: str) -> str:
+    return "\n\n".join(TEXTS[letter] for letter in letters)
+
+
 def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> ReuseMemory:
-    return ReuseMemory(FakeMemory(found), planner=planner or ReusePlanner())
+    """Return a wrapper whose prompts show labels and rankings."""
+    planner = planner or ReusePlanner()
+    return ReuseMemory(FakeMemory(found), planner=planner, labels=True, annotate=True)
+
+
+def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for() -> None:
+    wrapped = ReuseMemory(FakeMemory(lettered("abc")))
+    assert wrapped.context("q?").text == plain("abc")
+    wrapped.memory.found = lettered("dba")
+    second = wrapped.context("q?")
+    assert (second.text, second.annotation, str(second)) == (plain("abd"), None, plain("abd"))
+    assert second.plan is not None
+    assert second.plan.labels == {}
+    assert second.messages() == [{"role": "user", "content": f"{plain('abd')}\n\nq?"}]
+
+
+def test_what_the_conversation_shows_without_labels_is_not_shown_again() -> None:
+    wrapped = ReuseMemory(FakeMemory(lettered("ab")))
+    first = wrapped.messages("One?", history=[])
+    wrapped.memory.found = lettered("cb")
+    second = wrapped.messages("Two?", history=[*first, ANSWER])
+    assert second == [*first, ANSWER, {"role": "user", "content": f"{plain('c')}\n\nTwo?"}]
+    wrapped.memory.found = lettered("bac")
+    third = wrapped.messages("Three?", history=[*second, ANSWER])
+    assert third == [*second, ANSWER, {"role": "user", "content": "Three?"}]
+
+
+def test_another_process_finds_what_the_conversation_shows() -> None:
+    options: dict[str, Any] = {"filters": {"user_id": "alice"}}
+    first = ReuseMemory(FakeMemory(lettered("ab"))).messages("One?", **options)
+    other = ReuseMemory(FakeMemory(lettered("cb")))
+    second = other.messages("Two?", history=[*first, ANSWER], **options)
+    assert second[-1]["content"] == f"{plain('c')}\n\nTwo?"
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_short_memory_stands_again_for_a_paragraph_may_be_like_it_by_chance(labels: bool) -> None:
+    wrapped = ReuseMemory(FakeMemory([memory("1", "likes tea")]), labels=labels)
+    history = [{"role": "user", "content": "likes tea\n\nWho?"}, ANSWER]
+    label = "[Doc_1] " if labels else ""
+    sent = wrapped.messages("And?", history=history)
+    assert sent[-1]["content"] == f"{label}likes tea\n\nAnd?"
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_where_memories_of_earlier_turns_make_a_prompt_too_long_this_turn_s_stand_alone(
+    labels: bool,
+) -> None:
+    def contents(**options: Any) -> list[str]:
+        wrapped = ReuseMemory(FakeMemory(), labels=labels, **options)
+        history: list[dict[str, Any]] = []
+        for letters in ("ab", "cd", "ef"):
+            wrapped.memory.found = lettered(letters)
+            history = [*wrapped.messages(letters, history=history), ANSWER]
+        return [message["content"] for message in history if message["role"] == "user"]
+
+    def said(letters: str, first: int) -> str:
+        texts = [TEXTS[letter] for letter in letters]
+        if labels:
+            texts = [f"[Doc_{n}] {text}" for n, text in enumerate(texts, first)]
+        return "\n\n".join([*texts, letters])
+
+    assert contents(growth_limit=None) == [said("ab", 1), said("cd", 3), said("ef", 5)]
+    assert contents(growth_limit=4) == [said("ab", 1), said("cd", 3), said("ef", 5)]
+    assert contents() == ["ab", "cd", said("ef", 1)], "three times as long as with e and f alone"
 
 
 def test_a_context_is_the_text_and_the_annotation() -> None:
@@ -34,7 +101,7 @@ def test_a_context_is_the_text_and_the_annotation() -> None:
     wrapped.memory.found = lettered("dba")
     second = wrapped.context("q?", filters={"user_id": "alice"})
     assert second.text == shown("abd")
-    assert second.annotation == ORDER.format("[Doc_3] > [Doc_2] > [Doc_1]")
+    assert second.annotation == "Most relevant first: 3, 2, 1"
     assert str(second) == f"{second.text}\n\n{second.annotation}"
     assert second.plan is not None
     assert second.plan.labels == {"[Doc_1]": "id-a", "[Doc_2]": "id-b", "[Doc_3]": "id-d"}
@@ -70,7 +137,7 @@ def test_messages_are_system_history_and_this_turn() -> None:
     ], "what was sent behind another system text and a history is no prefix of this"
     wrapped.memory.found = lettered("abd")
     assert wrapped.messages("And?")[-1]["content"] == (
-        f"{shown('dba')}\n\n{ORDER.format('[Doc_3] > [Doc_2] > [Doc_1]')}\n\nAnd?"
+        f"{shown('dba')}\n\nMost relevant first: 3, 2, 1\n\nAnd?"
     )
     assert wrapped.memory.calls[0]["top_k"] == 3
 
@@ -122,9 +189,7 @@ def test_a_memory_that_the_conversation_shows_is_referred_to() -> None:
     wrapped.memory.found = lettered("cb")
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[:-1] == [*first, ANSWER]
-    assert second[-1]["content"] == (
-        f"[Doc_3] {TEXTS['c']}\n\nPlease refer to [Doc_2] in the previous conversation.\n\nTwo?"
-    )
+    assert second[-1]["content"] == (f"[Doc_3] {TEXTS['c']}\n\nSee also [Doc_2] above.\n\nTwo?")
 
 
 def test_conversation_and_history_may_come_from_the_surroundings() -> None:
@@ -139,8 +204,7 @@ def test_conversation_and_history_may_come_from_the_surroundings() -> None:
         ANSWER,
         {
             "role": "user",
-            "content": "Please refer to [Doc_1] in the previous conversation.\n\n"
-            "Please refer to [Doc_2] in the previous conversation.\n\nTwo?",
+            "content": "See also [Doc_1], [Doc_2] above.\n\nTwo?",
         },
     ]
     assert len(other) == 1, "another conversation's history is not this one's"
@@ -153,13 +217,10 @@ def test_an_updated_memory_is_shown_and_not_referred_to() -> None:
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[-1]["content"] == (
         "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
-        "Please refer to [Doc_2] in the previous conversation.\n\nTwo?"
+        "See also [Doc_2] above.\n\nTwo?"
     )
     third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")
-    assert third[-1]["content"] == (
-        "Please refer to [Doc_3] in the previous conversation.\n\n"
-        "Please refer to [Doc_2] in the previous conversation.\n\nThree?"
-    )
+    assert third[-1]["content"] == "See also [Doc_3], [Doc_2] above.\n\nThree?"
 
 
 def test_a_deleted_memory_is_not_mentioned() -> None:
@@ -167,7 +228,7 @@ def test_a_deleted_memory_is_not_mentioned() -> None:
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("2", "Alice has a cat.")]
     second = wrapped.context("Two?", history=[*first, ANSWER], conversation_id="c")
-    assert second.text == "Please refer to [Doc_2] in the previous conversation."
+    assert second.text == "See also [Doc_2] above."
     assert second.annotation is None
     alone = wrapped.context("Two?")
     assert str(alone) == "[Doc_1] Alice has a cat."
@@ -186,7 +247,7 @@ def test_the_planners_templates_are_used() -> None:
     wrapped.context("q?")
     wrapped.memory.found = lettered("ca")
     context = wrapped.context("q?")
-    annotation = ORDER.format("<m2> > <m1>")
+    annotation = "Most relevant first: 2, 1"
     assert str(context) == f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\n{annotation}"
     assert context.messages()[-1]["content"] == (
         f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\nq?\n{annotation}"
@@ -271,7 +332,7 @@ def test_what_was_returned_goes_in_as_the_history_of_the_next_turn() -> None:
     second = wrapped.messages("And?", history=[*first, ANSWER], **options)
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
     assert second[:3] == [*first, ANSWER]
-    assert second[3]["content"] == ("Please refer to [Doc_2] in the previous conversation.\n\nAnd?")
+    assert second[3]["content"] == "See also [Doc_2] above.\n\nAnd?"
 
 
 def test_another_system_message_in_the_history_stays() -> None:

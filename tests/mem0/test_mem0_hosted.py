@@ -123,7 +123,7 @@ def test_hosted_memories_become_messages(client: Any, service: Service) -> None:
     assert context.plan is not None
     assert context.plan.request.tenant == tenant_of(ALICE)
     assert wrapped.messages("q?", filters=ALICE) == [
-        {"role": "user", "content": f"[Doc_1] {lettered('a')[0]['memory']}\n\nq?"}
+        {"role": "user", "content": f"{lettered('a')[0]['memory']}\n\nq?"}
     ]
 
 
@@ -151,7 +151,7 @@ async def test_the_async_client_does_the_same(async_client: Any, service: Servic
         d,
     ]
     messages = await async_client.messages("q?", filters={"user_id": "bob"})
-    assert messages[-1]["content"].startswith(f"[Doc_1] {d['memory']}")
+    assert messages[-1]["content"].startswith(f"{d['memory']}\n\n")
     page = await async_client.get_all(filters=ALICE, page=2)
     assert page["results"] == lettered("dba")[1:]
     assert inspect.iscoroutinefunction(async_client.search)

@@ -12,7 +12,6 @@ from mem0_stores import FakeMemory, mem0_offline, memory
 from ctxreuse import ContextBlock, ContextRequest, request_context
 from ctxreuse.adapters import memories
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
@@ -51,10 +50,12 @@ class AsyncStore(Store):
 class Chat:
     """A conversation over a store, sync or async; one without a name keeps its messages only."""
 
-    def __init__(self, store: Store, name: str | None = "c") -> None:
+    def __init__(self, store: Store, name: str | None = "c", **options: Any) -> None:
         self.name = name
         self.wrapped: Any = (
-            AsyncReuseMemory(store) if isinstance(store, AsyncStore) else ReuseMemory(store)
+            AsyncReuseMemory(store, **options)
+            if isinstance(store, AsyncStore)
+            else ReuseMemory(store, **options)
         )
         self.history: list[dict[str, Any]] = []
 
@@ -68,18 +69,44 @@ class Chat:
 
 
 KINDS = pytest.mark.parametrize("kind", [Store, AsyncStore])
+NAMES = pytest.mark.parametrize("name", [None, "c"])
+PIN_IS_GONE = '"The PIN is 4711." no longer holds; do not use it.'
+HOME_HAS_CHANGED = '"Alice lives in Porto." no longer holds; do not use it.'
 
 
 @KINDS
 def test_a_changed_memory_is_said_to_be_replaced(kind: Any) -> None:
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
-    chat = Chat(store)
+    chat = Chat(store, labels=True)
     chat.ask("Where?")
     store.texts["home"] = "Alice lives in Lisbon."
     assert chat.ask("And now?") == (
         "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
-        "Please refer to [Doc_2] in the previous conversation.\n\nAnd now?"
+        "See also [Doc_2] above.\n\nAnd now?"
     )
+    assert store.asked == []
+
+
+@NAMES
+@KINDS
+def test_a_changed_memory_that_stands_without_a_label_is_quoted(
+    kind: Any, name: str | None
+) -> None:
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
+    chat = Chat(store, name)
+    assert chat.ask("Where?") == (
+        "Alice lives in Porto.\n\nAlice has two cats and a dog.\n\nWhere?"
+    )
+    store.texts["home"] = "Alice lives in Lisbon."
+    assert chat.ask("And now?") == f"{HOME_HAS_CHANGED}\n\nAlice lives in Lisbon.\n\nAnd now?"
+    assert chat.ask("Where?") == "Where?", "once is enough"
+    store.texts["home"] = "Alice lives in Porto."
+    assert chat.ask("And now?") == (
+        '"Alice lives in Lisbon." no longer holds; do not use it.\n\nAlice lives in Porto.\n\n'
+        "And now?"
+    ), "what was said not to hold is shown anew when it holds again"
+    store.texts["home"] = "Alice lives in Lisbon."
+    assert chat.ask("And now?") == f"{HOME_HAS_CHANGED}\n\nAlice lives in Lisbon.\n\nAnd now?"
     assert store.asked == []
 
 
@@ -90,22 +117,39 @@ def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind: Any) -
     chat.ask("Where?")
     store.texts["home"] = "Alice lives in Lisbon."
     store.finds = ["cats"]
-    assert chat.ask("And?").startswith("[Doc_1] no longer holds; do not use it.\n\n")
+    assert chat.ask("And?") == f"{HOME_HAS_CHANGED}\n\nAlice has two cats.\n\nAnd?"
+    store.finds = ["home"]
+    assert chat.ask("Where?") == "Alice lives in Lisbon.\n\nWhere?"
+
+
+def test_where_memories_have_labels_a_changed_one_is_named_by_its_own() -> None:
+    store = Store(home="Alice lives in Porto.", cats="Alice has two cats.")
+    chat = Chat(store, labels=True)
+    chat.ask("Where?")
+    store.texts["home"] = "Alice lives in Lisbon."
+    store.finds = ["cats"]
+    assert chat.ask("And?") == (
+        "[Doc_1] no longer holds; do not use it.\n\nSee also [Doc_2] above.\n\nAnd?"
+    )
     store.finds = None
     assert "[Doc_3] Alice lives in Lisbon." in chat.ask("Where?")
 
 
+@pytest.mark.parametrize("labels", [False, True])
 @KINDS
-def test_a_deleted_memory_is_not_shown_as_valid(kind: Any) -> None:
+def test_a_deleted_memory_is_not_shown_as_valid(kind: Any, labels: bool) -> None:
     store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
-    chat = Chat(store)
+    chat = Chat(store, labels=labels)
     chat.ask("Where?")
     del store.texts["pin"]
-    assert chat.ask("And?").startswith("[Doc_1] no longer holds; do not use it.\n\n")
+    pin, cats = (
+        ("[Doc_1]", "[Doc_2]") if labels else ('"The PIN is 4711."', '"Alice has two cats."')
+    )
+    assert chat.ask("And?").startswith(f"{pin} no longer holds; do not use it.\n\n")
     assert "no longer holds" not in chat.ask("And?"), "once is enough"
     assert set(store.asked) == {"pin"}
     store.texts.clear()
-    assert chat.ask("Well?") == "[Doc_2] no longer holds; do not use it.\n\nWell?"
+    assert chat.ask("Well?") == f"{cats} no longer holds; do not use it.\n\nWell?"
 
 
 @KINDS
@@ -114,20 +158,44 @@ def test_a_conversation_without_a_name_is_told_as_well(kind: Any) -> None:
     store = kind(
         home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
     )
-    chat = Chat(store, None)
+    chat = Chat(store, None, labels=True)
     chat.ask("Where?")
     store.texts["home"] = "Alice lives in Lisbon."
     del store.texts["pin"]
     assert chat.ask("And?") == (
         "[Doc_2] no longer holds; do not use it.\n\n[Doc_4] Alice lives in Lisbon.\n\n"
-        "[Doc_4] replaces [Doc_1].\n\n[Doc_5] Alice has\n\ntwo cats.\n\nAnd?"
+        "[Doc_4] replaces [Doc_1].\n\nSee also [Doc_3] above.\n\nAnd?"
     )
     assert "holds" not in chat.ask("And?"), "once is enough"
     store.finds = []
     store.texts["cats"] = "Alice has three cats."
-    said = chat.ask("Well?")
-    assert all(f"[Doc_{number}] no longer holds" in said for number in (3, 5, 7))
-    assert "[Doc_4] no" not in said
+    assert chat.ask("Well?") == "[Doc_3] no longer holds; do not use it.\n\nWell?"
+
+
+@NAMES
+@KINDS
+def test_memories_of_several_paragraphs_are_quoted_in_a_line(kind: Any, name: str | None) -> None:
+    store = kind(
+        home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
+    )
+    chat = Chat(store, name, growth_limit=None)
+    chat.ask("Where?")
+    store.texts["home"] = "Alice lives in Lisbon."
+    del store.texts["pin"]
+    assert chat.ask("And?") == (
+        f"{HOME_HAS_CHANGED}\n\n{PIN_IS_GONE}\n\nAlice lives in Lisbon.\n\nAnd?"
+    )
+    assert "holds" not in chat.ask("And?"), "once is enough"
+    store.finds = []
+    store.texts["cats"] = "Alice has three cats. " * 10
+    assert chat.ask("Well?") == '"Alice has two cats." no longer holds; do not use it.\n\nWell?'
+    store.finds = ["cats"]
+    assert "no longer" not in chat.ask("How many?")
+    del store.texts["cats"]
+    store.finds = []
+    assert chat.ask("Well?") == (
+        f'"{("Alice has three cats. " * 10)[:100]}..." no longer holds; do not use it.\n\nWell?'
+    )
 
 
 def test_another_tenants_history_is_not_known() -> None:
@@ -161,9 +229,10 @@ def test_a_history_of_which_nothing_is_known_is_logged_once(
 ) -> None:
     memories.log_unknown_history.cache_clear()
     store = Store(home="Alice lives in Porto.")
-    history = [*ReuseMemory(store).messages("Where?", conversation_id=name, **ALICE), ANSWER]
+    made: Any = ReuseMemory(store, labels=True).messages("Where?", conversation_id=name, **ALICE)
+    history = [*made, ANSWER]
     plain: Any = [{"role": "user", "content": "Hello."}, ANSWER]
-    wrapped = ReuseMemory(store)
+    wrapped = ReuseMemory(store, labels=True)
     store.finds = []
     wrapped.messages("And?", history=plain, conversation_id=name and "d", **ALICE)
     assert caplog.records == []
@@ -178,19 +247,22 @@ def test_a_history_of_which_all_is_known_is_not_logged(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memories.log_unknown_history.cache_clear()
-    chat = Chat(kind(home="Alice lives in Porto."))
-    chat.ask("Where?")
-    chat.ask("And?")
+    for labels in (False, True):
+        chat = Chat(kind(home="Alice lives in Porto."), labels=labels)
+        chat.ask("Where?")
+        chat.ask("And?")
     assert caplog.records == []
 
 
 @KINDS
 def test_what_stands_and_holds_is_left_alone(kind: Any) -> None:
-    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
-    chat = Chat(store)
-    chat.ask("Where?")
-    store.finds = ["cats"]
-    assert chat.ask("And?") == "Please refer to [Doc_2] in the previous conversation.\n\nAnd?"
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
+    for labels, said in ((False, ""), (True, "See also [Doc_2] above.\n\n")):
+        store.finds = None
+        chat = Chat(store, labels=labels)
+        chat.ask("Where?")
+        store.finds = ["cats"]
+        assert chat.ask("And?") == f"{said}And?"
 
 
 @KINDS
@@ -214,29 +286,48 @@ def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(
     assert chat.wrapped.faults == (0 if is_gone else 1)
 
 
+@pytest.mark.parametrize("labels", [False, True])
+@NAMES
 @KINDS
-def test_a_forgotten_memory_leaves_the_messages(kind: Any) -> None:
-    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
+def test_a_forgotten_memory_leaves_the_messages(kind: Any, name: str | None, labels: bool) -> None:
+    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.", home="Alice lives in Porto.")
+    chat = Chat(store, name, labels=labels)
+    chat.ask("Where?")
+    del store.texts["pin"]
+    cleaned = chat.wrapped.forget(["pin"], chat.history, conversation_id=name, **ALICE)
+    texts = ["(removed)", "Alice has two cats.", "Alice lives in Porto."]
+    shown = [f"[Doc_{n}] {text}" if labels else text for n, text in enumerate(texts, 1)]
+    if labels and name is None:
+        shown[0] = "(removed)"
+    assert cleaned == [{"role": "user", "content": "\n\n".join([*shown, "Where?"])}, ANSWER]
+    with request_context(conversation_id=name):
+        assert chat.wrapped.forget(["pin"], chat.history, **ALICE) == cleaned
+    assert chat.wrapped.forget(["pin"], chat.history, conversation_id=name) == chat.history
+    chat.history = cleaned
+    assert "no longer" not in chat.ask("And?")
+
+
+def test_what_a_turn_said_of_a_forgotten_memory_leaves_the_messages_too() -> None:
+    store = Store(pin="The PIN is 4711.", home="Alice lives in Porto.")
     chat = Chat(store)
     chat.ask("Where?")
     del store.texts["pin"]
+    assert chat.ask("And?") == f"{PIN_IS_GONE}\n\nAnd?"
+    chat.history[-1] = {"role": "assistant", "content": "The PIN is 4711."}
     cleaned = chat.wrapped.forget(["pin"], chat.history, conversation_id="c", **ALICE)
-    assert "4711" not in str(cleaned)
-    assert "[Doc_1] (removed)\n\n[Doc_2] Alice has two cats." in cleaned[0]["content"]
-    with request_context(conversation_id="c"):
-        assert chat.wrapped.forget(["pin"], chat.history, **ALICE) == cleaned
-    assert chat.wrapped.forget(["pin"], chat.history, conversation_id="c") == chat.history
-    with pytest.raises(InvalidRequestError, match="give the conversation_id"):
-        chat.wrapped.forget(["pin"], chat.history, **ALICE)
-    chat.history = cleaned
-    assert "no longer" not in chat.ask("And?")
+    assert [one["content"] for one in cleaned] == [
+        "(removed)\n\nAlice lives in Porto.\n\nWhere?",
+        "Noted.",
+        "(removed)\n\nAnd?",
+        "The PIN is 4711.",
+    ], "what the model said stays"
 
 
 @KINDS
 def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind: Any) -> None:
     """A document of a retriever, and a graph's relations, are no memories of the store."""
     store = kind(cats="Alice has two cats.")
-    chat = Chat(store)
+    chat = Chat(store, labels=True)
     document = ContextBlock(id="doc-7", text="Porto lies on the Douro.")
     request = ContextRequest(
         [document], history=[], conversation_id="c", tenant=tenant_of(ALICE["filters"])
@@ -250,19 +341,25 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind: Any) 
     assert chat.wrapped.parts["known_memories"].entries == 1
 
 
-def test_mem0_itself_is_asked() -> None:
+@pytest.mark.parametrize("labels", [False, True])
+def test_mem0_itself_is_asked(labels: bool) -> None:
     from mem0 import Memory
 
     store = mem0_offline(Memory)
     for fact in ("Alice lives in Porto.", "The PIN is 4711."):
         store.add(fact, user_id="alice", infer=False)
-    wrapped = ReuseMemory(store)
+    wrapped = ReuseMemory(store, labels=labels)
     options: Any = {"conversation_id": "c", "threshold": 0, **ALICE}
     first = wrapped.messages("Where?", **options)
     ids = {one["memory"]: one["id"] for one in wrapped.memory.get_all(**ALICE)["results"]}
     wrapped.update(ids["Alice lives in Porto."], "Alice lives in Lisbon.")
     wrapped.delete(ids["The PIN is 4711."])
     said = wrapped.messages("And?", history=[*first, ANSWER], **options)[-1]["content"]
+    if not labels:
+        assert sorted(said.split("\n\n")) == sorted(
+            [PIN_IS_GONE, HOME_HAS_CHANGED, "Alice lives in Lisbon.", "And?"]
+        )
+        return
     label = "[Doc_1]" if "[Doc_1] The PIN" in first[0]["content"] else "[Doc_2]"
     other = "[Doc_2]" if label == "[Doc_1]" else "[Doc_1]"
     assert said == (

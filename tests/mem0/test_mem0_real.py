@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from functools import wraps
 from typing import Any
@@ -157,7 +158,11 @@ def test_users_see_their_own_memories_and_nothing_of_anothers_order(
     assert {one["user_id"] for one in first["results"]} == {"bob"}
 
 
-def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory: Any) -> None:
+@pytest.mark.parametrize("labels", [False, True])
+def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(
+    memory: Any, labels: bool
+) -> None:
+    memory = ReuseMemory(memory.memory, labels=labels)
     first = memory.messages(
         QUERIES[0], history=[], conversation_id="c", filters=ALICE, threshold=0.0
     )
@@ -171,9 +176,22 @@ def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory: Any) -
         QUERIES[0], history=history, conversation_id="c", filters=ALICE, threshold=0.0
     )
     assert "Alice lives in Lisbon now" + LONG in second.text
-    assert "Alice lives in Porto" not in str(second)
     assert [block.id for block in second.plan.blocks] == [home], "all else stands in the history"
-    assert second.text.count("in the previous conversation") == len(FACTS) - 2
+    pieces = second.text.split("\n\n")
+    if labels:
+        gone, new, replaced, located = pieces
+        assert re.fullmatch(r"\[Doc_\d\] no longer holds; do not use it\.", gone)
+        assert new == f"[Doc_7] Alice lives in Lisbon now{LONG}"
+        assert re.fullmatch(r"\[Doc_7\] replaces \[Doc_\d\]\.", replaced)
+        assert re.fullmatch(r"See also (\[Doc_\d\](, | above\.)){4}", located)
+        assert "Alice lives in Porto" not in str(second)
+    else:
+        quoted = [f'"{(fact + LONG)[:100]}..."' for fact in FACTS[:2]]
+        assert sorted(pieces[:2]) == sorted(
+            f"{one} no longer holds; do not use it." for one in quoted
+        )
+        assert pieces[2:] == [f"Alice lives in Lisbon now{LONG}"]
+    assert len(second.plan.references) == len(FACTS) - 2
     assert tea not in {*second.plan.references, *(block.id for block in second.plan.blocks)}
 
     alone = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)

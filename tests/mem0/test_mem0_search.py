@@ -19,10 +19,10 @@ from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 
-def planned_after(letters: str, *earlier: str) -> tuple[ReuseMemory, FakeMemory]:
+def planned_after(letters: str, *earlier: str, **options: Any) -> tuple[ReuseMemory, FakeMemory]:
     """Return a wrapper that has searched and found the earlier ones, and will find the letters."""
     store = FakeMemory()
-    wrapped = ReuseMemory(store)
+    wrapped = ReuseMemory(store, **options)
     for found in earlier:
         store.found = lettered(found)
         wrapped.search("q?")
@@ -62,8 +62,7 @@ def test_a_search_comes_in_planned_order_with_one_extra_key() -> None:
                 "request_id": "request-1",
                 "blocks": ["id-a", "id-b", "id-d"],
                 "references": [],
-                "order_annotation": "Please read the context in the following priority order: "
-                "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.",
+                "order_annotation": "Most relevant first: 3, 2, 1",
                 "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
                 "expected_cached_tokens": result["ctxreuse"]["plan"]["expected_cached_tokens"],
             },
@@ -151,9 +150,11 @@ def test_every_memory_comes_back_duplicates_included() -> None:
 def test_an_updated_memory_is_another_block() -> None:
     wrapped, store = planned_after("abc", "abc")
     a, b, c = lettered("abc")
-    store.found = [a, {**b, "memory": "b changed: " + "B" * 400}, c]
-    result = wrapped.search("q?")
-    assert result["results"] == [a, c, store.found[1]], "what is cached comes first"
+    changed = {**b, "memory": "b changed: " + "B" * 400}
+    store.found = [changed, a, c]
+    assert wrapped.search("q?")["results"][0] == a, "what is cached comes first"
+    store.found = [b, a, c]
+    assert wrapped.search("q?")["results"] == [a, b, c]
 
 
 def test_ids_need_not_be_strings() -> None:
@@ -167,7 +168,7 @@ def test_ids_need_not_be_strings() -> None:
 
 
 def test_a_search_behind_a_history_leaves_nothing_out() -> None:
-    wrapped, _ = planned_after("ab")
+    wrapped, _ = planned_after("ab", labels=True)
     with request_context(tenant="t", conversation_id="c", history=[]):
         first = wrapped.context("q?")
     history = [*first.messages(), {"role": "assistant", "content": "yes"}]

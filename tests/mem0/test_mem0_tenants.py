@@ -142,7 +142,7 @@ async def test_awaited_searches_keep_users_apart_too() -> None:
 
 
 def test_messages_and_contexts_keep_users_apart_too() -> None:
-    wrapped = ReuseMemory(FakeMemory(lettered("abc")))
+    wrapped = ReuseMemory(FakeMemory(lettered("abc")), annotate=True)
     wrapped.messages("q?", filters=ALICE)
     wrapped.memory.found = lettered("dcb")
     assert wrapped.context("q?", filters={"user_id": "bob"}).annotation is None

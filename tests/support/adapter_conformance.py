@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ctxreuse
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class AdapterConformance:
         """Return the adapter, made with the planner and annotation mode given."""
 
     def test_the_order_is_the_planners(self) -> None:
-        adapter, alone = self.adapter(ReusePlanner()), ReusePlanner()
+        adapter, alone = self.adapter(ReusePlanner()), ReusePlanner(labels=True)
         for letters in ("abc", "dbe", "cba", "xyz", "bca"):
             shown = adapter.run(documents(letters), "q?")
             plan = alone.plan(
@@ -198,9 +198,21 @@ class AdapterConformance:
         assert [one.is_annotation for one in first] == [False] * 3, "nothing was moved"
         second = adapter.run(documents("dba"), "q?")
         assert [one.is_annotation for one in second] == [False] * 3 + [True]
-        labels = {one.rank: one.label for one in second[:3]}
-        assert second[-1].text.endswith(
-            f"priority order: {labels[0]} > {labels[1]} > {labels[2]} and answer the question."
+        places = {one.rank: str(place) for place, one in enumerate(second[:3], 1)}
+        ranking = ", ".join(places[rank] for rank in range(3))
+        assert second[-1].text == f"Most relevant first: {ranking}"
+
+    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
+        if "append" not in self.annotation_modes:
+            pytest.skip("this adapter has no such mode")
+        adapter = self.adapter(ReusePlanner(templates=PAPER_TEMPLATES), "append")
+        adapter.run(documents("abc"), "q?")
+        shown = adapter.run(documents("dba"), "q?")
+        labels = {one.rank: one.label for one in shown[:3]}
+        assert shown[-1].text == (
+            "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
+            f"context in the following priority order: {labels[0]} > {labels[1]} > {labels[2]} "
+            "and answer the question."
         )
 
     def test_metadata_mode_appends_nothing(self) -> None:
@@ -209,7 +221,7 @@ class AdapterConformance:
         shown = adapter.run(documents("dba"), "q?")
         assert len(shown) == 3
         assert shown[0].plan is not None
-        assert "priority order" in shown[0].plan["order_annotation"]
+        assert shown[0].plan["order_annotation"].startswith("Most relevant first: ")
 
     def test_off_mode_appends_nothing(self) -> None:
         adapter = self.adapter(ReusePlanner(), "off")
