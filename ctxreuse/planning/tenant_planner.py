@@ -371,8 +371,7 @@ class TenantPlanner:
         if deduplicate:
             shown = history.label_of
             if history.unlabelled:  # no label tells where these stand
-                standing = _still_holding(request, history, self._settings.templates)
-                shown = {**dict.fromkeys(standing, ""), **shown}
+                shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: Mapping[str, BlockKey] = {}
         # what an earlier turn has said of a block counts, although it may hold again
@@ -663,20 +662,6 @@ class TenantPlanner:
             return self._sharing.own(named)
         # ids are counted anew in each process
         return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
-
-
-def _still_holding(
-    request: ContextRequest, history: History, templates: Templates
-) -> list[BlockKey]:
-    """Return a turn's blocks that a history shows without labels, and of which it says no more."""
-    texts = [text for message in request.history or () for text in message_texts(message)]
-    said = [text for text in texts if any(words in text for words in templates.outdated_words)]
-    return [
-        key
-        for key, block in request.unique_blocks.items()
-        if key in history.unlabelled
-        and not any(templates.quoted_outdated(block.text) in text for text in said)
-    ]
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
