@@ -140,6 +140,7 @@ class DocumentPlanner(Generic[_Item]):
                 history=retrieved.scope.history,
                 conversation_id=retrieved.scope.conversation_id,
                 tenant=retrieved.scope.tenant or "",
+                labels=True,  # the documents carry them
             )
             for context, retrieved in zip(blocks, batch, strict=True)
         ]

@@ -31,7 +31,7 @@ from ctxreuse.adapters.standing_documents import (
     render_joined,
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
-from ctxreuse.context.rendering import Templates, render_turn
+from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan
 
@@ -129,7 +129,7 @@ class SentContext(NamedTuple):
         if given.is_joined:
             text, has_labels = render_joined(plan, given)
         else:
-            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+            text = plan.rendered()
             first = plan.templates.before_text(plan.templates.block_label(1))
             # rendered with other templates, no label here is one given there
             _, start, *_ = given.spans[0]
@@ -419,6 +419,7 @@ class PromptDraft:
             history=history,
             conversation_id=scope.conversation_id,
             tenant=self.tenant,
+            labels=not found.is_joined,
         )
 
     def _labels_in_use(self) -> list[str]:

@@ -370,7 +370,8 @@ class TenantPlanner:
         shown: Mapping[BlockKey, str] = {}
         if deduplicate:
             shown = history.label_of
-            if history.unlabelled:  # no label tells where these stand
+            # no label tells where these stand: where something may refer to them, they come again
+            if history.unlabelled and not self._is_labelled(request):
                 shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: Mapping[str, BlockKey] = {}

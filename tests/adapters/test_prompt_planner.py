@@ -13,6 +13,7 @@ from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters import prompt_planner
 from ctxreuse.adapters.issued_plans import IssuedPlans, Turn
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_labels import ContextLabels
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Templates
@@ -238,7 +239,7 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
     assert plan.references == ("b",)
 
 
-def test_without_a_conversation_id_nothing_of_an_earlier_message_is_left_out() -> None:
+def test_without_a_conversation_id_a_later_turn_leaves_out_what_earlier_messages_show() -> None:
     world = World()
     first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
     world.one(first)
@@ -247,7 +248,18 @@ def test_without_a_conversation_id_nothing_of_an_earlier_message_is_left_out() -
         PromptPart("assistant", "That."),
         PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
     )
-    assert letters_in(later.texts[2]) == "bd"
+    assert later.texts[2] == (
+        "Please refer to [Doc_2] in the previous conversation.\n\n"
+        f"[Doc_4] {block('d').text}\n\nWhy?"
+    )
+
+
+def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one() -> None:
+    world = World()
+    parts = PromptPart("user", f"{block('b').text}\n\nIs it so?"), PromptPart("assistant", "No.")
+    later = world.one(*parts, PromptPart("user", f"{world.context('bd')}\n\nWhy?"))
+    assert later.texts[2] == (f"[Doc_1] {block('b').text}\n\n[Doc_2] {block('d').text}\n\nWhy?")
+    assert later.contexts == (ContextLabels((1, 2), ("b", "d")),)
 
 
 def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:

@@ -397,7 +397,7 @@ def test_results_that_a_model_has_seen_are_never_touched():
     assert results(after) == [f"{A}\n\n{B}", f"[Doc_1] {A}\n\n[Doc_2] {B}"]
 
 
-def test_a_process_that_starts_anew_replays_the_history_and_counts_the_labels_on():
+def test_a_process_that_starts_anew_points_to_the_history_and_counts_the_labels_on():
     saver = InMemorySaver()
     agent, model = agent_with(
         ReuseMiddleware(retriever=LetterRetriever()),
@@ -408,14 +408,17 @@ def test_a_process_that_starts_anew_replays_the_history_and_counts_the_labels_on
     ask(agent, "ab")
     again, model_again = agent_with(
         ReuseMiddleware(retriever=LetterRetriever()),
-        [calls("d"), done()],
+        [calls("df"), done()],
         search_tool(),
         checkpointer=saver,
     )
     messages = ask(again, "e")
     assert is_append_only([*model.seen, *model_again.seen])
     assert messages[4].content == f"[Doc_5] {E}\n\ne"
-    assert results(messages)[1] == f"[Doc_6] {D}", "who showed d is forgotten: it is shown again"
+    f = f"[Doc_6] {document('f').page_content}"
+    assert results(messages)[1] == f"[Doc_4] {D}\n\n{f}"
+    assert results(sent(messages))[1] == f"{see(4)}\n\n{f}"
+    assert model_again.seen[-1][-1]["content"] == f"{see(4)}\n\n{f}"
 
 
 def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):

@@ -91,8 +91,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     that shows them, and every later call replays them byte for byte, from any checkpointer, in any
     process. The agent's state holds every block in whole, for whatever reads or edits it. Only what
     the model gets has location annotations, in place of blocks that an earlier message of the same
-    call shows, if the planner that planned these was still there; another process shows them again.
-    So nothing is lost in any order of middleware that summarizes, trims or clears messages.
+    call shows, whichever process planned it. So nothing is lost in any order of middleware that
+    summarizes, trims or clears messages.
 
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
     is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
@@ -386,6 +386,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                 history=history,
                 conversation_id=scope.conversation_id,
                 tenant=scope.tenant or "",
+                labels=True,  # what is sent points to them
             )
         )
 
