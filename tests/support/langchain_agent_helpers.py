@@ -29,7 +29,7 @@ from langchain_document_helpers import (
 )
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxreuse import Templates
+from ctxreuse import PAPER_TEMPLATES
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from langchain_ctxreuse import ReuseMiddleware
@@ -110,7 +110,7 @@ def results(messages: Sequence[BaseMessage]) -> list[Any]:
 
 def sent(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages of a state as a model gets them."""
-    return PointingStep(Templates(), ContextRegistry(), FailOpen("test")).messages(messages)
+    return PointingStep(PAPER_TEMPLATES, ContextRegistry(), FailOpen("test")).messages(messages)
 
 
 def is_append_only(seen: Sequence[Sequence[Any]]) -> bool:

@@ -125,6 +125,8 @@ def sent_message(
 ) -> SentMessage:
     """Return a message with words in place of the blocks that an earlier one shows.
 
+    Blocks with nothing but a separator between are pointed to as in a plan, together.
+
     Args:
         message: The message as the state holds it; what was changed in it since stays.
         templates: The words around blocks.
@@ -134,18 +136,25 @@ def sent_message(
     if not repeated or planned is None:
         return SentMessage(message, bool(repeated))
     text = planned.text
-    pieces: list[str] = []
-    end = pointers = 0
+    places: list[tuple[str, list[str]]] = []  # the text before, and the labels
+    end = 0
     for one in sorted(repeated, key=itemgetter("start")):
         block = text[one["start"] : one["end"]]
         is_there = one["start"] >= end and text_digest(block).hex() == one["digest"]
         if is_there and stands(one["label"], block):
-            words = templates.location_annotation(one["label"])
-            pieces += [text[end : one["start"]], words]
+            before = text[end : one["start"]]
+            if places and before == templates.separator:
+                places[-1][1].append(one["label"])
+            else:
+                places.append((before, [one["label"]]))
             end = one["end"]
-            pointers += 1
+    pieces = [before + _location(labels, templates) for before, labels in places]
     short = with_text(message, TextPart("".join([*pieces, text[end:]]), planned.part))
-    return SentMessage(short, pointers < len(repeated))
+    return SentMessage(short, sum(len(labels) for _, labels in places) < len(repeated))
+
+
+def _location(labels: Sequence[str], templates: Templates) -> str:
+    return templates.separator.join(filter(None, templates.location_annotations(labels)))
 
 
 class _ShownBlocks:
