@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
+from ctxreuse.adapters.formatting import unlabelled_ranking
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new, plans_together
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
@@ -167,7 +168,7 @@ class DocumentPlanner(Generic[_Item]):
         sent, left_out = planned(keys), planned(key for key in ranks_of if key not in keys)
         annotation = None
         if self._annotation == "append":
-            annotation = appended_annotation(plan, [one.label or "" for one in sent])
+            annotation = appended_annotation(plan, sent)
         return PlannedItems(sent, left_out, plan, annotation)
 
 
@@ -275,17 +276,17 @@ def as_retrieved(items: Sequence[_Item]) -> PlannedItems[_Item]:
     return PlannedItems(tuple(PlannedItem(item, rank, None) for rank, item in enumerate(items)))
 
 
-def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
+def appended_annotation(plan: Plan, shown: Sequence[PlannedItem[Any]]) -> str | None:
     """Return what a document behind the planned ones says; None if there is nothing to say.
 
     Args:
         plan: Their plan.
-        labels: The label of each document, in order; the prompt may show them without, so the
-            annotation names them.
+        shown: The documents, in order; the prompt may show them without labels.
     """
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        said.append(plan.templates.with_legend(plan.order_annotation, labels))
+        documents = [(one.rank, one.label or "") for one in shown]
+        said.append(unlabelled_ranking(documents, plan.templates))
     return " ".join(said) or None
 
 

@@ -97,11 +97,29 @@ def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> Plan
     if any(one.is_annotation for one in given):
         return PlanWords()  # it says so itself
     positions = positions_as_planned(given)
-    order = None if positions is None else _order_annotation(positions, templates)
     ranking = None
-    if positions is not None and order is not None:
-        ranking = templates.with_legend(order, [one.label for one in positions])
+    if positions is not None and _order_annotation(positions, templates) is not None:
+        shown = [(one.rank, one.label) for one in positions]
+        ranking = unlabelled_ranking(shown, templates)
     return PlanWords(tuple(left_out_words(given)), ranking)
+
+
+def unlabelled_ranking(documents: Sequence[tuple[int, str]], templates: Templates) -> str:
+    """Return the ranking of documents that stand before it without labels.
+
+    Where words rank by numbers, these count the documents from 1 as they stand there: not the
+    labels, of which one is missing or stands twice if a document does.
+
+    Args:
+        documents: Rank and label of each document, in the order in which they stand there.
+        templates: The words.
+    """
+    labels = [label for _, label in documents]
+    places = templates.block_labels(range(1, len(documents) + 1))
+    names = labels if templates.ranks_by_label else places
+    ranks = [rank for rank, _ in documents]
+    ranked = dict.fromkeys(name for _, name in sorted(zip(ranks, names, strict=True)))
+    return templates.with_legend(templates.order_annotation(list(ranked)), labels)
 
 
 def cited_positions(

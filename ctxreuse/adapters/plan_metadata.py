@@ -376,7 +376,7 @@ def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:
     plans = [plan for one in documents if (plan := plan_of(one.metadata)) is not None]
     distinct = {id(plan): plan for plan in plans}.values()  # each document repeats its plan
     annotations = [part[2] for plan in distinct for part in plan["parts"] if len(part) == 3]
-    return list(dict.fromkeys(annotations))
+    return list(dict.fromkeys(filter(None, annotations)))  # one may speak of several
 
 
 def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentPosition] | None:

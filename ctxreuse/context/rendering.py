@@ -316,7 +316,8 @@ class Templates:
             return self.legend_pattern
         before, _, after = map(re.escape, self.order.partition("{numbers}"))
         number, between = "[1-9][0-9]{0,17}", re.escape(self.order_separator)
-        return re.compile(f"{before}{number}(?:{between}{number}){{1,99}}{after}")
+        least = int(self.most_ranked != 1)  # one number alone is seldom a ranking
+        return re.compile(f"{before}{number}(?:{between}{number}){{{least},99}}{after}")
 
     def is_annotation(self, paragraph: str) -> bool:
         """Return whether a paragraph is words of these templates on other blocks, and no more."""
