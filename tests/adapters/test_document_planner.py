@@ -173,7 +173,7 @@ def test_items_come_back_in_the_planned_order_with_rank_and_label():
     ]
     assert second.left_out == ()
     assert second.plan.request == ContextRequest(
-        [block_of(one) for one in items_of("dcba")], "Then?"
+        [block_of(one) for one in items_of("dcba")], "Then?", labels=True
     )
     assert second.annotation == (
         "The documents above are [Doc_1], [Doc_2], [Doc_3], [Doc_4], in this order. "
@@ -345,6 +345,7 @@ def test_the_appended_words_are_the_planners_templates():
     templates = Templates(
         label="<{ordinal}>",
         order="Best: {order}.",
+        order_separator=" > ",
         location="See {label}.",
         legend="Above: {labels}.",
     )
@@ -443,8 +444,14 @@ def test_without_a_history_noitem_is_left_out():
 def test_another_tenants_conversation_of_the_same_name_shows_nothing():
     documents = document_planner()
     scope = first_turn(documents, "ab", tenant="one")
-    again = documents.plan(items_of("ba"), "?", RequestScope("two", "c", scope.history))
+    again = documents.plan(items_of("ba"), "?", RequestScope("two", "c", ()))
     assert (names(again.items), again.left_out) == ("ba", ())
+    quoted, own = (
+        documents.plan(items_of("b"), "?", RequestScope(tenant, "c", scope.history)).plan
+        for tenant in ("two", "one")
+    )
+    assert quoted.labels == {"[Doc_2]": "b"}, "read in the messages that the tenant has sent"
+    assert own.labels == {"[Doc_1]": "a", "[Doc_2]": "b"}
 
 
 @given(st.lists(retrievals, max_size=5), st.lists(retrievals, max_size=5))

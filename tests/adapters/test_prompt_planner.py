@@ -257,7 +257,8 @@ def test_without_a_conversation_id_a_later_turn_leaves_out_what_earlier_messages
 def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one() -> None:
     world = World()
     parts = PromptPart("user", f"{block('b').text}\n\nIs it so?"), PromptPart("assistant", "No.")
-    later = world.one(*parts, PromptPart("user", f"{world.context('bd')}\n\nWhy?"))
+    turn = PromptPart("user", f"{world.context('bd')}\n\nWhy?")
+    later = world.one(*parts, turn, conversation_id="c1")
     assert later.texts[2] == (f"[Doc_1] {block('b').text}\n\n[Doc_2] {block('d').text}\n\nWhy?")
     assert later.contexts == (ContextLabels((1, 2), ("b", "d")),)
 

@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 from langchain_model_helpers import RecordingModel, letters_in
 from mem0_stores import FakeMemory, lettered
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner, request_context
 from ctxreuse.adapters import rendered_contexts
 from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
@@ -61,7 +61,7 @@ def test_memories_that_a_search_has_put_in_order_keep_their_ranking() -> None:
     def asked(kept: str = "abcdefgh") -> str:
         found = memory.search("Which?", filters={"user_id": "alice"})["results"]
         shown = [Document(one["memory"]) for one in found if one["memory"][0] in kept]
-        model.invoke(f"{format_context(shown)}\n\nWhich?")
+        model.invoke(f"{format_context(shown, PAPER_TEMPLATES)}\n\nWhich?")
         return inner.calls[-1].text
 
     asked()

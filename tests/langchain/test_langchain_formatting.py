@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import document, documents, letters_of, no_sockets, text_of
 
-from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
@@ -77,9 +78,10 @@ def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
 
 def test_what_was_taken_away_is_missing_in_the_annotation_too():
     a, b, c, note = planned("cba")
-    assert format_context([a, c, note]) == f"[Doc_1] {A}\n\n[Doc_3] {C}\n\n{order(3, 1)}"
-    assert format_context([a, b]) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
-    assert format_context([b]) == f"[Doc_2] {B}"
+    shown = partial(format_context, templates=PAPER_TEMPLATES)
+    assert shown([a, c, note]) == f"[Doc_1] {A}\n\n[Doc_3] {C}\n\n{order(3, 1)}"
+    assert shown([a, b]) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
+    assert shown([b]) == f"[Doc_2] {B}"
 
 
 def test_the_rest_needs_no_annotation_where_it_stands_in_the_retrievers_order():
@@ -174,7 +176,9 @@ def test_plans_survive_json():
 
 
 def test_other_words_can_be_used():
-    templates = Templates(label="<{ordinal}>", order="Best first: {order}.", separator="\n")
+    templates = Templates(
+        label="<{ordinal}>", order="Best first: {order}.", order_separator=" > ", separator="\n"
+    )
     a, b, c, note = planned("cba", templates=templates)
     assert format_context([a, b, c, note], templates) == (
         f"<1> {A}\n<2> {B}\n<3> {C}\nBest first: <3> > <2> > <1>."

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ctxreuse
-from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class AdapterConformance:
     def test_append_puts_the_annotation_behind_the_documents(self) -> None:
         if "append" not in self.annotation_modes:
             pytest.skip("this adapter has no such mode")
-        adapter = self.adapter(ReusePlanner(), "append")
+        adapter = self.adapter(ReusePlanner(templates=Templates()), "append")
         first = adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in first] == [False] * 3, "nothing was moved"
         second = adapter.run(documents("dba"), "q?")
@@ -216,7 +216,7 @@ class AdapterConformance:
         )
 
     def test_metadata_mode_appends_nothing(self) -> None:
-        adapter = self.adapter(ReusePlanner(), "metadata")
+        adapter = self.adapter(ReusePlanner(templates=Templates()), "metadata")
         adapter.run(documents("abc"), "q?")
         shown = adapter.run(documents("dba"), "q?")
         assert len(shown) == 3
