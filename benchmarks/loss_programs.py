@@ -369,40 +369,20 @@ def chain(template: Any, *, cites: bool = False, wraps_retriever: bool = False) 
     return make
 
 
-def retrieval_chain(engine: Served, planner: ReusePlanner | None) -> Any:
+def retrieval_chain(template: Any) -> Any:
     """Return LangChain's retrieval chain with the application's history."""
-    found: dict[str, Any] = {}
-    template = ChatPromptTemplate.from_messages(
-        [
-            ("system", _SYSTEM + "\n\n{context}"),
-            MessagesPlaceholder("chat_history"),
-            ("human", "{input}"),
-        ]
-    )
-    model = _wrapped(engine, planner)
-    running = create_retrieval_chain(
-        (lambda given: given["input"]) | Documents(found=found),
-        create_stuff_documents_chain(model, template),
-    )
-    return _with_history(running, found)
 
+    def make(engine: Served, planner: ReusePlanner | None) -> Any:
+        found: dict[str, Any] = {}
+        prompt = ChatPromptTemplate.from_messages(template)
+        model = _wrapped(engine, planner)
+        running = create_retrieval_chain(
+            (lambda given: given["input"]) | Documents(found=found),
+            create_stuff_documents_chain(model, prompt),
+        )
+        return _with_history(running, found)
 
-def last_message_chain(engine: Served, planner: ReusePlanner | None) -> Any:
-    """Return a history-aware chain whose context stands in the last message."""
-    found: dict[str, Any] = {}
-    template = ChatPromptTemplate.from_messages(
-        [
-            ("system", _SYSTEM),
-            MessagesPlaceholder("chat_history"),
-            ("human", "Context:\n{context}\n\nQuestion: {input}"),
-        ]
-    )
-    model = _wrapped(engine, planner)
-    running = create_retrieval_chain(
-        (lambda given: given["input"]) | Documents(found=found),
-        create_stuff_documents_chain(model, template),
-    )
-    return _with_history(running, found)
+    return make
 
 
 def _with_history(running: Any, found: dict[str, Any]) -> Any:
@@ -609,6 +589,16 @@ CONTEXT_FIRST = [("human", _SYSTEM + "\n\n{context}\n\nQuestion: {question}")]
 QUESTION_FIRST = [("human", "Question: {question}\n\nAnswer it from this:\n{context}")]
 CLOCK_FIRST = [("system", _SYSTEM + " It is {clock}."), ("human", "{context}\n\n{question}")]
 SYSTEM_CONTEXT = [("system", _SYSTEM + "\n\n{context}"), ("human", "{question}")]
+HISTORY_BEHIND_CONTEXT = [
+    ("system", _SYSTEM + "\n\n{context}"),
+    MessagesPlaceholder("chat_history"),
+    ("human", "{input}"),
+]
+HISTORY_FIRST = [
+    ("system", _SYSTEM),
+    MessagesPlaceholder("chat_history"),
+    ("human", "Context:\n{context}\n\nQuestion: {input}"),
+]
 
 ONE_SHOT = (
     Program("LangChain", "chain", chain(CONTEXT_FIRST)),
@@ -627,8 +617,8 @@ ONE_SHOT = (
     Program("ctxreuse", "plan", core),
 )
 CONVERSATIONS = (
-    Program("LangChain", "create_retrieval_chain", retrieval_chain),
-    Program("LangChain", "context in the last message", last_message_chain),
+    Program("LangChain", "create_retrieval_chain", retrieval_chain(HISTORY_BEHIND_CONTEXT)),
+    Program("LangChain", "context in the last message", retrieval_chain(HISTORY_FIRST)),
     Program("LangChain", "agent with a retriever tool", agent),
     Program("LlamaIndex", "chat engine, made per request", chat_engine),
     Program("LlamaIndex", "chat engine, kept", kept_chat_engine),

@@ -9,6 +9,7 @@ and 12; ContextPilot section 7.2).
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -170,7 +171,7 @@ class _Repetition:
         self._reply = reply
         self._said, self._asked = _letter_groups(reply), _letter_groups(question)
         self._words = {word.casefold() for word in _all_words(reply)}
-        self._beginnings = {word[:length] for word in self._words for length in range(4, len(word))}
+        self._sorted = sorted(self._words)
         self._asked_words = {word.casefold() for word in _all_words(question)}
 
     def holds(self, line: str) -> bool:
@@ -186,7 +187,8 @@ class _Repetition:
         if word in self._words or _DIGIT.search(word) or len(word) < _SHORTEST_STEM:
             return word in self._words
         stem = word[: max(_SHORTEST_STEM, len(word) - _LONGEST_ENDING)]
-        return stem in self._words or stem in self._beginnings
+        at = bisect_left(self._sorted, stem)  # the first word that may begin with it
+        return at < len(self._sorted) and self._sorted[at].startswith(stem)
 
 
 def _telling_words(line: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -510,3 +511,15 @@ class TestAnswersAndErrors:
         assert [step.name for step in trace.steps] == ["worker 3", "worker 1", "manager"]
         assert (trace.prompt_tokens, trace.cached_tokens, trace.duration_s) == (12, 2, 4.0)
         assert (trace.answer, trace.workers, trace.failures) == ("yes", steps[:2], steps[1:2])
+
+
+def test_a_word_of_any_length_in_a_reply_takes_no_more_memory_than_it_is_long():
+    reply = "x" * 20_000
+
+    tracemalloc.start()
+    note = ChainPrompts().note_after("k1 is v1.", reply, "What are the values?")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert note == f"k1 is v1.\n{reply}"
+    assert most < 200 * len(reply)  # all its beginnings together would be 10,000 times as long
