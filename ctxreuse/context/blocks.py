@@ -147,7 +147,8 @@ class ContextRequest:
         request_id: The engine's id of the request, for eviction; None lets the planner count.
         outdated: Blocks that no longer hold, such as memories that were changed or deleted. Where
             `history` shows them, this turn says so.
-        labels: Whether the prompt shows the blocks under labels; None leaves it to the planner.
+        labels: Whether the prompt shows the blocks under labels. None leaves it to the planner;
+            False, too, but a conversation alone is no reason for labels then.
 
     Raises:
         InvalidRequestError: wrong type.

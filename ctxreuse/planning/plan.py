@@ -90,6 +90,9 @@ class Plan:
             with_order: Whether the order annotation is part of it.
         """
         order = self.order_annotation if with_order else None
+        if order is not None and not self.is_labelled:
+            shown = [part.label for part in self.parts if isinstance(part, SentBlock)]
+            order = self.templates.with_legend(order, shown)
         return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
 
     def messages(self) -> list[dict[str, Any]]:

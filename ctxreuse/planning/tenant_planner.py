@@ -570,14 +570,17 @@ class TenantPlanner:
     def _is_labelled(self, request: ContextRequest) -> bool:
         """Return whether a turn shows its blocks under labels: where something may refer to them.
 
-        In a conversation later turns do.
+        In a conversation later turns do, unless the request says that they do without.
         """
         settings = self._settings
-        for asked in (request.labels, settings.labels):
-            if asked is not None:
-                return asked
+        if request.labels:
+            return True
+        if settings.labels is not None:
+            return settings.labels
+        if settings.trim_overlaps or not settings.templates.is_plain:
+            return True
         is_conversation = request.history is not None or request.conversation_id is not None
-        return is_conversation or settings.trim_overlaps or not settings.templates.is_plain
+        return is_conversation and request.labels is None
 
     def journal(self, keyed: Keyed) -> list[Entry]:
         """Return what was sent of late, as keyed digests, oldest first.

@@ -1,0 +1,80 @@
+"""Whether blocks have labels: what requests and planners ask for, and what words refer to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
+
+TEXTS = ["A text that is long enough.", "Another text that is long enough."]
+LABELLED = "[Doc_1] A text that is long enough.\n\n[Doc_2] Another text that is long enough.\n\nq?"
+PLAIN = "A text that is long enough.\n\nAnother text that is long enough.\n\nq?"
+SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content": "So."}]
+
+
+@pytest.mark.parametrize(
+    ("of_request", "of_planner", "alone", "in_conversation"),
+    [
+        (None, None, PLAIN, LABELLED),
+        (None, True, LABELLED, LABELLED),
+        (None, False, PLAIN, PLAIN),
+        (True, None, LABELLED, LABELLED),
+        (True, False, LABELLED, LABELLED),
+        (False, None, PLAIN, PLAIN),
+        (False, True, LABELLED, LABELLED),
+        (False, False, PLAIN, PLAIN),
+    ],
+)
+def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_none(
+    of_request: bool | None, of_planner: bool | None, alone: str, in_conversation: str
+) -> None:
+    planner = ReusePlanner(labels=of_planner)
+    for history, content in ((None, alone), ([], in_conversation)):
+        plan = planner.plan(ContextRequest(TEXTS, "q?", history=history, labels=of_request))
+        assert plan.content == content
+        assert plan.is_labelled == (content == LABELLED)
+        assert bool(plan.labels) == plan.is_labelled
+
+
+@pytest.mark.parametrize(
+    "planner",
+    [
+        ReusePlanner(templates=Templates(label="<{ordinal}>")),
+        ReusePlanner(templates=Templates(block="{label}: {text}")),
+        ReusePlanner(templates=Templates(order="Best: {order}")),
+        ReusePlanner(trim_overlaps=True),
+    ],
+)
+def test_words_that_name_labels_keep_them_though_a_request_does_without(
+    planner: ReusePlanner,
+) -> None:
+    assert planner.plan(ContextRequest(TEXTS, "q?", labels=False)).is_labelled
+
+
+def test_a_ranking_by_labels_says_which_blocks_have_them_where_they_are_shown_without() -> None:
+    planner = ReusePlanner(templates=PAPER_TEMPLATES, labels=False)
+    texts = [f"Text {number}. " * 50 for number in range(3)]
+    planner.plan(ContextRequest(texts, "q?"))
+    plan = planner.plan(ContextRequest(texts[::-1], "q?"))
+    assert plan.content == (
+        f"{texts[0]}\n\n{texts[1]}\n\n{texts[2]}\n\n"
+        "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
+        "context in the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the "
+        "question.\n\nq?"
+    )
+
+
+@pytest.mark.parametrize("asked", ["request", "planner", "neither"])
+def test_what_stands_without_a_label_is_shown_again_under_one(asked: str) -> None:
+    planner = ReusePlanner(labels=True if asked == "planner" else None)
+    labels = True if asked == "request" else None
+    request = ContextRequest(TEXTS, "q?", history=SHOWN, labels=labels)
+    assert planner.plan(request).content == LABELLED
+
+
+def test_what_stands_without_a_label_is_left_out_of_a_turn_without_labels() -> None:
+    plan = ReusePlanner().plan(ContextRequest(TEXTS, "q?", history=SHOWN, labels=False))
+    assert plan.content == "q?"
+    assert len(plan.references) == 2
