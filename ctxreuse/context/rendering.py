@@ -195,7 +195,7 @@ class Templates:
 
     def quoted_outdated(self, text: str) -> str:
         """Return the words on a block that no longer holds and stands somewhere without a label."""
-        line = " ".join(text.split())
+        line = " ".join(checked_kind("text", text, str, "a string").split())
         shown = line if len(line) <= _LONGEST_QUOTED else f"{line[:_LONGEST_QUOTED]}..."
         return self.outdated_annotation(f'"{shown}"')
 
@@ -235,6 +235,7 @@ class Templates:
         Each word, sign and digit counts as one, and so does a space before a digit: as tokenizers
         cut such lines that know no numbers.
         """
+        number = checked_integer("number", number)
         named = number if self.most_ranked is None else min(number, self.most_ranked)
         known = self._order_tokens.get(named)
         if known is None:
@@ -300,6 +301,7 @@ class Templates:
             labels: The labels of the documents, in order; where the ranking names labels, it is
                 said first which documents have them.
         """
+        checked_kind("ranking", ranking, str, "a string")
         return f"{self.legend_annotation(labels)} {ranking}" if self.ranks_by_label else ranking
 
     @cached_property
@@ -321,7 +323,8 @@ class Templates:
 
     def is_annotation(self, paragraph: str) -> bool:
         """Return whether a paragraph is words of these templates on other blocks, and no more."""
-        return self._annotation_pattern.fullmatch(paragraph) is not None
+        text = checked_kind("paragraph", paragraph, str, "a string")
+        return self._annotation_pattern.fullmatch(text) is not None
 
     @cached_property
     def _annotation_pattern(self) -> re.Pattern[str]:

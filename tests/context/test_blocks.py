@@ -162,7 +162,7 @@ def test_plain_strings_become_blocks_with_derived_ids():
 
 
 def test_what_is_not_given_has_the_documented_default():
-    assert dataclasses.astuple(ContextRequest([])) == ((), "", None, None, None, "", None, ())
+    assert dataclasses.astuple(ContextRequest([])) == ((), "", None, None, None, "", None, (), None)
 
 
 def test_any_iterable_of_blocks_will_do():

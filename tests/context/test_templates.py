@@ -1,26 +1,32 @@
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 
 plain_words = st.text(st.characters(exclude_characters="{}"), max_size=5)
 no_digit_first = plain_words.filter(lambda words: not words[:1].isdigit())
 
 
-def test_the_default_words_are_the_papers():
+def test_the_default_words_are_short():
     words = DEFAULT_TEMPLATES
     assert words.block_label(2) == "[Doc_2]"
     assert words.order_annotation(["[Doc_2]", "[Doc_1]", "[Doc_3]"]) == (
-        "Please read the context in the following priority order: "
-        "[Doc_2] > [Doc_1] > [Doc_3] and answer the question."
+        "Most relevant first: 2, 1, 3"
     )
-    assert words.location_annotation("[Doc_1]") == (
-        "Please refer to [Doc_1] in the previous conversation."
+    assert words.order_annotation([f"[Doc_{n}]" for n in (7, 1, 6, 2, 5, 3, 4)]) == (
+        "Most relevant first: 7, 1, 6, 2, 5"
     )
+    assert words.location_annotation("[Doc_1]") == "See also [Doc_1] above."
+    assert words.location_annotations(["[Doc_2]", "[Doc_1]"]) == [
+        "See also [Doc_2], [Doc_1] above.",
+        "",
+    ]
+    assert words.location_annotations([]) == []
     assert words.legend_annotation(["[Doc_1]", "[Doc_2]"]) == (
         "The documents above are [Doc_1], [Doc_2], in this order."
     )
@@ -30,6 +36,47 @@ def test_the_default_words_are_the_papers():
     )
     assert words.separator == "\n\n"
     assert words.order_position == "before_question"
+    assert words.is_plain
+
+
+def test_the_papers_words_name_every_block():
+    words = PAPER_TEMPLATES
+    labels = [f"[Doc_{n}]" for n in (7, 1, 6, 2, 5, 3, 4)]
+    assert words.order_annotation(labels) == (
+        "Please read the context in the following priority order: [Doc_7] > [Doc_1] > [Doc_6] > "
+        "[Doc_2] > [Doc_5] > [Doc_3] > [Doc_4] and answer the question."
+    )
+    assert words.location_annotations(labels[:2]) == [
+        "Please refer to [Doc_7] in the previous conversation.",
+        "Please refer to [Doc_1] in the previous conversation.",
+    ]
+    assert words.with_legend("(best first)", ["[Doc_1]", "[Doc_2]"]) == (
+        "The documents above are [Doc_1], [Doc_2], in this order. (best first)"
+    )
+    assert DEFAULT_TEMPLATES.with_legend("(best first)", ["[Doc_1]"]) == "(best first)"
+    assert not words.is_plain
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens"), [(1, 6), (2, 9), (5, 18), (6, 18), (1_000, 18)], ids=str
+)
+def test_words_on_an_order_have_about_as_many_tokens_as_tokenizers_count(blocks, tokens):
+    assert DEFAULT_TEMPLATES.order_tokens(blocks) == tokens
+
+
+@pytest.mark.parametrize("words", [DEFAULT_TEMPLATES, PAPER_TEMPLATES], ids=["short", "papers"])
+def test_words_on_other_blocks_are_known_from_what_is_no_such_words(words):
+    labels = ["[Doc_2]", "[Doc_11]"]
+    said = [
+        words.order_annotation(labels),
+        *words.location_annotations(labels),
+        words.outdated_annotation("[Doc_2]", "[Doc_3]"),
+        words.outdated_annotation("[Doc_2]"),
+        words.quoted_outdated("Alice lives\nin Porto. " * 20),
+    ]
+    assert all(words.is_annotation(one) for one in said if one)
+    others = ["Alice lives in Porto.", *(f"{one} And more." for one in said), f"So: {said[0]}"]
+    assert not any(map(words.is_annotation, others))
 
 
 @given(no_digit_first, no_digit_first, st.lists(st.integers(1, 10**17)))
@@ -82,7 +129,7 @@ def test_every_template_can_be_replaced():
 
 
 def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
-    words = Templates(label="%s{ordinal}\\1", block="{label}: {text}")
+    words = replace(PAPER_TEMPLATES, label="%s{ordinal}\\1", block="{label}: {text}")
     assert words.block_label(1) == "%s1\\1"
     assert words.before_text("%s1\\1") == "%s1\\1: "
     assert words.order_annotation(["{order}", "{label}"]) == (
@@ -107,9 +154,10 @@ def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
         ("block", "{text} {label}", "{label} then {text}"),
         ("block", "{label} {text} {text}", "{label} then {text}"),
         ("block", "{label} {label} {text}", "{label} then {text}"),
-        ("order", "Read in order.", "{order}"),
-        ("order", "{{order}}", "{order}"),
-        ("location", "Please refer to {ordinal}.", "{label}"),
+        ("order", "Read in order.", "{order} or {numbers}"),
+        ("order", "{{order}}", "{order} or {numbers}"),
+        ("order", "{order}: {numbers}", "{order} or {numbers}"),
+        ("location", "Please refer to {ordinal}.", "{label} or {labels}"),
         ("legend", "Above: {label}.", "{labels}"),
         ("legend", "Above.", "{labels}"),
         ("legend", "{labels} and {labels}", "{labels}"),
@@ -120,8 +168,8 @@ def test_a_template_without_its_fields_or_with_others_is_refused(name, template,
     with pytest.raises(InvalidRequestError) as caught:
         Templates(**{name: template})
     assert str(caught.value) == (
-        f"template {name} is {template!r} (str); it must hold {fields}, each once, "
-        "and no other braces"
+        f"template {name} is {template!r} (str); it must hold {fields}, "
+        f"{'' if ' or ' in fields else 'each '}once, and no other braces"
     )
 
 

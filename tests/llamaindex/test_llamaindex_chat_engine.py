@@ -80,7 +80,7 @@ class TestPrompts:
         assert inner.prompts == [
             first,
             f"{first}<assistant>answer 1</><user>[Doc_3] {letter_text('c')}\n\n"
-            "Please refer to [Doc_2] in the previous conversation.\n\ncb two?</>",
+            "See also [Doc_2] above.\n\ncb two?</>",
         ]
         assert chat.faults == 0
 
@@ -90,22 +90,21 @@ class TestPrompts:
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
         assert inner.prompts[1] == (
-            f"{opening}Please read the context in the following priority order: "
-            "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ncba one?</>"
+            f"{opening}Most relevant first: 3, 2, 1\n\ncba one?</>"
         )
 
     def test_another_system_prompt_is_another_prefix(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner, system_prompt="One.").chat("abc one?")
         engine(inner, planner=planner, system_prompt="Two.").chat("cba one?")
-        assert "priority" not in inner.prompts[1]
+        assert "relevant first" not in inner.prompts[1]
 
     def test_tenants_do_not_see_each_others_order(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
         for tenant in ("one", "two", "one"):
             with request_context(tenant=tenant):
                 engine(inner, planner=planner).chat("abc?" if len(inner.prompts) < 1 else "cba?")
-        assert ["priority" in prompt for prompt in inner.prompts] == [False, False, True]
+        assert ["relevant first" in prompt for prompt in inner.prompts] == [False, False, True]
 
     def test_nothing_retrieved_leaves_the_question(self) -> None:
         inner = RecordingLLM()
@@ -155,7 +154,7 @@ class TestPrompts:
         history = [{"role": one.role.value, "content": one.content} for one in chat.chat_history]
         with request_context(conversation_id="c", history=history):
             response = chat.chat("b two?")
-        assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
+        assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
         assert [node.node_id for node in response.source_nodes] == ["id-b"]
 
     def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self) -> None:
@@ -173,8 +172,7 @@ class TestPrompts:
         inner = RecordingLLM()
         engine(inner, retriever=Keeping()).chat("one?")
         assert inner.prompts[0] == (
-            f"<user>[Doc_1] {letter_text('c')}\n\n"
-            "Please refer to [Doc_1] in the previous conversation.\n\none?</>"
+            f"<user>[Doc_1] {letter_text('c')}\n\nSee also [Doc_1] above.\n\none?</>"
         )
 
     def test_a_model_that_schedules_leaves_the_prompt_alone(self) -> None:
@@ -212,7 +210,7 @@ class TestHistory:
             other = engine(inner, planner=planner, chat_history=chat.chat_history)
             other.chat("b two?")
         assert grow(inner.prompts)
-        assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
+        assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
 
     def test_an_edited_history_is_taken_as_it_is(self) -> None:
         inner = RecordingLLM()
@@ -530,8 +528,7 @@ class TestRetrieval:
                 chat.chat(message)
         assert inner.prompts[1].startswith(inner.prompts[0])
         assert inner.prompts[1].endswith(
-            "Please refer to [Doc_2] in the previous conversation.\n\n"
-            "Please refer to [Doc_1] in the previous conversation.\n\nba two?</>"
+            "<user>See also [Doc_2], [Doc_1] above.\n\nba two?</>"
         )
         assert all(len(prompt) // 4 <= 500 for prompt in inner.prompts), "estimates keep it short"
         assert chat.faults == len(calls) - 1 > 0
@@ -585,7 +582,7 @@ class TestMaking:
         inner = RecordingLLM()
         for word in ("abc", "cba"):
             engine(inner, planner=None).chat(f"{word} one?")
-        assert not any("priority" in prompt for prompt in inner.prompts)
+        assert not any("relevant first" in prompt for prompt in inner.prompts)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

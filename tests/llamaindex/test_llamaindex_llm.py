@@ -262,8 +262,7 @@ class TestMessages:
             llm.chat([*first, answer, turn])
         assert inner.prompts[2].startswith(inner.prompts[1])
         assert inner.prompts[2].endswith(
-            "<user>Please refer to [Doc_2] in the previous conversation.\n\n"
-            f"[Doc_4] {letter_text('d')}\n\nAnd?</>"
+            f"<user>[Doc_4] {letter_text('d')}\n\nSee also [Doc_2] above.\n\nAnd?</>"
         )
 
     def test_the_roles_of_other_models_are_understood(self) -> None:
@@ -285,7 +284,7 @@ class TestMessages:
             llm.chat([*opening("cba"), ChatMessage(role="model", content="a."), again])
         assert inner.prompts[2].startswith(inner.prompts[1])
         assert inner.prompts[2].endswith(
-            "<model>a.</><user>Please refer to [Doc_2] in the previous conversation.\n\nSure?</>"
+            "<model>a.</><user>See also [Doc_2] above.\n\nSure?</>"
         )
         assert planner.statistics().requests == 3, "what a model has answered is not planned again"
 

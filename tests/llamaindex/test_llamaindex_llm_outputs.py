@@ -11,7 +11,7 @@ from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import BaseOutputParser, PydanticProgramMode
-from llamaindex_helpers import RecordingLLM
+from llamaindex_helpers import RecordingLLM, letter_text
 from llamaindex_llm_helpers import (
     City,
     FaultyPlanner,
@@ -122,7 +122,7 @@ class TestStructuredOutput:
         for one, two in (("abc", "xyz"), ("cba", "zyx")):
             served.llm.structured_predict(City, template, one=context(one), two=context(two))
         [first, second] = map(served.prompt_of, served.requests())
-        assert second.count("priority order: [Doc_3] > [Doc_2] > [Doc_1]") >= 1
+        assert second.count("Most relevant first: 3, 2, 1\n") >= 1
         order = re.compile(r"(\w) says")
         assert order.findall(first) == list("abcxyz")
         assert order.findall(second)[:3] == list("abc")
@@ -141,11 +141,12 @@ class TestStructuredOutput:
         template = ChatPromptTemplate.from_messages(
             [("user", "{asked}"), ("assistant", "Rome."), ("user", "{again}")]
         )
-        again = f"{context('ab')}\n\nWhich city?"
+        again = f"{context('bac')}\n\nWhich city?"
         llm.structured_predict(City, template, asked=asked, again=again)
         before, _, behind = inner.prompts[-1].partition("Rome.")
-        assert "[Doc_1] a says" in before
-        assert "[Doc_3] a says" in behind
+        assert f"{context('ab')}\n\nWhich city?" in before
+        shown = f"[Doc_3] {letter_text('c')}\n\nSee also [Doc_2], [Doc_1] above.\n\nWhich city?"
+        assert shown in behind
 
     def test_the_callers_template_and_arguments_are_not_changed(self) -> None:
         served = Served()

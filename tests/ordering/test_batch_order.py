@@ -3,6 +3,7 @@ import pytest
 from helpers import context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
+from paper_words import no_words
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import BatchTooLargeError
@@ -26,8 +27,8 @@ def later_turn(letters, conversation_id, **fields):
     return asked(letters, conversation_id=conversation_id, history=LATER, **fields)
 
 
-def arranged(batch, strategy="reuse"):
-    arrangement = arrange(batch, strategy, alpha=0.001)
+def arranged(batch, strategy="reuse", words=no_words):
+    arrangement = arrange(batch, strategy, 0.001, words)
     return [word(order) for order in arrangement.orders], arrangement.execution
 
 
@@ -68,6 +69,14 @@ def test_weights_decide_what_is_shared(heavy, orders):
     weights = {**dict.fromkeys("abxyz", 1), heavy: 9}
     batch = [asked(letters, weights=weights) for letters in ("abx", "ya", "zb")]
     assert arranged(batch)[0] == orders
+
+
+def test_a_context_that_shares_no_more_than_words_on_its_order_cost_keeps_the_retrievers():
+    weights = {**dict.fromkeys("abcxyz", 1), "a": 8, "b": 9}
+    batch = [asked(letters, weights=weights) for letters in ("xa", "ya", "zb", "cb")]
+    assert arranged(batch) == (["ax", "ay", "bz", "bc"], [0, 1, 2, 3])
+    assert arranged(batch, words=lambda blocks: 4 * blocks)[0] == ["xa", "ya", "bz", "bc"]
+    assert arranged(batch, words=lambda blocks: 5 * blocks)[0] == ["xa", "ya", "zb", "cb"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

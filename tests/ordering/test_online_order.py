@@ -5,10 +5,12 @@ from helpers import Sender, context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.paper import paper_order
 
+WORDS = DEFAULT_TEMPLATES.order_tokens
 HEAVY = defaultdict(lambda: 100)
 LIGHT = defaultdict(lambda: 1)
 
@@ -112,7 +114,7 @@ def learn(online, recent, sent, weights):
 def after(sent, weights):
     """Return the online order of a tenant who sent these requests."""
     recent = Cooccurrence()
-    return learn(OnlineOrder(recent), recent, sent, weights)
+    return learn(OnlineOrder(recent, WORDS), recent, sent, weights)
 
 
 def order_of(online, letters, weights):
@@ -141,7 +143,7 @@ def test_the_retrievers_order_goes_on_where_moving_saves_less_than_the_annotatio
 
 def test_a_tenant_who_comes_to_ask_otherwise_gets_the_other_continuation():
     recent = Cooccurrence()
-    online = OnlineOrder(recent)
+    online = OnlineOrder(recent, WORDS)
     follows = []
     for sent, weights in ((LIGHT_PAIRS, LIGHT), (scattered_pairs(40, *"xy"), HEAVY)):
         learn(online, recent, sent, weights)

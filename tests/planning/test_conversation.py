@@ -103,18 +103,18 @@ def test_compaction_forgets_an_unanswered_turn():
     assert chat.plan(blocks(1), "Again?").references == ()
 
 
-def test_a_forgotten_conversation_sends_its_blocks_again_under_new_labels():
+def test_a_forgotten_conversation_is_read_off_its_own_messages():
     planner = ReusePlanner()
     chat = planner.conversation("c", tenant="t")
     chat.plan(blocks(1, 2), "First?")
     chat.record("Yes.")
     assert planner.end_conversation("c") is False
     assert planner.end_conversation("c", tenant="t") is True
-    assert chat.plan(blocks(2, 1), "Second?").content == (
-        "[Doc_3] text of 2\n\n[Doc_4] text of 1\n\nSecond?"
+    assert chat.plan(blocks(2, 3), "Second?").content == (
+        f"{location_words(2)}\n\n[Doc_3] text of 3\n\nSecond?"
     )
     chat.record("Yes.")
-    assert chat.plan(blocks(1), "Third?").content == f"{location_words(4)}\n\nThird?"
+    assert chat.plan(blocks(3), "Third?").content == f"{location_words(3)}\n\nThird?"
 
 
 def test_two_conversations_of_one_name_never_refer_to_each_others_messages():

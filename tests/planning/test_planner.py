@@ -1,6 +1,7 @@
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -52,7 +53,7 @@ def test_moved_blocks_are_announced_before_the_question():
 
 
 def test_the_order_annotation_can_stand_after_the_question():
-    planner = ReusePlanner(templates=Templates(order_position="after_question"))
+    planner = ReusePlanner(templates=replace(PAPER_TEMPLATES, order_position="after_question"))
     planner.plan(big_request((1, 2)))
     plan = planner.plan(big_request((2, 1), "Why?"))
     assert plan.content == (
@@ -241,6 +242,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         templates=templates,
         deduplicate=False,
         annotate=False,
+        labels=False,
         trim_overlaps=True,
     )
     planner.plan(big_request((1, 2)))
@@ -257,6 +259,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "templates": templates,
         "deduplicate": False,
         "annotate": False,
+        "labels": False,
         "trim_overlaps": True,
     }
     assert planner._mode == sibling._mode == "active"

@@ -77,7 +77,6 @@ def test_blocks_that_were_cut_from_the_history_are_sent_again():
         ("text of 1", "Text of 1"),
         ("text of 1", "ext of 1"),
         ("[Doc_1] ", ""),
-        ("[Doc_1] ", "[Doc_7] "),
         ("[Doc_1] ", "As [Doc_1] "),
         ("[Doc_1] ", "[Doc_1]\n"),
     ],
@@ -90,6 +89,15 @@ def test_a_block_that_was_edited_in_the_history_is_sent_again(old, new):
     assert sent_ids(plan) == [1]
     assert plan.references == (2,)
     assert_keeps_the_promises(plan)
+
+
+def test_a_block_is_pointed_to_by_the_label_under_which_it_stands_now():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    edited = [user(history[0]["content"].replace("[Doc_1] ", "[Doc_7] ")), history[1]]
+    plan = later_turn(planner, (2, 1), edited)
+    assert plan.content == f"{location_words(2)}\n\n{location_words(7)}\n\nThen?"
+    assert plan.labels == {"[Doc_2]": 2, "[Doc_7]": 1}
 
 
 def test_a_block_that_moved_within_the_history_is_found_where_it_stands():
@@ -132,24 +140,24 @@ def test_labels_in_texts_and_answers_are_never_given_out_again():
     assert list(plan.labels) == ["[Doc_1]", "[Doc_5]", "[Doc_6]"]
 
 
-def test_a_foreign_history_without_our_record_has_no_references_and_no_colliding_labels():
+def test_a_foreign_history_without_our_record_is_read_and_no_labels_collide():
     planner = ReusePlanner()
     _, history = first_turn(planner, (1, 2))
     for conversation_id in (None, "other", 0):
         plan = later_turn(planner, (1, 3), history, conversation_id=conversation_id)
-        assert plan.content == "[Doc_3] text of 1\n\n[Doc_4] text of 3\n\nThen?"
+        assert plan.content == f"{location_words(1)}\n\n[Doc_3] text of 3\n\nThen?"
 
 
-def test_a_forgotten_conversation_costs_reuse_and_never_content():
+def test_a_forgotten_conversation_is_read_off_its_own_messages():
     planner = ReusePlanner()
     _, history = first_turn(planner, (1, 2))
     assert planner.end_conversation("c") is True
     assert planner.end_conversation("c") is False
     again = later_turn(planner, (1, 3), history)
-    assert again.content == "[Doc_3] text of 1\n\n[Doc_4] text of 3\n\nThen?"
+    assert again.content == f"{location_words(1)}\n\n[Doc_3] text of 3\n\nThen?"
     history = [*again.messages(), assistant("Yes.")]
-    assert later_turn(planner, (2, 1), history).content == (
-        f"[Doc_5] text of 2\n\n{location_words(3)}\n\nThen?"
+    assert later_turn(planner, (3, 2), history[-2:]).content == (
+        f"{location_words(3)}\n\n[Doc_4] text of 2\n\nThen?"
     )
 
 
@@ -157,10 +165,12 @@ def test_conversations_are_told_apart_by_tenant_and_by_the_type_of_their_id():
     planner = ReusePlanner()
     _, history = first_turn(planner, (1,), conversation_id=1, tenant="a")
     asked = [(1, "a"), ("1", "a"), (1, "b"), (1, "")]
-    assert [
-        later_turn(planner, (1,), history, conversation_id=name, tenant=tenant).references
+    requests = [
+        ContextRequest([], history=history, conversation_id=name, tenant=tenant)
         for name, tenant in asked
-    ] == [(1,), (), (), ()]
+    ]
+    recorded = [planner.shown_blocks(request) for request in requests]
+    assert [[block.id for block in shown.values()] for shown in recorded] == [[1], [], [], []]
 
 
 def test_a_turn_that_is_planned_again_has_the_same_messages():
@@ -281,8 +291,7 @@ def test_references_work_with_other_templates(templates):
     label_1, label_2 = first.labels
     plan = later_turn(planner, (2, 3, 1), history)
     assert plan.references == (2, 1)
-    assert plan.location_annotations == (
-        templates.location_annotation(label_2),
-        templates.location_annotation(label_1),
+    assert plan.location_annotations == tuple(
+        one for one in templates.location_annotations([label_2, label_1]) if one
     )
     assert plan.labels == {label_1: 1, label_2: 2, templates.block_label(3): 3}

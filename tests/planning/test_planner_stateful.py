@@ -1,7 +1,7 @@
 """Plans, evictions, conversations and tenants in random order, against a simple model.
 
 The model of a conversation is what its messages show: block -> label, since the last compaction,
-as far as the planner has not been told to forget it.
+whether or not the planner has been told to forget it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,6 @@ class PlannerMachine(RuleBasedStateMachine):
     def end_conversation(self, one):
         self.planner.end_conversation(one.name, one.tenant)
         assert self.planner.end_conversation(one.name, one.tenant) is False
-        one.shown = {}
         if one.pending is not None:  # what it would show is forgotten too, so replace it
             one.pending = one.chat.plan([], "And?")
             self.take(one.pending)

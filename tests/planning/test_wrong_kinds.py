@@ -121,7 +121,10 @@ CALLS = {
     **{
         f"Templates.{name}": (
             lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
-            {"old": "[Doc_1]"} if name == "outdated_annotation" else {},
+            {
+                "outdated_annotation": {"old": "[Doc_1]"},
+                "with_legend": {"ranking": "Best first: 1", "labels": ["[Doc_1]"]},
+            }.get(name, {}),
             list(inspect.signature(getattr(Templates, name)).parameters)[1:],
         )
         for name, method in vars(Templates).items()

@@ -25,15 +25,11 @@ def context(word: str) -> str:
 
 
 def planned(word: str, order: str = "") -> str:
-    """Return a context as it is sent; `order` is the ranking by labels, as in "312"."""
+    """Return a context as it is sent; `order` is the ranking by numbers, as in "312"."""
     text = "\n\n".join(f"[Doc_{n}] {letter_text(one)}" for n, one in enumerate(word, start=1))
     if not order:
         return text
-    labels = " > ".join(f"[Doc_{n}]" for n in order)
-    return (
-        f"{text}\n\nPlease read the context in the following priority order: {labels} "
-        "and answer the question."
-    )
+    return f"{text}\n\nMost relevant first: {', '.join(order[:5])}"
 
 
 def question(word: str, words: str = "Which?") -> list[ChatMessage]:
