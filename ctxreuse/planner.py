@@ -123,6 +123,11 @@ class ReusePlanner(FixedSettings):
         tracing: Tracing | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
+        if trim_overlaps and labels is False:
+            raise InvalidRequestError(
+                "trim_overlaps names blocks by their labels, and labels=False shows none; leave "
+                "one of them out"
+            )
         self._mode: Mode = mode
         self._token_counter = token_counter
         self._settings = PlannerSettings(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from paper_words import paper_words
 
-AS_USERS_HAVE_IT = ("project", "words", "mem0", "chain_of_agents")
+AS_USERS_HAVE_IT = ("project", "words", "mem0", "chain_of_agents", "evaluation")
 """The folders whose tests see planners as they are where nothing is asked of them."""
 
 settings.register_profile("ctxreuse", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -159,7 +159,9 @@ def _sent_positions(plan: Plan) -> list[int]:
 
 
 def _labels(plan: Plan) -> list[str]:
-    """Return for each of the request's blocks the label that the prompt shows it under."""
+    """Return for each of the request's blocks the label that the prompt shows it under, if any."""
+    if not plan.is_labelled:
+        return []
     label_of = plan.label_of
     return [label_of[block.key] for block in plan.request.blocks]
 

@@ -54,7 +54,8 @@ def plan_dataset(
     - `messages`: the prompt as OpenAI chat messages;
     - `plan_order`: of each block that is sent its position among the blocks of the row, in the
       order in which they are sent; blocks left out are those that the history shows;
-    - `plan_labels`: the label of each block of the row, as the prompt shows it;
+    - `plan_labels`: the label of each block of the row, as the prompt shows it; empty where it
+      shows none (`ReusePlanner(labels=True)` shows them);
     - `plan_expected_cached_tokens`: block tokens expected to be served from the cache;
     - `plan_strategy`: "reuse", or "none" where planning failed and the row goes out as retrieved;
     - `plan_partition`, `plan_position`: sorted by both, rows stand in execution order;

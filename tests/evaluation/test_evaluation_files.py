@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from planning_helpers import big_request, block, order_words, user, write_jsonl
+from planning_helpers import big_request, block, user, write_jsonl
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context import files
@@ -279,10 +279,8 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         "blocks": [3],
         "references": [1],
         "order_annotation": None,
-        "parts": [
-            ["[Doc_1]", 1, "Please refer to [Doc_1] in the previous conversation."],
-            ["[Doc_3]", 3],
-        ],
+        "parts": [["[Doc_3]", 3], ["[Doc_1]", 1, "See also [Doc_1] above."]],
+        "is_labelled": True,
         "query": "And?",
         "system": None,
         "tenant": "",
@@ -291,7 +289,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         "after": "request-2",
         "expected_cached_tokens": 0,
     }
-    assert planned[1].as_json()["order_annotation"] == order_words(2, 1)
+    assert planned[1].as_json()["order_annotation"] == "Most relevant first: 2, 1"
     assert read_plan(path)[2].place == f"{path}:3"
 
 

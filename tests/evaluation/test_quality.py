@@ -56,7 +56,8 @@ TOWNS = [
     ContextBlock(id=f"t{number}", text=f"Town {number} has the code c{number}. " + "Water. " * 60)
     for number in range(8)
 ]
-FIRST_CODE = re.compile(r"\[Doc_1\] Town \d has the code (c\d)")
+LABEL = re.compile(r"\[Doc_\d\] (?=Town)")
+FIRST_CODE = re.compile(r"(?:\[Doc_1\] |\A|\n\n)Town \d has the code (c\d)")
 
 
 def questions(number=12, **fields):
@@ -164,7 +165,8 @@ def test_the_same_prompt_is_asked_once(served, tmp_path):
     alone = [(TraceRequest(f"q{one}", "Which?", (TOWNS[one],)),) for one in range(4)]
     names = {f"q{one}": ["c1"] for one in range(4)}
     (result,) = measured(tmp_path, [QuestionSet("alone", tuple(alone), names)]).sets
-    assert len(engine.requests) == 1 + 4 + 4  # a greeting, as retrieved, and once more
+    # a greeting, as retrieved, once more, and under labels
+    assert len(engine.requests) == 1 + 4 + 4 + 4
     assert {len(arm.scored) for arm in result.arms} == {4}
 
 
@@ -190,7 +192,7 @@ def test_de_duplicated_prompts_leave_out_what_was_shown():
     )
     assert plain.messages[-1]["content"].count("Town 1 has") == 1
     assert short.messages[-1]["content"].count("Town 1 has") == 0
-    assert "Please refer to" in short.messages[-1]["content"]
+    assert re.search(r"\n\nSee also \[Doc_\d\] above\.\n\n", short.messages[-1]["content"])
 
 
 def test_prompts_do_not_depend_on_what_was_asked_before():
@@ -230,7 +232,7 @@ def test_an_annotated_prompt_is_the_planners_own(moved):
     prompts, number = moved
     bare, annotated = (last(prompts, arm, number) for arm in (REORDERED, ANNOTATED))
     *blocks, words, question = annotated.split("\n\n")
-    assert words.startswith("Please read the context in the following priority order: [Doc_")
+    assert re.fullmatch(r"Most relevant first: \d, \d, \d", words)
     assert "\n\n".join([*blocks, question]) == bare
 
 
@@ -248,7 +250,9 @@ def test_an_annotation_under_trial_stands_where_it_says(moved, text, place, show
     arm = Arm("trial", "reuse", annotation=Annotation.parse(text), is_annotated=True)
     parts = last(prompts, arm, number).split("\n\n")
     assert re.fullmatch(shown, parts.pop(place))
-    assert "\n\n".join(parts) == last(prompts, REORDERED, number)
+    assert all(map(LABEL.match, parts[:3])) == ("Doc" in shown)
+    bare = [LABEL.sub("", part) for part in parts]
+    assert "\n\n".join(bare) == last(prompts, REORDERED, number)
 
 
 def test_an_annotation_names_the_best_first(moved):
@@ -266,7 +270,8 @@ def test_a_context_in_the_retrievers_order_needs_no_annotation():
     prompts = ArmPrompts(QuestionSet("one", alone, {"q": ["c0"]}), 0)
     arms = [arm for arm in arms_of([], [], has_turns=False) if arm.is_annotated]
     assert len(arms) == 1 + len(TRIALS)
-    assert {last(prompts, arm, 0) for arm in arms} == {last(prompts, AS_RETRIEVED, 0)}
+    shown = {LABEL.sub("", last(prompts, arm, 0)) for arm in arms}
+    assert shown == {last(prompts, AS_RETRIEVED, 0)}
 
 
 @pytest.mark.parametrize(
@@ -277,13 +282,17 @@ def test_words_without_a_field_are_no_annotation(text):
         Annotation.parse(text)
 
 
-def test_trial_annotations_are_at_most_half_as_long(moved):
+def test_the_planners_and_all_short_annotations_have_at_most_half_of_the_papers_length(moved):
     prompts, number = moved
-    bare = len(last(prompts, REORDERED, number))
-    usual = len(last(prompts, ANNOTATED, number)) - bare
-    for annotation in TRIALS.values():
-        arm = Arm("trial", "reuse", annotation=annotation, is_annotated=True)
-        assert 0 < len(last(prompts, arm, number)) - bare <= usual / 2
+    bare = last(prompts, REORDERED, number)
+    lengths = {
+        name: len(LABEL.sub("", last(prompts, Arm(name, "reuse", annotation=one), number)))
+        - len(bare)
+        for name, one in TRIALS.items()
+    }
+    papers = lengths.pop("papers")
+    lengths["the planner's"] = len(last(prompts, ANNOTATED, number)) - len(bare)
+    assert 0 < max(lengths.values()) <= papers / 2
 
 
 # limits, and going on

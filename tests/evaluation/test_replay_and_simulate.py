@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from planning_helpers import block, location_words
+from planning_helpers import block
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
@@ -53,7 +53,7 @@ def test_without_conversations_each_request_is_planned_on_its_own():
         ("b0", [1, 2, 4], [], None),
         ("a1", [2, 5], [], None),
         ("b1", [5, 4], [], None),
-        ("a2", [1, 5, 6], [], None),
+        ("a2", [5, 1, 6], [], None),
     ]
     assert [request.conversation_id for request in planned] == [None] * 6
     assert [request.turn for request in planned] == [0, 0, 0, 1, 1, 2]
@@ -72,9 +72,9 @@ def test_with_conversations_later_turns_refer_to_what_was_shown():
         ("a2", [6], [5, 1], "a1"),
     ]
     assert planned[5].parts == (
-        ("[Doc_3]", 5, location_words(3)),
-        ("[Doc_1]", 1, location_words(1)),
         ("[Doc_4]", 6, None),
+        ("[Doc_3]", 5, "See also [Doc_3], [Doc_1] above."),
+        ("[Doc_1]", 1, ""),
     )
     # a later turn's prompt is that of the turn before and what is new
     usages = list(simulate_blocks(planned, CORPUS, BlockLevelCache()))
@@ -121,7 +121,10 @@ def test_strategy_none_sends_everything_as_retrieved_in_arrival_order(mode, conv
     assert [request.request_id for request in planned] == [one.request_id for one in TRACE]
     assert [request.order_annotation for request in planned] == [None] * 6
     shown = [[block_id for _, block_id, _ in request.parts] for request in planned]
-    assert shown == [[one.id for one in traced.blocks] for traced in TRACE]
+    retrieved = [[one.id for one in traced.blocks] for traced in TRACE]
+    if conversations:  # words on what is left out stand behind the blocks
+        retrieved[3:] = [5, 2], [5, 4], [6, 5, 1]
+    assert shown == retrieved
     assert served(planned) == (
         [0, 0, 0, 200, 300, 300] if conversations else [0, 0, 0, 100, 0, 100]
     )
@@ -261,12 +264,11 @@ def test_later_turns_are_served_behind_their_whole_history():
     )
     tokenizer = Words()
     usages = list(simulate_tokens(planned, CORPUS, PrefixCacheSimulator(block_size=1), tokenizer))
-    # behind 11 tokens: "OK." 1, user 1, the reference 8, block 3: 4, question 1, assistant 1
-    assert usages == [CacheUsage(11, 0), CacheUsage(27, 11)]
+    # behind 11 tokens: "OK." 1, user 1, block 3: 4, the reference 4, question 1, assistant 1
+    assert usages == [CacheUsage(11, 0), CacheUsage(23, 11)]
     assert tokenizer.texts[-2:] == [
         "<|im_start|>assistant\nOK.<|im_end|>\n",
-        "<|im_start|>user\nPlease refer to [Doc_2] in the previous conversation.\n\n"
-        "[Doc_3] text of 3\n\na1?<|im_end|>\n",
+        "<|im_start|>user\n[Doc_3] text of 3\n\nSee also [Doc_2] above.\n\na1?<|im_end|>\n",
     ]
 
 

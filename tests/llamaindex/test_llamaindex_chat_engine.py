@@ -89,9 +89,7 @@ class TestPrompts:
         engine(inner, planner=planner).chat("abc one?")
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
-        assert inner.prompts[1] == (
-            f"{opening}Most relevant first: 3, 2, 1\n\ncba one?</>"
-        )
+        assert inner.prompts[1] == (f"{opening}Most relevant first: 3, 2, 1\n\ncba one?</>")
 
     def test_another_system_prompt_is_another_prefix(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
@@ -527,9 +525,7 @@ class TestRetrieval:
             for message in ("ab one?", "ba two?", "cd three?", "ef four?"):
                 chat.chat(message)
         assert inner.prompts[1].startswith(inner.prompts[0])
-        assert inner.prompts[1].endswith(
-            "<user>See also [Doc_2], [Doc_1] above.\n\nba two?</>"
-        )
+        assert inner.prompts[1].endswith("<user>See also [Doc_2], [Doc_1] above.\n\nba two?</>")
         assert all(len(prompt) // 4 <= 500 for prompt in inner.prompts), "estimates keep it short"
         assert chat.faults == len(calls) - 1 > 0
         assert len(caplog.records) == 1

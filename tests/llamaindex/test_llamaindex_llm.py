@@ -283,9 +283,7 @@ class TestMessages:
             again = ChatMessage(role="user", content=f"{context('b')}\n\nSure?")
             llm.chat([*opening("cba"), ChatMessage(role="model", content="a."), again])
         assert inner.prompts[2].startswith(inner.prompts[1])
-        assert inner.prompts[2].endswith(
-            "<model>a.</><user>See also [Doc_2] above.\n\nSure?</>"
-        )
+        assert inner.prompts[2].endswith("<model>a.</><user>See also [Doc_2] above.\n\nSure?</>")
         assert planner.statistics().requests == 3, "what a model has answered is not planned again"
 
     def test_a_context_that_was_planned_before_is_only_scheduled(self) -> None:

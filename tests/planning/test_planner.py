@@ -242,7 +242,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         templates=templates,
         deduplicate=False,
         annotate=False,
-        labels=False,
+        labels=True,
         trim_overlaps=True,
     )
     planner.plan(big_request((1, 2)))
@@ -259,7 +259,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "templates": templates,
         "deduplicate": False,
         "annotate": False,
-        "labels": False,
+        "labels": True,
         "trim_overlaps": True,
     }
     assert planner._mode == sibling._mode == "active"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
+from ctxreuse.errors import InvalidRequestError
 
 TEXTS = ["A text that is long enough.", "Another text that is long enough."]
 LABELLED = "[Doc_1] A text that is long enough.\n\n[Doc_2] Another text that is long enough.\n\nq?"
@@ -78,3 +79,8 @@ def test_what_stands_without_a_label_is_left_out_of_a_turn_without_labels() -> N
     plan = ReusePlanner().plan(ContextRequest(TEXTS, "q?", history=SHOWN, labels=False))
     assert plan.content == "q?"
     assert len(plan.references) == 2
+
+
+def test_what_names_labels_is_refused_without_them() -> None:
+    with pytest.raises(InvalidRequestError, match="trim_overlaps names blocks by their labels"):
+        ReusePlanner(trim_overlaps=True, labels=False)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.quality.question_sets import QuestionId, QuestionSet
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
@@ -27,6 +27,7 @@ PLACES: tuple[Place, ...] = ("before the question", "after the question", "befor
 _FIELDS = ("{labels}", "{numbers}", "{best}", "{top}")
 _TOP = 3
 
+_Key: TypeAlias = tuple[str, str, bool, bool | None]
 Arrangement: TypeAlias = Literal["as retrieved", "reversed", "shuffled"]
 
 
@@ -36,9 +37,10 @@ class Annotation:
 
     Attributes:
         words: The annotation, with one of `{labels}` (all of them, best first), `{numbers}` (only
-            the numbers in them), `{top}` (the numbers of the best three) and `{best}` (the best
-            one's label).
+            the numbers in them: the places in the prompt), `{top}` (the numbers of the best three)
+            and `{best}` (the best one's label). Where it names labels, blocks have them.
         place: Where it stands.
+        separator: What stands between labels and between numbers.
 
     Raises:
         InvalidRequestError: The words have no field, or an unknown one.
@@ -46,6 +48,7 @@ class Annotation:
 
     words: str
     place: Place = "before the question"
+    separator: str = ", "
 
     def __post_init__(self) -> None:
         bare = self.words
@@ -73,18 +76,21 @@ class Annotation:
         """Return the user message of a plan with this annotation instead of the planner's."""
         if plan.order_annotation is None:
             return plan.content
-        labels = [
-            found[0] for found in plan.templates.label_pattern.finditer(plan.order_annotation)
-        ]
+        labels = [plan.label_of[key] for key in plan.request.unique_blocks]
         numbers = [str(ordinal) for ordinal in plan.templates.label_ordinals(labels)]
         words = self.words
         for name, text in zip(
             _FIELDS,
-            (", ".join(labels), ", ".join(numbers), labels[0], ", ".join(numbers[:_TOP])),
+            (*map(self.separator.join, (labels, numbers)), labels[0], ", ".join(numbers[:_TOP])),
             strict=True,
         ):
             words = words.replace(name, text)
         return self._placed(words, replace(plan, order_annotation=None))
+
+    @property
+    def names_labels(self) -> bool:
+        """Whether it names labels rather than places."""
+        return "{labels}" in self.words or "{best}" in self.words
 
     def _placed(self, words: str, plain: Plan) -> str:
         if self.place == "before the question":
@@ -119,6 +125,11 @@ class Arm:
     is_main: bool = False
     repetition: int = 0
 
+    @property
+    def labels(self) -> bool | None:
+        """Whether blocks have labels; None where the planner decides."""
+        return True if self.annotation is not None and self.annotation.names_labels else None
+
     def content(self, plan: Plan) -> str:
         """Return the user message for a plan."""
         if self.annotation is not None:
@@ -137,13 +148,14 @@ _OTHERS = (
 )
 
 TRIALS: Mapping[str, Annotation] = {
-    "numbers": Annotation("Most relevant first: {numbers}"),
+    "papers": Annotation(PAPER_TEMPLATES.order.replace("{order}", "{labels}"), separator=" > "),
+    "all numbers": Annotation("Most relevant first: {numbers}"),
     "numbers, after": Annotation("Most relevant first: {numbers}", "after the question"),
     "numbers, in front": Annotation("Most relevant first: {numbers}", "before the documents"),
     "top three": Annotation("Most relevant documents: {top}"),
     "best": Annotation("{best} is the most relevant document."),
 }
-"""Annotations under trial: at most half as long as the planner's, in three places."""
+"""Annotations under trial: the papers', and short ones in three places."""
 
 
 def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) -> list[Arm]:
@@ -182,8 +194,8 @@ def annotation_words(arm: Arm) -> str:
     if not arm.is_annotated:
         return ""
     if arm.annotation is None:
-        words = DEFAULT_TEMPLATES.order.replace("{order}", "{labels}")
-        return f"{words} ({PLACES[0]})"
+        words = DEFAULT_TEMPLATES
+        return f"{words.order} ({PLACES[0]}, the best {words.most_ranked})"
     return f"{arm.annotation.words} ({arm.annotation.place})"
 
 
@@ -227,8 +239,8 @@ class ArmPrompts:
     def __init__(self, questions: QuestionSet, seed: int) -> None:
         self._questions = questions
         self._seed = seed
-        self._planners: dict[tuple[str, str, bool], ReusePlanner] = {}
-        self._first: dict[tuple[str, str, bool], Sequence[Plan]] = {}
+        self._planners: dict[_Key, ReusePlanner] = {}
+        self._first: dict[_Key, Sequence[Plan]] = {}
 
     def turns(self, arm: Arm, number: int, answers: Sequence[str]) -> Iterator[ArmPrompt]:
         """Yield an arm's prompts for the turns of a conversation, as far as answers go.
@@ -272,10 +284,11 @@ class ArmPrompts:
         return self._planner(arm).plan(self._request(arm, traced, list(history)), arm.strategy)
 
     def _planner(self, arm: Arm) -> ReusePlanner:
-        return self._planners.setdefault(self._key(arm), ReusePlanner(deduplicate=arm.deduplicate))
+        planner = ReusePlanner(deduplicate=arm.deduplicate, labels=arm.labels)
+        return self._planners.setdefault(self._key(arm), planner)
 
-    def _key(self, arm: Arm) -> tuple[str, str, bool]:
-        return arm.strategy, arm.arrangement, arm.deduplicate
+    def _key(self, arm: Arm) -> _Key:
+        return arm.strategy, arm.arrangement, arm.deduplicate, arm.labels
 
     def _request(
         self, arm: Arm, traced: TraceRequest, history: list[dict[str, Any]]

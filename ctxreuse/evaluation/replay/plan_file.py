@@ -2,9 +2,10 @@
 
 A line holds ids, labels and words, never a document's text: `request_id`, `blocks` (ids to send, in
 order), `references` (ids left out), `order_annotation`, `parts` (what the message shows, in order:
-`[label, id]` for a block, `[label, id, words]` for a reference), `query`, `system`, `tenant`,
-`conversation_id`, `turn`, `after` (the request whose prompt and answer stand before this one),
-`expected_cached_tokens`, and `timestamp` (of its arrival, in milliseconds) where the trace has it.
+`[label, id]` for a block, `[label, id, words]` for a reference), `is_labelled` (whether it shows
+these labels), `query`, `system`, `tenant`, `conversation_id`, `turn`, `after` (the request whose
+prompt and answer stand before this one), `expected_cached_tokens`, and `timestamp` (of its arrival,
+in milliseconds) where the trace has it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ctxreuse.evaluation.traces.json_lines import JsonLine, checked_lines, read_
 from ctxreuse.planning.plan import Plan
 
 _FIELDS = (
-    *("request_id", "blocks", "references", "order_annotation", "parts", "query", "system"),
-    *("tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
+    *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
+    *("query", "system", "tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
 )
 MOST_TURNS = 10_000
 """Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
@@ -46,6 +47,7 @@ class PlannedRequest:
     expected_cached_tokens: int | None
     place: str = "plan"
     timestamp_ms: float | None = None
+    is_labelled: bool = True
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class PlannedRequest:
             after=after,
             expected_cached_tokens=plan.expected_cached_tokens,
             timestamp_ms=timestamp_ms,
+            is_labelled=plan.is_labelled,
         )
 
     @property
@@ -115,8 +118,8 @@ class PlannedRequest:
 def read_plan(path: str) -> list[PlannedRequest]:
     """Read a plan file.
 
-    Lines may hold `request_id` and `blocks` only; other fields are then empty, and labels count
-    from 1.
+    Lines may hold `request_id` and `blocks` only; other fields are then empty, and the prompt shows
+    labels that count from 1.
 
     Args:
         path: A file's path, or "-" for standard input.
@@ -151,6 +154,7 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             expected_cached_tokens=line.count("expected_cached_tokens", None),
             place=line.place,
             timestamp_ms=line.time_ms("timestamp", None),
+            is_labelled=line.get("is_labelled", (bool,), True),
         )
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")

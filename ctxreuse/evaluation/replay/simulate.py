@@ -298,7 +298,13 @@ def _content(request: PlannedRequest, corpus: Corpus) -> str:
         else Reference(label, block_id, annotation)
         for label, block_id, annotation in request.parts
     ]
-    return render_turn(parts, request.order_annotation, request.query, DEFAULT_TEMPLATES)
+    return render_turn(
+        parts,
+        request.order_annotation,
+        request.query,
+        DEFAULT_TEMPLATES,
+        is_labelled=request.is_labelled,
+    )
 
 
 def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
