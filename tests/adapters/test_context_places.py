@@ -12,6 +12,8 @@ from test_prompt_planner import World, block, letters_in, order_words
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 ASKED = (PromptPart("user", "One?"), PromptPart("assistant", "So."), PromptPart("user", "Two?"))
 EXAMPLES = (
     PromptPart("user", "2 + 2?"),

@@ -34,6 +34,8 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.errors import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 MODES = get_args(AnnotationMode)
 SECRET = "a secret text"
 

@@ -28,6 +28,8 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planning.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 NAMES = "abcdef"
 ORDER = "Please read the context in the following priority order: "
 PLACE = re.compile(r"Please refer to \[Doc_\d+\] in the previous conversation\.")

@@ -26,6 +26,8 @@ from langchain_ctxreuse import ReuseCompressor, format_context
 from llamaindex_ctxreuse import ReusePostprocessor
 from mem0_ctxreuse import ReuseMemory
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
 
 

@@ -20,6 +20,8 @@ from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def block(letter: str, text: str | None = None) -> ContextBlock:
     return ContextBlock(id=letter, text=f"{letter}: {letter * 300}" if text is None else text)

@@ -17,6 +17,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.adapters.standing_documents import names_places, standing_documents
 from ctxreuse.context.scope import RequestScope
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 A, B, C = (f"{name} is a river. " * 30 + "So it is." for name in ("Seine", "Tiber", "Rhine"))
 DOCUMENTS = [A, B, C]
 

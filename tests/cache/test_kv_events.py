@@ -21,6 +21,8 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.index.radix_tree import IndexStatistics
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 NOTHING = IndexStatistics()
 CLEARED = {"type": "AllBlocksCleared"}
 

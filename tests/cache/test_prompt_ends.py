@@ -11,6 +11,8 @@ from ctxreuse.cache.prompt_ends import estimated_ends
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def test_block_ends_are_where_the_rendered_prompt_says():
     planner = ReusePlanner()

@@ -16,6 +16,8 @@ from ctxreuse.evaluation.datasets import LOADERS
 from ctxreuse.evaluation.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["run"]
 
 PLAN_KEYS = [

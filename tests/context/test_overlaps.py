@@ -1,8 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.rendering import SHORTEST_OVERLAP, repeated_length
+
+pytestmark = pytest.mark.usefixtures("paper_words")
 
 SHARED = "This sentence stands at the end of one chunk and opens the next one. "
 FIRST = ContextBlock(id=1, text="The first chunk. " + SHARED)

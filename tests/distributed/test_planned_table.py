@@ -14,6 +14,8 @@ from ctxreuse.distributed.digests import contexts_of, request_digest
 from ctxreuse.distributed.planned_table import PLANNED, planned_table
 from ctxreuse.errors import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def asked(ids, query="", **fields):
     return ContextRequest([ContextBlock(id=one, text=one * 200) for one in ids], query, **fields)

@@ -36,6 +36,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 class TestContexts:
     def test_a_rendered_context_is_planned(self) -> None:

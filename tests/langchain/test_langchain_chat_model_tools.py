@@ -25,6 +25,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 class Answer(BaseModel):
     """An answer."""

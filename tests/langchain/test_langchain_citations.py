@@ -27,6 +27,8 @@ from ctxreuse import ReusePlanner, Templates
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, cited_documents, format_context
 from langchain_ctxreuse.chat_model import answer_stream, model_answer
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 Says = Callable[[dict[str, str], str], str]
 
 

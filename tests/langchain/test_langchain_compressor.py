@@ -25,7 +25,10 @@ from langchain_ctxreuse import ReuseCompressor, ReuseRetriever
 __all__ = ["no_sockets"]
 
 # langchain_classic warns of its own parts when it is imported
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("paper_words"),
+]
 
 
 class DrivenCompressor:

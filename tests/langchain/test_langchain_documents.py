@@ -29,6 +29,8 @@ from langchain_ctxreuse.documents.document_plans import (
     without_plan,
 )
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 

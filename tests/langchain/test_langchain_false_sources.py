@@ -17,6 +17,8 @@ from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
 from mem0_ctxreuse import ReuseMemory
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 ORDER = "Please read the context in the following priority order: {} and answer the question."
 
 

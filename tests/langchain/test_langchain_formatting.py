@@ -23,6 +23,8 @@ from langchain_ctxreuse.documents.document_plans import (
     document_block,
 )
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 A, B, C, D = (text_of(letter) for letter in "abcd")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain_agent_helpers import (
     PICTURE,
@@ -50,6 +51,8 @@ from langchain_ctxreuse.agents.middleware import (
     _log_nothing_planned,
     _log_too_many,
 )
+
+pytestmark = pytest.mark.usefixtures("paper_words")
 
 __all__ = ["no_sockets"]
 

@@ -36,6 +36,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 

@@ -51,6 +51,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 

@@ -51,6 +51,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 SEARCHES = 20

@@ -42,6 +42,8 @@ from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
 from langchain_ctxreuse.documents.document_plans import planned_document
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 

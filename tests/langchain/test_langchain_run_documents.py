@@ -45,6 +45,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.run_documents import RunDocuments, run_documents
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 __all__ = ["no_sockets"]
 
 PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")

@@ -50,6 +50,8 @@ from langchain_ctxreuse import (
     WorkflowRunnable,
 )
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def corpus() -> VectorRetriever:
     return VectorRetriever(corpus_index(), BLOCKS, WordEmbedder())

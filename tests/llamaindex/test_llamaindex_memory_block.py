@@ -41,6 +41,8 @@ from llamaindex_ctxreuse.llm.planned_prompts import message_text
 from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 class ListRetriever(BaseRetriever):
     def __init__(self, found: list[NodeWithScore]) -> None:

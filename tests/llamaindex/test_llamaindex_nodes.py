@@ -28,6 +28,8 @@ from ctxreuse import ReusePlanner, Templates, request_context
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def letters(nodes: Sequence[NodeWithScore]) -> str:
     return "".join(node.text[0] for node in nodes)

@@ -34,6 +34,8 @@ from llamaindex_ctxreuse import (
     format_context,
 )
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def letters(prompt: str) -> str:
     return "".join(part.rpartition("\n")[2].strip()[-1:] for part in prompt.split(" says: ")[:-1])

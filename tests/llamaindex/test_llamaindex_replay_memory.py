@@ -48,6 +48,8 @@ from llamaindex_ctxreuse import (
     ReuseRetriever,
 )
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 class OneWordBlock(BaseMemoryBlock[str]):
     """Says another word each time."""

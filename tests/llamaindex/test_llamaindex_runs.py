@@ -43,6 +43,8 @@ from ctxreuse.adapters import standing_documents
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes import run_nodes
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 LEGEND = "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
 ORDER = (
     "Please read the context in the following priority order: {} > {} > {} and answer the question."

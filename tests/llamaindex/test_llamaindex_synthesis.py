@@ -42,6 +42,8 @@ from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, by_rank, format_context
 from llamaindex_ctxreuse.nodes import synthesis
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 LEGEND = "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
 ORDER = (
     "Please read the context in the following priority order: {} > {} > {} and answer the question."

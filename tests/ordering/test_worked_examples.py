@@ -15,6 +15,8 @@ from planning_helpers import (
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 BATCH = (("C1", (2, 1, 3)), ("C2", (2, 6, 1)), ("C3", (4, 1, 0)))
 ARRIVING = (("C6", (2, 1, 4)), ("C3", (4, 1, 0)), ("C7", (5, 7, 8)), ("C8", (1, 2, 9)))
 

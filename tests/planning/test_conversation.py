@@ -4,6 +4,8 @@ from planning_helpers import assistant, big_request, block, location_words, orde
 from ctxreuse import ContextBlock, Conversation, ReusePlanner
 from ctxreuse.errors import ConversationError, InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 

@@ -19,6 +19,8 @@ from ctxreuse.index.request_ends import RequestEnds
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 WAIT_S = 60
 MODES = ("active", "shadow")
 

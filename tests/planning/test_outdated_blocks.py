@@ -12,6 +12,8 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.context.rendering import Notice, SentBlock
 from ctxreuse.errors import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 PORTO = ContextBlock(id="home", text="Alice lives in Porto.")
 LISBON = ContextBlock(id="home", text="Alice lives in Lisbon.")
 PIN = ContextBlock(id="pin", text="The PIN is 4711.")

@@ -22,6 +22,8 @@ from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.index.radix_tree import IndexStatistics
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

@@ -19,6 +19,8 @@ from planning_helpers import (
 from ctxreuse import BatchPlan, ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.index import path_search
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

@@ -19,6 +19,8 @@ from planning_helpers import (
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import ConversationError
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 THREADS = 8
 ROUNDS = 60
 

@@ -15,6 +15,8 @@ from ctxreuse import ContextBlock, Evicted, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import IndexStatistics
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

@@ -17,6 +17,8 @@ from planning_helpers import (
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import (
@@ -29,6 +30,8 @@ from planning_helpers import (
 from ctxreuse import ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.context.rendering import Reference, SentBlock
+
+pytestmark = pytest.mark.usefixtures("paper_words")
 
 strategies = st.sampled_from(STRATEGIES)
 capacities = st.sampled_from((None, None, 0, 30, 120))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,6 +29,8 @@ from planning_helpers import (
 )
 
 from ctxreuse import ContextRequest, ReusePlanner
+
+pytestmark = pytest.mark.usefixtures("paper_words")
 
 TENANTS = ("", "a", "b")
 blocks = st.lists(st.integers(0, 9).map(lambda number: block(number, number)), max_size=5)

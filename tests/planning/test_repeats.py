@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises, big_request, sent_ids
@@ -10,6 +11,8 @@ from tenant_sizes import bounded
 from ctxreuse import Plan, ReusePlanner
 from ctxreuse.ordering.repeats import SentOrders, context_digest, ranks_of
 from ctxreuse.planning.tenant_state import Bounds
+
+pytestmark = pytest.mark.usefixtures("paper_words")
 
 
 def order(plan: Plan) -> str:

@@ -24,6 +24,8 @@ from ctxreuse.ordering.online import LongContext, OnlineOrder
 from ctxreuse.planning import tenant_planner
 from ctxreuse.planning.tenant_state import Bounds
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 WAIT_S = 60
 MODES = ("active", "shadow")
 some_ids = st.lists(st.integers(0, 5), max_size=4, unique=True)

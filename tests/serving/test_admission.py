@@ -22,6 +22,8 @@ from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.pool.admission import AdmissionQueue
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 visitors = st.lists(
     st.tuples(
         st.integers(0, 8),  # comes

@@ -18,6 +18,8 @@ from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
 from ctxreuse.serving.client.connection import waiting
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 async def test_a_completion_says_what_the_request_cost():
     engine = EmulatedEngine(block_size=4, answer="In France.")

@@ -10,6 +10,8 @@ from ctxreuse.cache import CapacityTracker, EngineBlocks
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EngineClient
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 async def test_the_shadow_hears_of_answers_and_failures():
     planner = ReusePlanner()

@@ -14,6 +14,8 @@ from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.serving.client.connection import ModelName
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 async def test_the_engine_is_asked_for_its_model_once():
     engine, asked = EmulatedEngine(model="its-own"), []

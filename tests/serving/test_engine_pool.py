@@ -25,6 +25,8 @@ from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec, ReplicaStatus
 from ctxreuse.serving.pool import routing
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def engines(names="ab", **options):
     return Network(**{name: EmulatedEngine(**options) for name in names})

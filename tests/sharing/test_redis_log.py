@@ -19,6 +19,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, SharedLogError
 from ctxreuse.sharing import RedisLog
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 SECRET = "a secret of at least 16 bytes"
 
 

@@ -26,6 +26,8 @@ from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.ordering.online import LongContext
 from ctxreuse.sharing import SharingStatistics, SQLiteLog
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> SQLiteLog:

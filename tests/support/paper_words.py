@@ -3,7 +3,7 @@
 Most tests are about orders, conversations and scopes, not about words. They read them off a
 prompt's labels and annotations, so their planners show all of these: blocks under labels, all
 blocks ranked, a place for each that is left out, and blocks are moved as if words cost nothing.
-What planners do without being asked is tested in the folders that `conftest.py` names.
+What planners do without being asked is tested where modules do not ask for these words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def no_words(number: int) -> int:
 
 
 @contextmanager
-def paper_words() -> Iterator[None]:
+def with_paper_words() -> Iterator[None]:
     """Let planners, and what makes some, show labels and the papers' words unless asked."""
     from llamaindex_ctxreuse import ReuseMemoryBlock
     from llamaindex_ctxreuse.chat import chat_turn

@@ -27,6 +27,8 @@ from ctxreuse.workflow import (
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
 
+pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 def corpus(metric="L2"):
     return VectorRetriever(corpus_index(metric), BLOCKS, WordEmbedder())

@@ -139,6 +139,8 @@ def processes_finding(
         remedy = f"if several: {_SHARE}; say what you have: --workers N, --shared-log PATH"
     elif foreign is None and workers is None:
         verdict, found, remedy = _UNKNOWN, "0 readings of counters", _NAME_METRICS
+    elif foreign is None:
+        found = "1 process uses the engine, as --workers says"
     if foreign is not None:
         seen = f"{foreign:,} prompt tokens of others in {readings.quiet_s:g} s and between ours"
         found = f"{seen}; {found}" if found else seen
