@@ -244,6 +244,11 @@ class Templates:
         return known
 
     @cached_property
+    def label_tokens(self) -> int:
+        """About how many tokens a block's label has, counted as in `order_tokens`."""
+        return len(_TOKEN.findall(render_block(self.block_label(1), "", self)))
+
+    @cached_property
     def _order_tokens(self) -> dict[int, int]:
         return {}
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     new_blocks = "new blocks"
     other_order = "other order"
     other_text = "other text"
+    other_labels = "with labels and without"
     other_system = "other system text"
     other_tenant = "other tenant"
     later_turn = "later turn"
@@ -51,6 +52,7 @@ class SentPrompt(NamedTuple):
         keys: The identities of its own blocks, in order.
         ids: Their ids.
         tokens: Their tokens, each at most `MOST_BLOCK_TOKENS`.
+        is_labelled: Whether it shows them under labels.
     """
 
     request_id: str | int
@@ -61,6 +63,7 @@ class SentPrompt(NamedTuple):
     keys: tuple[BlockKey, ...]
     ids: tuple[BlockId, ...]
     tokens: tuple[int, ...]
+    is_labelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +177,16 @@ def explain(
             prompt, Cause.empty, "The prompt has no blocks: there is nothing to reuse."
         )
     opening = [one for one in before if not one.is_later_turn]
-    same_root = [
+    same_system = [
         one for one in opening if one.tenant == prompt.tenant and one.system == prompt.system
     ]
+    same_root = [one for one in same_system if one.is_labelled == prompt.is_labelled]
     closest = _closest(prompt, same_root)
     shared = 0 if closest is None else _shared_tokens(prompt, closest)
     if cached_tokens is not None and cached_tokens > shared:
         return _older(prompt, cached_tokens)
     elsewhere = [
+        (Cause.other_labels, same_system),
         (Cause.other_system, [one for one in opening if one.tenant == prompt.tenant]),
         (Cause.other_tenant, opening if across_tenants else []),
     ]
@@ -292,6 +297,8 @@ def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause) -> Explanation:
         name, other_block = other.request_id, other.ids[0]
         who = f"Request {_named(name)}"
         why = "its system text is another one and stands before them"
+        if cause is Cause.other_labels:
+            why = "one of the two prompts shows them under labels and the other does not"
     words = (
         f"{who} began with the same {blocks} blocks ({lost:,} tokens), but {why}; they are "
         "computed again."

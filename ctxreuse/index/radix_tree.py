@@ -90,6 +90,20 @@ class IndexStatistics:
         return sum(self.limits_reached.values())
 
 
+def root_of(system: bytes | None, is_labelled: bool) -> bytes | None:
+    """Return what a root is named after: the system text, and whether blocks have labels.
+
+    Prompts share no block where one shows it under a label and the other does not.
+
+    Args:
+        system: What stands for the system text; None without one.
+        is_labelled: Whether the prompts behind the root show blocks under labels.
+    """
+    if not is_labelled:
+        return system
+    return b"labelled" if system is None else system + b" labelled"
+
+
 class ContextIndex:
     """The tree of sent block sequences of one tenant.
 

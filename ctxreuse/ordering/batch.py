@@ -30,11 +30,13 @@ class BatchContext:
         request: The request.
         weights: Block -> weight, in the retriever's order.
         cached: The best path for it that earlier requests left in the cache.
+        is_labelled: Whether its prompt shows blocks under labels.
     """
 
     request: ContextRequest
     weights: Mapping[BlockKey, int]
     cached: tuple[BlockKey, ...]
+    is_labelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,13 @@ def arrange(
         BatchTooLargeError: the papers' algorithm cannot hold the batch.
     """
     orders = [list(context.weights) for context in batch]
-    # only requests of one tenant and one system text can share a prefix
-    groups: dict[tuple[str, str | None], list[int]] = {}
+    # only requests of one tenant and one system text, all with labels or none, share a prefix
+    groups: dict[tuple[str, str | None, bool], list[int]] = {}
     for position, context in enumerate(batch):
         request = context.request
         if not request.history:
-            groups.setdefault((request.tenant, request.system), []).append(position)
+            root = request.tenant, request.system, context.is_labelled
+            groups.setdefault(root, []).append(position)
     execution: list[int] = []
     for group in sorted(groups.values(), key=len, reverse=True):
         if strategy == "paper":

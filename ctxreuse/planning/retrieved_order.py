@@ -29,15 +29,17 @@ class Front(NamedTuple):
     Attributes:
         tenant: Whose request it is: what stands for the name.
         system: The system text, or what stands for it; None without one.
+        is_labelled: Whether the prompt shows blocks under labels.
     """
 
     tenant: bytes
     system: str | bytes | None
+    is_labelled: bool = False
 
     def root(self) -> bytes:
         """Return 16 bytes for it."""
-        tenant, system = self
-        named = len(tenant).to_bytes(8, "little") + tenant
+        tenant, system, is_labelled = self
+        named = bytes([is_labelled]) + len(tenant).to_bytes(8, "little") + tenant
         if system is not None:
             named += b"\0" + (encoded(system) if isinstance(system, str) else system)
         return hashlib.blake2b(named, digest_size=16).digest()

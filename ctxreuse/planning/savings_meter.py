@@ -173,7 +173,7 @@ class SavingsMeter:
         blocks = entry.as_retrieved()
         if not blocks or self._mode != "active":
             return
-        front, first = Front(entry.tenant, entry.system), next(iter(blocks))
+        front, first = Front(entry.tenant, entry.system, entry.is_labelled), next(iter(blocks))
         with self._lock:
             if self._retrieved.follows(front, first, sum(blocks.values())):
                 self._retrieved.send(front, blocks.items())
@@ -250,7 +250,8 @@ class SavingsMeter:
         self, tally: _Tally, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
     ) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
-        front, keys = Front(self._tenant(prompt.tenant), prompt.system), retrieved
+        tenant, keys = self._tenant(prompt.tenant), retrieved
+        front = Front(tenant, prompt.system, prompt.is_labelled)
         if self._keyed is not None:
             keys = [BlockKey(self._keyed(retrieved[0]))]
         if not self._retrieved.follows(front, keys[0], tokens):

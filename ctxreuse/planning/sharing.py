@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
+from ctxreuse.index.radix_tree import root_of
 from ctxreuse.ordering.repeats import Ranks, ranks_of
 
 
@@ -25,6 +26,7 @@ class SentEntry(NamedTuple):
         weights: The tokens of each block, at least 1.
         ranks: Each block's place as it was retrieved, from 0.
         is_learnt: Whether continuations were tried on it, as on each request that arrives alone.
+        is_labelled: Whether its prompt shows the blocks under labels.
     """
 
     uid: bytes
@@ -34,6 +36,12 @@ class SentEntry(NamedTuple):
     weights: tuple[int, ...]
     ranks: tuple[int, ...]
     is_learnt: bool
+    is_labelled: bool = False
+
+    @property
+    def root(self) -> bytes | None:
+        """What its root in the index is named after."""
+        return root_of(self.system, self.is_labelled)
 
     def as_retrieved(self) -> dict[BlockKey, int]:
         """Return the blocks with their weights in the retriever's order."""

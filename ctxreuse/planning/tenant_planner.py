@@ -29,7 +29,7 @@ from ctxreuse.context.rendering import (
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
 from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics, root_of
 from ctxreuse.index.request_ends import RequestId
 from ctxreuse.index.shown_blocks import (
     EMPTY_HISTORY,
@@ -79,22 +79,29 @@ class _CountedRequest(NamedTuple):
     """A request with what follows from it and the sizes of its blocks.
 
     `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
-    `digest` is that of a first turn's context.
+    `is_labelled` says whether the prompt shows blocks under labels; `digest` is that of a first
+    turn's context.
     """
 
     request: ContextRequest
     tenant: str
     tokens: Mapping[BlockKey, int]
     system: bytes | None
+    is_labelled: bool
     context: IndexedContext
     digest: bytes
+
+    @property
+    def root(self) -> bytes | None:
+        """What its root in the index is named after."""
+        return root_of(self.system, self.is_labelled)
 
 
 class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
-    The first six are those of a `_CountedRequest`; `shown` holds the blocks to leave out, with the
-    labels under which the history shows them, "" for none; `outdated` holds the labels there of
+    The first seven are those of a `_CountedRequest`; `shown` holds the blocks to leave out, with
+    the labels under which the history shows them, "" for none; `outdated` holds the labels there of
     blocks that no longer hold, as far as this has not been said, and `withdrawn` the words on those
     without a label; `ordinals` are those of the others, in any order.
     """
@@ -103,6 +110,7 @@ class _PreparedRequest(NamedTuple):
     tenant: str
     tokens: Mapping[BlockKey, int]
     system: bytes | None
+    is_labelled: bool
     context: IndexedContext
     digest: bytes
     blocks: Mapping[BlockKey, ContextBlock]
@@ -111,6 +119,11 @@ class _PreparedRequest(NamedTuple):
     outdated: Mapping[str, BlockKey]
     withdrawn: Sequence[str]
     ordinals: Sequence[int]
+
+    @property
+    def root(self) -> bytes | None:
+        """What its root in the index is named after."""
+        return root_of(self.system, self.is_labelled)
 
     @property
     def weights(self) -> Mapping[BlockKey, int]:
@@ -163,7 +176,7 @@ class TenantPlanner:
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        turn = self._opened(request, deduplicate)
+        turn = self._opened(request, deduplicate, strategy)
         if _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
             ranks = turn.context.ranks(long.order())
@@ -180,7 +193,7 @@ class TenantPlanner:
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
-        turn = self._opened(request, deduplicate)
+        turn = self._opened(request, deduplicate, strategy)
         if _is_long(turn, strategy):
             ranks = turn.context.ranks(self._look_up(turn, learns=False).order())
         else:
@@ -197,7 +210,14 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
-        counted = [self._counted(request, names[request.tenant]) for request in requests]
+        # where some need labels, others that have them can share a prefix with these
+        labelled = set()
+        if strategy != "none":
+            labelled = {(one.tenant, one.system) for one in requests if self._needs_labels(one)}
+        counted = [
+            self._counted(one, names[one.tenant], (one.tenant, one.system) in labelled)
+            for one in requests
+        ]
         if strategy == "none":
             orders = [list(one.tokens) for one in counted]
             execution = list(range(len(requests)))
@@ -234,12 +254,11 @@ class TenantPlanner:
 
     def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> int:
         """Return how many tokens the index counts for blocks."""
-        unique = {block.key: block for block in blocks}
-        return sum(_weights(self._tokens(unique.values(), self._names.tenant(tenant))).values())
+        return sum(_weights(self._tokens(blocks, self._names.tenant(tenant))).values())
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
-        turn = self._opened(request, deduplicate)
+        turn = self._opened(request, deduplicate, "none")
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
@@ -263,13 +282,13 @@ class TenantPlanner:
         tenant = self._names.tenant(request.tenant)
         if self._tenants.known(tenant) is None:
             return 0
-        context = self._names.context(_weights(self._tokens(request.blocks, tenant)))
-        system = self._names.system(request.system)
+        counted = self._counted(request, tenant)
+        context, root = counted.context, counted.root
         with self._tenants.holding(tenant) as state:
             if not in_order:
-                return self._cached_path(state, system, context).weight
+                return self._cached_path(state, root, context).weight
             index = state.index
-            sent = sent_prefix(index.tree, index.root(system), list(context.weights))
+            sent = sent_prefix(index.tree, index.root(root), list(context.weights))
         return sum(list(context.weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
@@ -309,37 +328,64 @@ class TenantPlanner:
                 state.token_counts.update(counted)
         return tokens
 
-    def _counted(self, request: ContextRequest, tenant: str) -> _CountedRequest:
+    def _counted(
+        self, request: ContextRequest, tenant: str, beside_labelled: bool | None = None
+    ) -> _CountedRequest:
         """Return a request with its blocks counted; the tenant is given by its name in the index.
 
         A later turn has no digest: it keeps its order.
+
+        Args:
+            request: The request.
+            tenant: Its tenant.
+            beside_labelled: Whether requests of its batch need labels; None for one that arrives.
         """
         tokens = self._tokens(request.blocks, tenant)
         system, context = self._names.system(request.system), self._names.context(_weights(tokens))
-        digest = b"" if request.history else context_digest(system, context.weights)
-        return _CountedRequest(request, tenant, tokens, system, context, digest)
+        is_labelled = self._needs_labels(request)
+        if is_labelled is None:
+            is_labelled = beside_labelled
+        if is_labelled is None:
+            is_labelled = self._finds_more_labelled(tenant, system, context)
+        root = root_of(system, is_labelled)
+        digest = b"" if request.history else context_digest(root, context.weights)
+        return _CountedRequest(request, tenant, tokens, system, is_labelled, context, digest)
+
+    def _finds_more_labelled(
+        self, tenant: str, system: bytes | None, context: IndexedContext
+    ) -> bool:
+        """Return whether labels cost a request less than what they let it find in the cache.
+
+        They do where conversations, which have them, begin with the same blocks.
+        """
+        known, labelled, plain = self._tenants.known(tenant), root_of(system, True), system
+        if known is None or not known.index.root(labelled):  # one step, which needs no lock
+            return False
+        with self._tenants.reading(tenant) as state:
+            cost = len(context.weights) * self._settings.templates.label_tokens
+            gain = self._cached_path(state, labelled, context).weight - cost
+            return gain > 0 and gain > self._cached_path(state, plain, context).weight
 
     def _context(
         self, counted: _CountedRequest, strategy: Strategy, budget: SearchBudget
     ) -> BatchContext:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
-        request, context, system = counted.request, counted.context, counted.system
+        request, context, root = counted.request, counted.context, counted.root
         cached: Sequence[BlockKey] = ()
         if not request.history:
             with self._tenants.reading(counted.tenant) as state:
-                cached = self._sent_order(state, system, counted.digest, context) or ()
+                cached = self._sent_order(state, root, counted.digest, context) or ()
                 if strategy != "reuse" or not cached:
-                    match = self._cached_path(state, system, context, budget)
+                    match = self._cached_path(state, root, context, budget)
                     cached = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
                     if strategy == "reuse":
-                        tree, root = state.index.tree, state.index.root(system)
+                        tree, node = state.index.tree, state.index.root(root)
                         words = self._settings.words(len(context.weights))
-                        if not is_worth_moving(match, context.weights, tree, root, words):
-                            cached = list(context.weights)[
-                                : sent_prefix(tree, root, list(context.weights))
-                            ]
+                        if not is_worth_moving(match, context.weights, tree, node, words):
+                            retrieved = list(context.weights)
+                            cached = retrieved[: sent_prefix(tree, node, retrieved)]
         order = context.order(context.ranks(cached))
-        return BatchContext(request, context.own, tuple(order))
+        return BatchContext(request, context.own, tuple(order), counted.is_labelled)
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of the blocks that were sent there.
@@ -357,10 +403,13 @@ class TenantPlanner:
         anywhere = with_blocks_anywhere(recorded, labelled, request.history, templates)
         return shown_in(request.history, anywhere, templates, own, request.outdated)
 
-    def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
-        return self._open_turn(
-            self._counted(request, self._names.tenant(request.tenant)), deduplicate
-        )
+    def _opened(
+        self, request: ContextRequest, deduplicate: bool | None, strategy: Strategy
+    ) -> _PreparedRequest:
+        tenant, beside_labelled = self._names.tenant(request.tenant), None
+        if strategy == "none":  # what is sent as retrieved depends on nothing that was sent
+            beside_labelled = False
+        return self._open_turn(self._counted(request, tenant, beside_labelled), deduplicate)
 
     def _open_turn(self, counted: _CountedRequest, deduplicate: bool | None) -> _PreparedRequest:
         request, tokens = counted.request, counted.tokens
@@ -371,7 +420,7 @@ class TenantPlanner:
         if deduplicate:
             shown = history.label_of
             # no label tells where these stand: where something may refer to them, they come again
-            if history.unlabelled and not self._is_labelled(request):
+            if history.unlabelled and not counted.is_labelled:
                 shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: Mapping[str, BlockKey] = {}
@@ -405,7 +454,7 @@ class TenantPlanner:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return tuple(range(len(turn.weights)))
-        tree, root = state.index.tree, state.index.root(turn.system)
+        tree, root = state.index.tree, state.index.root(turn.root)
         weights = turn.context.weights
         if strategy == "paper":
             papers = paper_order(weights, tree, root, self._settings.alpha)
@@ -413,43 +462,43 @@ class TenantPlanner:
                 self._tenants.note_limit("paper_orders")
             return turn.context.ranks(papers.order)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = self._sent_order(state, turn.system, turn.digest, turn.context)
+        order = self._sent_order(state, turn.root, turn.digest, turn.context)
         if order is None:
             order = state.online.order(weights, tree, root)
         if not preview:
-            state.online.learn(weights, turn.system)
+            state.online.learn(weights, turn.root)
         return turn.context.ranks(order)
 
     def _sent_order(
-        self, state: TenantState, system: bytes | None, digest: bytes, context: IndexedContext
+        self, state: TenantState, root: bytes | None, digest: bytes, context: IndexedContext
     ) -> list[BlockKey] | None:
         """Return the order in which a context was sent last, if all of that is cached still."""
         order = state.sent_orders.order(digest, context.weights)
         index = state.index
-        if order is None or sent_prefix(index.tree, index.root(system), order) < len(order):
+        if order is None or sent_prefix(index.tree, index.root(root), order) < len(order):
             return None
         return order
 
     def _cached_path(
         self,
         state: TenantState,
-        system: bytes | None,
+        root: bytes | None,
         context: IndexedContext,
         budget: SearchBudget | None = None,
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
         index = state.index
-        match = heaviest_path(index.tree, index.root(system), context.weights, budget)
+        match = heaviest_path(index.tree, index.root(root), context.weights, budget)
         match.note_limits(self._tenants.note_limit)
         return match
 
     def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
         weights = turn.context.weights
         with self._tenants.holding(turn.tenant) as state:
-            index, root = state.index, state.index.root(turn.system)
-            order = self._sent_order(state, turn.system, turn.digest, turn.context)
+            index, root = state.index, state.index.root(turn.root)
+            order = self._sent_order(state, turn.root, turn.digest, turn.context)
             return state.online.look_up(
-                weights, index.tree, root, turn.system, learns=learns, order=order
+                weights, index.tree, root, turn.root, learns=learns, order=order
             )
 
     def _record(
@@ -473,14 +522,14 @@ class TenantPlanner:
             request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
         if request.history:
-            end = conversations.end_of(request.conversation_id, turn.system)
-            inserted = index.extend(end, turn.system, keys, weights, request_id, now)
+            end = conversations.end_of(request.conversation_id, turn.root)
+            inserted = index.extend(end, turn.root, keys, weights, request_id, now)
         else:
-            inserted = index.insert(turn.system, keys, weights, request_id, now)
+            inserted = index.insert(turn.root, keys, weights, request_id, now)
             state.online.recent.add(keys)
             state.sent_orders.note(turn.digest, ranks)
             uid, tenant = self._uid(turn.tenant, request_id), self._tenant_digest(turn.tenant)
-            told = turn.system, tuple(keys), tuple(weights), ranks, learns
+            told = turn.system, tuple(keys), tuple(weights), ranks, learns, turn.is_labelled
             entry = SentEntry(uid, tenant, *told)
             if self._sharing is None:
                 state.journal.note(now, entry)
@@ -490,7 +539,7 @@ class TenantPlanner:
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
             shown = zip(turn.ordinals, blocks, strict=True)
-            conversations.remember(request.conversation_id, shown, inserted.end, turn.system)
+            conversations.remember(request.conversation_id, shown, inserted.end, turn.root)
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
@@ -501,6 +550,7 @@ class TenantPlanner:
             keys=tuple(sent),
             ids=tuple([block.id for block in blocks]),
             tokens=tokens,
+            is_labelled=turn.is_labelled,
         )
         state.log.add(now, prompt)
         if turn.history.is_cut_short:
@@ -515,7 +565,7 @@ class TenantPlanner:
         labels_of_sent = templates.block_labels(turn.ordinals)
         sent = [key for key in order if key not in shown] if shown else order
         label_of = dict(zip(sent, labels_of_sent, strict=True))
-        is_labelled = self._is_labelled(request)
+        is_labelled = turn.is_labelled
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
@@ -567,10 +617,11 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
-    def _is_labelled(self, request: ContextRequest) -> bool:
+    def _needs_labels(self, request: ContextRequest) -> bool | None:
         """Return whether a turn shows its blocks under labels: where something may refer to them.
 
-        In a conversation later turns do, unless the request says that they do without.
+        In a conversation later turns do, unless the request says that they do without. None is a
+        turn that may have them or not.
         """
         settings = self._settings
         if request.labels:
@@ -579,8 +630,10 @@ class TenantPlanner:
             return settings.labels
         if settings.trim_overlaps or not settings.templates.is_plain:
             return True
+        if request.labels is not None:
+            return False
         is_conversation = request.history is not None or request.conversation_id is not None
-        return is_conversation and request.labels is None
+        return True if is_conversation else None
 
     def journal(self, keyed: Keyed) -> list[Entry]:
         """Return what was sent of late, as keyed digests, oldest first.
@@ -617,12 +670,12 @@ class TenantPlanner:
                 self._tenants.trim(entry.uid, entry.blocks, name)
             return
         context = entry.as_retrieved()
-        digest = context_digest(entry.system, context)
+        digest = context_digest(entry.root, context)
         if entry.is_learnt:
             self._learn(name, context, entry)
         with self._tenants.holding(name) as state:
             now = next(self._clock)
-            state.index.insert(entry.system, entry.keys, entry.weights, entry.uid, now)
+            state.index.insert(entry.root, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
             note = state.sent_orders.note if is_own else state.sent_orders.note_others
             note(digest, entry.ranks)
@@ -631,12 +684,12 @@ class TenantPlanner:
         """Try on a context what the planner that has sent it has tried, in holds as short."""
         if len(context) <= LONG_CONTEXT:
             with self._tenants.holding(tenant) as state:
-                state.online.learn(context, entry.system)
+                state.online.learn(context, entry.root)
             return
         with self._tenants.holding(tenant) as state:
-            tree, root = state.index.tree, state.index.root(entry.system)
-            order, system = list(entry.keys), entry.system
-            long = state.online.look_up(context, tree, root, system, learns=True, order=order)
+            tree, root = state.index.tree, state.index.root(entry.root)
+            order = list(entry.keys)
+            long = state.online.look_up(context, tree, root, entry.root, learns=True, order=order)
         long.order()
         with self._tenants.holding(tenant) as state:
             state.online.learn_from(long)

@@ -14,10 +14,10 @@ from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry
 
-VERSION = 1
+VERSION = 2
 _SENT, _LOST = 1, 2
 _HEADER = struct.Struct("<BB8sQ16s16s")
-_SENT_HEAD = struct.Struct("<??16sI")
+_SENT_HEAD = struct.Struct("<???16sI")
 _BLOCKS = struct.Struct("<q")
 _CHECK = struct.Struct("<I")
 _DIGEST = 16
@@ -55,8 +55,8 @@ def encode(writer: bytes, number: int, entry: Entry) -> bytes:
     parts = [_HEADER.pack(VERSION, kind, writer, number, entry.uid, entry.tenant)]
     if isinstance(entry, SentEntry):
         size = len(entry.keys)
-        has_system = entry.system is not None
-        parts.append(_SENT_HEAD.pack(entry.is_learnt, has_system, entry.system or b"", size))
+        told = entry.is_learnt, entry.is_labelled, entry.system is not None
+        parts.append(_SENT_HEAD.pack(*told, entry.system or b"", size))
         parts += entry.keys
         parts.append(struct.pack(f"<{size}I", *(min(one, 2**32 - 1) for one in entry.weights)))
         parts.append(struct.pack(f"<{size}I", *entry.ranks))
@@ -98,7 +98,7 @@ def _decode(written: bytes) -> Written:
         return Written(writer, number, LostEntry(uid, tenant, None if blocks < 0 else blocks))
     if kind != _SENT:
         raise ValueError("kind")
-    is_learnt, has_system, system, size = _SENT_HEAD.unpack_from(body, at)
+    is_learnt, is_labelled, has_system, system, size = _SENT_HEAD.unpack_from(body, at)
     at += _SENT_HEAD.size
     end = at + size * _DIGEST
     if size > _MOST_BLOCKS or len(body) != end + 8 * size:
@@ -108,5 +108,5 @@ def _decode(written: bytes) -> Written:
     weights, ranks = numbers[:size], numbers[size:]
     if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in weights:
         raise ValueError("no permutation")
-    root = system if has_system else None
-    return Written(writer, number, SentEntry(uid, tenant, root, keys, weights, ranks, is_learnt))
+    told = system if has_system else None, keys, weights, ranks, is_learnt, is_labelled
+    return Written(writer, number, SentEntry(uid, tenant, *told))

@@ -102,7 +102,7 @@ def test_entries_that_no_planner_has_written_are_a_problem(
     client = redis.Redis.from_url(server.url)
     client.xadd("ctxreuse", {"a field": "of another program"})
     [(_, fields)] = client.xrange("ctxreuse", count=1)
-    client.xadd("ctxreuse", {name: b"\x02" + entry[1:] for name, entry in fields.items()})
+    client.xadd("ctxreuse", {name: b"\x03" + entry[1:] for name, entry in fields.items()})
     code, check = examine("--shared-log", server.url)
     assert code == 1
     assert "2 of the latest entries of the log cannot be read" in check["found"]

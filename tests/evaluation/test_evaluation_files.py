@@ -255,7 +255,7 @@ def test_long_values_are_shortened_in_messages(tmp_path):
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path):
-    planner = ReusePlanner()
+    planner = ReusePlanner(labels=True)
     planner.plan(big_request((1, 2)))
     first = planner.plan(
         big_request((2, 1), "Why?", history=[], conversation_id="c", tenant="", system="S")

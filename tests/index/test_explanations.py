@@ -48,6 +48,7 @@ def test_the_causes_in_words():
         "new blocks",
         "other order",
         "other text",
+        "with labels and without",
         "other system text",
         "other tenant",
         "later turn",
@@ -183,6 +184,19 @@ def test_the_same_blocks_behind_another_system_text_are_computed_again():
         words="Request 'earlier' began with the same 2 blocks (200 tokens), but its system text is "
         "another one and stands before them; they are computed again.",
     )
+
+
+def test_the_same_blocks_under_labels_are_computed_again():
+    before = prompt("earlier", "abc", is_labelled=True)
+    explained = why("abd", before, "x")
+    assert (explained.cause, explained.closest) == (Cause.other_labels, "earlier")
+    assert explained.words == (
+        "Request 'earlier' began with the same 2 blocks (200 tokens), but one of the two prompts "
+        "shows them under labels and the other does not; they are computed again."
+    )
+    elsewhere = [prompt("s", "abc", system="S", is_labelled=True), before]
+    assert explain(prompt("now", "abd"), elsewhere).cause is Cause.other_labels
+    assert explain(prompt("now", "abd"), elsewhere[:1]).cause is Cause.other_system
 
 
 @pytest.mark.parametrize(("one", "other"), [(None, ""), ("", None), ("A", "B"), ("A", "A ")])

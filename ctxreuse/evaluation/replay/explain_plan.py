@@ -111,7 +111,8 @@ class _SentPrompts:
 
 def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
     """Yield a name for each beginning of a prompt, the empty one included."""
-    for root in ((prompt.tenant, prompt.system), (prompt.tenant,), ()):
+    own = prompt.tenant, prompt.system
+    for root in ((*own, prompt.is_labelled), own, (prompt.tenant,), ()):
         digest = hashlib.blake2b(digest_size=16)
         yield (root, b"")
         for key in prompt.keys:
@@ -130,6 +131,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
         keys=tuple(block.key for block in blocks),
         ids=tuple(block.id for block in blocks),
         tokens=tuple(min(block_tokens(block), MOST_BLOCK_TOKENS) for block in blocks),
+        is_labelled=request.is_labelled,
     )
 
 
