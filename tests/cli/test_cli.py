@@ -85,6 +85,7 @@ def test_plan_writes_a_line_a_request_to_standard_output(run, trace, corpus):
         "references": [],
         "order_annotation": order_words(2, 1, 3),
         "parts": [["[Doc_1]", 1], ["[Doc_2]", 2], ["[Doc_3]", 5]],
+        "is_labelled": True,
         "query": "B?",
         "system": None,
         "tenant": "",
