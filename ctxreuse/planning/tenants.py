@@ -248,15 +248,17 @@ class Tenants:
     def enforce_bounds(self) -> None:
         """Bring all parts back within their bounds, evict what is owed, and free a little.
 
-        No tenant's lock is held. Waits for nobody: the tenant that has most is left alone while its
-        state is held, since who holds it comes here next.
+        No tenant's lock is held. Waits for nobody: a tenant that is next is left alone while its
+        state is held, since who holds it comes here next. So whoever holds one here looks again
+        behind it.
         """
         if self._dropped:
             self._free_some()
         if self._owed:
             self._evict_owed()
         while self._are_over and self._shrink_all():
-            pass  # others may have left to us what we held
+            if self._owed:  # others may have left to us what we held
+                self._evict_owed()
 
     def _free_some(self) -> None:
         """Take one step of what frees memory; two threads never take steps of the same."""
@@ -393,7 +395,7 @@ class Tenants:
                 owed, self._owed = self._owed, 0
             evicted = self._evict_oldest(owed, _STEPS_A_HOLD)
             if evicted.tokens >= owed or evicted.is_empty:
-                return
+                continue  # others may have left to us what we held
             with self._lock:
                 self._owed += owed - evicted.tokens
             if evicted.busy is None or not evicted.busy.lock.acquire(blocking=False):
@@ -472,7 +474,7 @@ class Tenants:
         """Return what all tenants' journals hold, by time, each with its tenant's name."""
         noted: list[tuple[str, Noted]] = []
         for state in self._asked(None):
-            with state.lock:
+            with _Reading(self, state):
                 entries = state.journal.noted()
             noted += [(state.name, one) for one in entries]
         noted.sort(key=lambda one: one[1].time)

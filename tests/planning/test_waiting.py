@@ -22,6 +22,7 @@ from ctxreuse.index.radix_tree import ContextIndex, PartSize
 from ctxreuse.ordering import online, paper
 from ctxreuse.ordering.online import LongContext, OnlineOrder
 from ctxreuse.planning import tenant_planner
+from ctxreuse.planning.journal import Journal
 from ctxreuse.planning.tenant_state import Bounds
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -285,6 +286,54 @@ def test_evicting_tokens_waits_for_no_tenant_and_goes_on_in_order_when_it_is_don
     assert planner.evict_tokens(10**9).tokens == 0
     planner.plan(of_a((5,)), "none")
     assert planner.statistics().tokens == 100  # nothing is owed any more
+
+
+def held_tokens(planner):
+    """Return the tokens that the indexes hold, those that are owed included."""
+    return sum(state.index.tokens for state in planner._planning._tenants._states.values())
+
+
+HOLDERS = {
+    "shrinks a part": (PromptLog, "forget_oldest", lambda one, _: one.plan(of_a((4,)), "none")),
+    "reads the journal": (Journal, "noted", lambda one, path: one.save(path)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whoever_holds_a_tenant_evicts_the_tokens_that_others_could_not(
+    monkeypatch, tmp_path, holder
+):
+    planner = bounded(Bounds(logged_blocks=4))
+    planner.plan(of_a((1, 2, 3)), "none")
+    owner, name, work = HOLDERS[holder]
+    held = Held(monkeypatch, owner, name)
+    with held.during(work, planner, tmp_path / "index"):
+        before = held_tokens(planner)
+        assert planner.evict_tokens(100).tokens == 100
+        assert held_tokens(planner) == before
+        assert planner.statistics().tokens == before - 100
+    assert held_tokens(planner) == planner.statistics().tokens == before - 100
+
+
+def test_whoever_evicts_tokens_for_others_evicts_what_they_could_not_meanwhile(monkeypatch):
+    planner = ReusePlanner()
+    planner.plan(of_a((1, 2, 3)), "none")
+    held = Held(monkeypatch, ContextIndex, "insert")
+    evict_oldest, more = ContextIndex.evict_oldest, iter([100])
+    with ThreadPoolExecutor(1) as pool:
+
+        def meanwhile(index, tokens):
+            for number in more:
+                assert pool.submit(planner.evict_tokens, number).result(WAIT_S).tokens == number
+                assert held_tokens(planner) == 400
+            return evict_oldest(index, tokens)
+
+        monkeypatch.setattr(ContextIndex, "evict_oldest", meanwhile)
+        with held.during(planner.plan, of_a((4,)), "none"):
+            assert planner.evict_tokens(100).tokens == 100
+            assert held_tokens(planner) == 300
+    assert next(more, None) is None
+    assert held_tokens(planner) == planner.statistics().tokens == 200
 
 
 def test_evicting_tokens_waits_for_no_tenant_with_a_slow_tokenizer():
