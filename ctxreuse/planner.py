@@ -81,7 +81,7 @@ class ReusePlanner(FixedSettings):
         annotate: Whether a changed order is told to the model, by an order annotation.
         labels: Whether prompts show blocks under their labels, for answers that cite them. None:
             only where something may refer to them, as later turns of a conversation do, overlaps
-            and words of `templates`.
+            and words of `templates`, and where other prompts can be shared by that.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
         shared_log: Where this planner and those of other processes that use the same engine tell

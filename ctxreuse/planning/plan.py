@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -88,7 +89,11 @@ class Plan:
         Args:
             query: The question.
             with_order: Whether the order annotation is part of it.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("query", query, str, "a string")
         order = self.order_annotation if with_order else None
         if order is not None and not self.is_labelled:
             shown = [part.label for part in self.parts if isinstance(part, SentBlock)]

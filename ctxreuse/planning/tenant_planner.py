@@ -56,6 +56,9 @@ from ctxreuse.planning.sharing import (
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
 
+_CHEAP_LABELS = 64
+"""Blocks that are so many times as long as their labels get them where others have them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
@@ -213,9 +216,13 @@ class TenantPlanner:
         # where some need labels, others that have them can share a prefix with these
         labelled = set()
         if strategy != "none":
-            labelled = {(one.tenant, one.system) for one in requests if self._needs_labels(one)}
+            labelled = {
+                (one.tenant, one.system)
+                for one in requests
+                if self._needs_labels(one, deduplicate)
+            }
         counted = [
-            self._counted(one, names[one.tenant], (one.tenant, one.system) in labelled)
+            self._counted(one, names[one.tenant], deduplicate, (one.tenant, one.system) in labelled)
             for one in requests
         ]
         if strategy == "none":
@@ -282,7 +289,7 @@ class TenantPlanner:
         tenant = self._names.tenant(request.tenant)
         if self._tenants.known(tenant) is None:
             return 0
-        counted = self._counted(request, tenant)
+        counted = self._counted(request, tenant, None)
         context, root = counted.context, counted.root
         with self._tenants.holding(tenant) as state:
             if not in_order:
@@ -329,7 +336,11 @@ class TenantPlanner:
         return tokens
 
     def _counted(
-        self, request: ContextRequest, tenant: str, beside_labelled: bool | None = None
+        self,
+        request: ContextRequest,
+        tenant: str,
+        deduplicate: bool | None,
+        beside_labelled: bool | None = None,
     ) -> _CountedRequest:
         """Return a request with its blocks counted; the tenant is given by its name in the index.
 
@@ -338,11 +349,12 @@ class TenantPlanner:
         Args:
             request: The request.
             tenant: Its tenant.
+            deduplicate: As in `plan`.
             beside_labelled: Whether requests of its batch need labels; None for one that arrives.
         """
         tokens = self._tokens(request.blocks, tenant)
         system, context = self._names.system(request.system), self._names.context(_weights(tokens))
-        is_labelled = self._needs_labels(request)
+        is_labelled = self._needs_labels(request, deduplicate)
         if is_labelled is None:
             is_labelled = beside_labelled
         if is_labelled is None:
@@ -354,17 +366,21 @@ class TenantPlanner:
     def _finds_more_labelled(
         self, tenant: str, system: bytes | None, context: IndexedContext
     ) -> bool:
-        """Return whether labels cost a request less than what they let it find in the cache.
+        """Return whether a request that needs no labels finds more in the cache with them.
 
-        They do where conversations, which have them, begin with the same blocks.
+        It does where conversations, which have them, begin with the same blocks. Where it finds
+        nothing either way, long blocks get labels behind a system text of conversations: the label
+        costs little, and later requests of both kinds can share them.
         """
         known, labelled, plain = self._tenants.known(tenant), root_of(system, True), system
         if known is None or not known.index.root(labelled):  # one step, which needs no lock
             return False
         with self._tenants.reading(tenant) as state:
-            cost = len(context.weights) * self._settings.templates.label_tokens
-            gain = self._cached_path(state, labelled, context).weight - cost
-            return gain > 0 and gain > self._cached_path(state, plain, context).weight
+            gain = self._cached_path(state, labelled, context).weight
+            gain -= self._cached_path(state, plain, context).weight
+        cost = len(context.weights) * self._settings.templates.label_tokens
+        is_cheap = cost * _CHEAP_LABELS <= sum(context.weights.values())
+        return gain > cost or (is_cheap and gain >= 0)
 
     def _context(
         self, counted: _CountedRequest, strategy: Strategy, budget: SearchBudget
@@ -409,7 +425,8 @@ class TenantPlanner:
         tenant, beside_labelled = self._names.tenant(request.tenant), None
         if strategy == "none":  # what is sent as retrieved depends on nothing that was sent
             beside_labelled = False
-        return self._open_turn(self._counted(request, tenant, beside_labelled), deduplicate)
+        counted = self._counted(request, tenant, deduplicate, beside_labelled)
+        return self._open_turn(counted, deduplicate)
 
     def _open_turn(self, counted: _CountedRequest, deduplicate: bool | None) -> _PreparedRequest:
         request, tokens = counted.request, counted.tokens
@@ -617,11 +634,11 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
-    def _needs_labels(self, request: ContextRequest) -> bool | None:
+    def _needs_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool | None:
         """Return whether a turn shows its blocks under labels: where something may refer to them.
 
-        In a conversation later turns do, unless the request says that they do without. None is a
-        turn that may have them or not.
+        In a conversation later turns do, if they leave blocks out, unless the request says that
+        they do without labels. None is a turn that may have them or not.
         """
         settings = self._settings
         if request.labels:
@@ -633,7 +650,8 @@ class TenantPlanner:
         if request.labels is not None:
             return False
         is_conversation = request.history is not None or request.conversation_id is not None
-        return True if is_conversation else None
+        leaves_out = settings.deduplicate if deduplicate is None else deduplicate
+        return True if is_conversation and leaves_out else None
 
     def journal(self, keyed: Keyed) -> list[Entry]:
         """Return what was sent of late, as keyed digests, oldest first.

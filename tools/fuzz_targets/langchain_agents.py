@@ -217,7 +217,7 @@ def _check_messages(
         for name in DOCUMENTS:
             count, shown_before = _count(now, name), _count(shown, name)
             least = min(1, shown_before)
-            if is_sent and not count and "Please refer to [Doc_" in now:
+            if is_sent and not count and "See also [Doc_" in now:
                 assert not least or _count(before, name), f"{name} is pointed to, not shown"
                 continue
             assert count >= least, f"{name} is lost from {message.type}"

@@ -182,8 +182,7 @@ def _check_shown(texts: list[str], content: str, whole: str) -> None:
     for name in DOCUMENTS:
         count = content.count(text_of(name))
         if text_of(name) in texts:
-            pointed_to = text_of(name) in whole and "Please refer to [Doc_" in content
-            assert count or pointed_to, f"{name} is lost"
+            assert text_of(name) in whole, f"{name} is lost"
         assert count <= 1, f"{name} is doubled"
 
 

@@ -20,11 +20,8 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from fuzz_targets.mutation import hostile, json_value, junk, text
 
 _LABEL = r"\[Doc_[1-9][0-9]{0,17}\]"
-_ORDER = (
-    rf"Please read the context in the following priority order: {_LABEL}(?: > {_LABEL})* and "
-    r"answer the question\."
-)
-_PLACE = rf"Please refer to {_LABEL} in the previous conversation\."
+_ORDER = r"Most relevant first: [0-9]+(?:, [0-9]+)*"
+_PLACE = rf"See also {_LABEL}(?:, {_LABEL})* above\."
 _NAMED = r"Doc_[1-9][0-9]{0,17}"  # "[Doc_1, Doc_2]" names two
 DOCUMENTS = "abcdef"
 
@@ -117,8 +114,9 @@ class Comparison:
     def _context_pattern(self, context: str) -> str:
         shown = "|".join(re.escape(document(name)) for name in _shown(context))
         count = len(_shown(context))
-        item = rf"(?:{_LABEL} (?:{shown})|{_PLACE})"
-        return rf"{item}(?:\n\n{item}){{{count - 1}}}(?:\n\n{_ORDER})?"
+        item = rf"{_LABEL} (?:{shown})"
+        items = rf"{item}(?:\n\n{item}){{0,{count - 1}}}"
+        return rf"(?:{items}(?:\n\n{_PLACE})?|{_PLACE})(?:\n\n{_ORDER})?"
 
 
 def _said(where: str, given: Any, got: Any) -> str:
@@ -132,7 +130,8 @@ def _shown(context: str) -> list[str]:
 def _shows_the_same(context: str, got: str) -> bool:
     """Return whether a text shows each document of a context, or refers to it, and none twice."""
     counts = [got.count(document(name)) for name in _shown(context)]
-    return counts.count(0) <= len(re.findall(_PLACE, got))
+    named = [re.findall(_LABEL, line) for line in re.findall(_PLACE, got)]
+    return counts.count(0) <= sum(map(len, named))
 
 
 def _with_any_labels(words: str) -> str:

@@ -80,6 +80,7 @@ class CacheWeaverPlanner(ReusePlanner):
 
     Args:
         annotate: Without effect.
+        labels: As for `ReusePlanner`.
         deduplicate: Whether blocks that a conversation shows already become references.
         capacity_tokens: What the engine's cache holds; None is unlimited.
         prefers_most_served: As in `cacheweaver_order`.
@@ -89,12 +90,16 @@ class CacheWeaverPlanner(ReusePlanner):
         self,
         *,
         annotate: bool = False,
+        labels: bool | None = None,
         deduplicate: bool = True,
         capacity_tokens: int | None = None,
         prefers_most_served: bool = False,
     ) -> None:
         super().__init__(
-            annotate=annotate, deduplicate=deduplicate, capacity_tokens=capacity_tokens
+            annotate=annotate,
+            labels=labels,
+            deduplicate=deduplicate,
+            capacity_tokens=capacity_tokens,
         )
         self._prefers_most_served = prefers_most_served
         self._served = ContextIndex(capacity_tokens)

@@ -63,8 +63,19 @@ class Policy:
             capacity_tokens: What the engine's cache holds; None is unlimited.
         """
         return self.planner_class(
-            annotate=self.is_annotated, deduplicate=deduplicate, capacity_tokens=capacity_tokens
+            annotate=self.is_annotated,
+            labels=self.labels(deduplicate=deduplicate),
+            deduplicate=deduplicate,
+            capacity_tokens=capacity_tokens,
         )
+
+    def labels(self, *, deduplicate: bool) -> bool | None:
+        """Return whether its prompts show labels: everywhere, or nowhere, so that all can share.
+
+        Args:
+            deduplicate: Whether later turns of conversations point to labels.
+        """
+        return None if self.strategy == "reuse" else deduplicate
 
 
 AS_SENT = Policy("as retrieved", "none", "online")

@@ -61,7 +61,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
         templates=DEFAULT_TEMPLATES,
         deduplicate=run.deduplicate,
         annotate=True,
-        labels=None,
+        labels=run.policy.labels(deduplicate=run.deduplicate),
         trim_overlaps=False,
     )
     planners = WorkerPlanners(settings, workers, shares=shares)
