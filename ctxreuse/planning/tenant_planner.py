@@ -217,9 +217,7 @@ class TenantPlanner:
         labelled = set()
         if strategy != "none":
             labelled = {
-                (one.tenant, one.system)
-                for one in requests
-                if self._needs_labels(one, deduplicate)
+                (one.tenant, one.system) for one in requests if self._needs_labels(one, deduplicate)
             }
         counted = [
             self._counted(one, names[one.tenant], deduplicate, (one.tenant, one.system) in labelled)
@@ -265,7 +263,9 @@ class TenantPlanner:
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
-        turn = self._opened(request, deduplicate, "none")
+        # also what stands there without a label: planned, it would have had one
+        counted = self._counted(request, self._names.tenant(request.tenant), deduplicate)
+        turn = self._open_turn(counted._replace(is_labelled=False), deduplicate)
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:

@@ -100,6 +100,9 @@ class TestReusePostprocessor(AdapterConformance):
         adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
 
+    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
+        """They stand where the other words do: see test_llamaindex_synthesis."""
+
 
 class FixedRetriever(BaseRetriever):
     """Retrieves, for each query, what the test says; keeps it to see whether it is changed."""
@@ -151,6 +154,9 @@ class TestReuseRetriever(AdapterConformance):
         adapter = self.adapter(ReusePlanner(), "append")
         adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
+
+    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
+        """They stand where the other words do: see test_llamaindex_synthesis."""
 
 
 class TestPlannedNodes:
@@ -463,9 +469,7 @@ class TestFormatContext:
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
         text = format_context([planned[0], planned[2]], MetadataMode.NONE)
         assert text == (
-            f"[Doc_1] {letter_text('a')}\n\n[Doc_3] {letter_text('d')}\n\n"
-            "Please read the context in the following priority order: "
-            "[Doc_3] > [Doc_1] and answer the question."
+            f"[Doc_1] {letter_text('a')}\n\n[Doc_3] {letter_text('d')}\n\nMost relevant first: 3, 1"
         )
 
     def test_nodes_in_another_order_than_planned_are_shown_as_given(self) -> None:

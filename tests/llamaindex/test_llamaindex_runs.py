@@ -40,6 +40,7 @@ from workflows.events import Event, StartEvent, StopEvent
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters import standing_documents
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes import run_nodes
 
@@ -65,7 +66,9 @@ def shown(letters: str, separator: str = "\n\n", *, metadata: bool = True) -> st
 
 
 def reusing(inner: Any = None, **options: Any) -> tuple[RecordingLLM, ReuseLLM]:
+    """Return a model and its wrapper, which knows no context that other tests have shown."""
     inner = inner or RecordingLLM()
+    options.setdefault("registry", ContextRegistry())
     return inner, ReuseLLM(inner=inner, window_s=0, **options)
 
 

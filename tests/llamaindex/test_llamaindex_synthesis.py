@@ -359,6 +359,8 @@ def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(
         assert as_ranked or max(shown) > 5 or (is_moved and not in_order)
         return
     legend = re.search(r"above are (.*), in this order", prompt)[1].split(", ")  # type: ignore[index]
+    if ends := re.fullmatch(r"\[Doc_(\d+)\] to \[Doc_(\d+)\]", legend[0]):
+        legend = [f"[Doc_{number}]" for number in range(int(ends[1]), int(ends[2]) + 1)]
     order = re.search(r"priority order: (.*) and answer", prompt)[1].split(" > ")  # type: ignore[index]
     letter_of = dict(zip(legend, letters(nodes), strict=True))
     assert "".join(letter_of[label] for label in order) == "".join(

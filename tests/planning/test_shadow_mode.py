@@ -16,7 +16,7 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 
 later_turns = st.builds(
@@ -68,11 +68,17 @@ def test_the_second_of_two_orders_would_have_been_served_from_the_cache():
     assert savings.saved_share == 0.5
 
 
-def test_blocks_that_a_conversation_shows_stay_and_are_counted():
-    planner = ReusePlanner(mode="shadow")
-    first = planner.plan(big_request((1, 2), "First?", history=[], conversation_id="c"))
-    history = [*first.messages(), assistant("Yes.")]
-    again = planner.plan(big_request((2, 4), "Then?", history=history, conversation_id="c"))
+@pytest.mark.parametrize("labels", [None, True])
+def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
+    planner = ReusePlanner(mode="shadow", labels=labels)
+
+    def asked(numbers, history):
+        texts = {number: f"the whole text of block {number}" for number in numbers}
+        blocks = [ContextBlock(id=n, text=text, tokens=100) for n, text in texts.items()]
+        return ContextRequest(blocks, "Which?", history=history, conversation_id="c")
+
+    first = planner.plan(asked((1, 2), []))
+    again = planner.plan(asked((2, 4), [*first.messages(), assistant("Yes.")]))
     assert [block.id for block in again.blocks] == [2, 4]
     assert again.references == ()
     assert planner.savings.left_out == 100

@@ -127,7 +127,7 @@ def test_a_comparison_allows_what_is_documented_and_nothing_else(wrapped):
     a, b = wrapped.document("a"), wrapped.document("b")
     context = f"[Doc_1] {a}\n\n[Doc_2] {b}"
     moved = f"[Doc_2] {b}\n\n[Doc_1] {a}"
-    ranked = "Please read the context in the following priority order: [Doc_1] > [Doc_2] and answer"
+    ranked = "Most relevant first: 2, 1"
     comparison = wrapped.Comparison([context])
 
     def is_allowed(given, got, renames=True):
@@ -139,7 +139,7 @@ def test_a_comparison_allows_what_is_documented_and_nothing_else(wrapped):
 
     asked = {"content": f"By [Doc_3]:{context}\nWhich?"}
     assert is_allowed(asked, dict(asked))
-    said = f"By [Doc_5]:{moved}\n\n{ranked} the question.\nWhich?"
+    said = f"By [Doc_5]:{moved}\n\n{ranked}\nWhich?"
     assert is_allowed(asked, {"content": said})
     assert is_allowed(asked, {**asked, "ctxreuse": {"labels": {}}})
     assert not is_allowed(asked, {"content": f"By [Doc_5]:{moved}\nWhich?"}, renames=False)
