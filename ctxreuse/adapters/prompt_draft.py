@@ -88,6 +88,7 @@ class PlacedPiece(NamedTuple):
         key: Of what is sent for a context.
         is_context: Whether it is a context, planned now or before.
         labels: Those of a context that is sent as it stands, or as it was sent before.
+        stays: Whether it is planned only so that the planner knows what is sent: as given.
     """
 
     part: int
@@ -95,6 +96,7 @@ class PlacedPiece(NamedTuple):
     key: bytes = b""
     is_context: bool = False
     labels: ContextLabels = ContextLabels()
+    stays: bool = False
 
     @property
     def is_unplanned(self) -> bool:
@@ -312,16 +314,20 @@ class PromptDraft:
         names_places = any(part.names_places for part in self.prompt.parts)
         names_places |= any(map(self._templates.label_pattern.search, texts))
         if names_places or not may_be_moved(joined, texts, self.prompt.retrieved):
-            self.contexts_found = 1
             counts["kept_in_place"] += 1
-            return pieces
-        if not is_worth_ranking(found, self._templates):
-            self.contexts_found = 1
+        elif not is_worth_ranking(found, self._templates):
             counts["too_short"] += 1
-            return pieces
-        self.has_contexts, self.contexts_found = True, 1
-        counts["planned"] += 1
-        context = PlacedPiece(number, found, self._part_keys[number], is_context=True)
+        else:
+            self.has_contexts = True
+            counts["planned"] += 1
+        self.contexts_found, is_planned = 1, self.has_contexts
+        context = PlacedPiece(
+            number,
+            found,
+            self._part_keys[number],
+            is_context=is_planned,
+            stays=not is_planned,
+        )
         before, behind = texts[number][:start], texts[number][start + len(found.text) :]
         around = (PlacedPiece(number, before), context, PlacedPiece(number, behind))
         return [

@@ -190,9 +190,13 @@ class PromptPlanner:
         """
         drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
-        waiting = [
-            (draft, request) for draft in drafts if (request := self._advance(draft)) is not None
-        ]
+        waiting = []
+        for draft in drafts:
+            request = self._advance(draft)
+            while request is not None and draft.pieces[0].stays:
+                request = self._advance(draft, self._planner.plan(request, "none"))
+            if request is not None:
+                waiting.append((draft, request))
         plans = plans_together(self._planner, [one for _, one in waiting], self._strategy)
         for (draft, _), plan in zip(waiting, plans, strict=True):
             next_request = self._advance(draft, plan)
@@ -272,6 +276,8 @@ class PromptPlanner:
             one = draft.pieces[0]
             assert isinstance(one.piece, FoundContext)
             sent = SentContext.of(plan, one.piece)
+            if one.stays:
+                sent = SentContext(one.text, ContextLabels())
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
