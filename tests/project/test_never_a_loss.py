@@ -17,7 +17,9 @@ def _named(cell: Cell) -> str:
     return f"{cell.program.framework} {cell.program.name}, {kind}, {tokens} x {k}, {workers}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# LlamaIndex's agents leave event loops to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("cell", [pytest.param(one, id=_named(one)) for one in cells(1, QUESTIONS)])
 def test_no_program_computes_more_than_without(cell: Cell) -> None:
     plain, _, ours, _ = cell.ratio()
