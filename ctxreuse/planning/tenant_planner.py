@@ -370,12 +370,17 @@ class TenantPlanner:
 
         It does where conversations, which have them, begin with the same blocks. Where it finds
         nothing either way, long blocks get labels behind a system text of conversations: the label
-        costs little, and later requests of both kinds can share them.
+        costs little, and later requests of both kinds can share them. What was sent before, and is
+        cached still, keeps its form.
         """
         known, labelled, plain = self._tenants.known(tenant), root_of(system, True), system
         if known is None or not known.index.root(labelled):  # one step, which needs no lock
             return False
         with self._tenants.reading(tenant) as state:
+            for root in (plain, labelled):
+                digest = context_digest(root, context.weights)
+                if self._sent_order(state, root, digest, context) is not None:
+                    return root is labelled
             gain = self._cached_path(state, labelled, context).weight
             gain -= self._cached_path(state, plain, context).weight
         cost = len(context.weights) * self._settings.templates.label_tokens

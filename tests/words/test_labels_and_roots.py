@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,13 +45,18 @@ def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so() -> None
     assert joined.content.startswith("[Doc_1] The text of a.\n\n[Doc_2] The text of b.\n\n")
 
 
-def test_one_that_is_cached_without_labels_stays_without() -> None:
+@pytest.mark.parametrize("tokens", [40, 1_000])
+def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens: int) -> None:
     planner = ReusePlanner()
-    first = planner.plan(alone("ab", tokens=40))
-    planner.plan(opening("ab", tokens=40))
-    again = planner.plan(alone("ab", tokens=40))
-    assert again.content == first.content
-    assert again.expected_cached_tokens == 80
+    first = planner.plan(alone("ab", tokens=tokens))
+    planner.plan(opening("abc", tokens=tokens))
+    joined = planner.plan(alone("cba", tokens=tokens))
+    assert (first.is_labelled, joined.is_labelled) == (False, True)
+    planner.plan(alone("abc", tokens=tokens, labels=False))
+    for sent in (first, joined):
+        again = planner.plan(sent.request)
+        assert again.content == sent.content
+        assert again.expected_cached_tokens == tokens * len(sent.blocks)
 
 
 def test_short_blocks_that_find_nothing_get_no_labels() -> None:
