@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import (
@@ -40,10 +40,10 @@ _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
 _MOST_KNOWN = 200_000
 _MOST_IDS = 4
-_MOST_PARAGRAPHS = 8
+_MOST_LENGTHS = 256
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
-_LONGEST = 20_000
+_WORK_A_BEGINNING = 64
 _BEGINNING = 20
 
 
@@ -142,6 +142,8 @@ class KnownMemories:
     def _forget_all(self) -> None:
         # the ids of a text: of several the latest few
         self._ids: TenantLRUMap[bytes, tuple[BlockId, ...]] = TenantLRUMap(_MOST_KNOWN)
+        # the lengths of texts, by the digest of how they begin
+        self._beginnings: TenantLRUMap[bytes, tuple[int, ...]] = TenantLRUMap(_MOST_KNOWN)
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -157,6 +159,11 @@ class KnownMemories:
                 others = [one for one in known if not _is_same(one, memory.id)]
                 ids = (*others[1 - _MOST_IDS :], memory.id)
                 self._ids.put(tenant, memory.digest, ids)
+                beginning, length = text_digest(memory.text[:_BEGINNING]), len(memory.text)
+                lengths = self._beginnings.get(tenant, beginning) or ()
+                if length not in lengths:
+                    lengths = (*lengths[1 - _MOST_LENGTHS :], length)
+                self._beginnings.put(tenant, beginning, lengths)
 
     def among(self, tenant: str, blocks: Iterable[ContextBlock]) -> tuple[ContextBlock, ...]:
         """Return those blocks of a tenant's prompt that are memories."""
@@ -173,9 +180,9 @@ class KnownMemories:
     ) -> tuple[ContextBlock, ...]:
         """Return the memories of a tenant whose texts stand in messages, under labels or alone.
 
-        A memory of more than eight paragraphs is not found, nor are those behind so many labels
-        and paragraphs that 16 times the characters of the messages, and a million, were looked at.
-        What the assistant has said is no memory.
+        Those are not found that stand behind so many labels and paragraphs that 16 times the
+        characters of the messages, and a million, were looked at, nor all of memories that begin
+        alike with more than 256 different lengths. What the assistant has said is no memory.
 
         Args:
             tenant: The tenant.
@@ -189,18 +196,35 @@ class KnownMemories:
             for text in message_texts(message)
         ]
         left = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, shown))
-        digests: dict[str, bytes] = {}
-        for text in chain.from_iterable(_may_be_blocks(one, templates) for one in shown):
-            left -= len(text)
+        may_begin: dict[bytes, list[tuple[str, int, str]]] = {}
+        for text, (first, after) in ((one, at) for one in shown for at in _places(one, templates)):
             if left < 0:
                 break
-            digests[text] = text_digest(text)
+            for beginning in _beginnings_at(text, first, after, templates.separator):
+                left -= _WORK_A_BEGINNING
+                may_begin.setdefault(text_digest(beginning), []).append((text, first, after))
         with self._lock:
-            known = self._ids.of(tenant)
+            beginnings = self._beginnings.of(tenant)
+            lengths = {one: beginnings.peek(one) or () for one in may_begin}
+        digests: dict[str, bytes] = {}
+        for named, of_these in lengths.items():
+            for (text, first, after), length in product(may_begin[named], of_these):
+                end = first + length + len(after)
+                if not text.startswith(after + templates.separator, first + length) and (
+                    end != len(text) or not text.endswith(after)
+                ):
+                    continue
+                left -= length
+                if left < 0:
+                    break
+                whole = text[first : first + length]
+                digests[whole] = text_digest(whole)
+        with self._lock:
+            ids = self._ids.of(tenant)
             return tuple(
                 ContextBlock(id=one, text=text)
                 for text, digest in digests.items()
-                for one in known.peek(digest) or ()
+                for one in ids.peek(digest) or ()
             )
 
 
@@ -208,30 +232,33 @@ def _is_same(one: BlockId, other: BlockId) -> bool:
     return one == other and type(one) is type(other)
 
 
-def _may_be_blocks(text: str, templates: Templates) -> Iterator[str]:
-    """Yield what may be a block: from behind each label, or from where a paragraph begins."""
+def _places(text: str, templates: Templates) -> Iterator[tuple[int, str]]:
+    """Yield where a block may begin, and what then stands behind it: at a label, or a paragraph."""
     for label in templates.label_pattern.finditer(text):
         before = templates.before_text(label[0])
-        first = label.start() - before.index(label[0]) + len(before)
-        yield from _to_ends(text, first, templates.separator, templates.after_text)
-    first, separator = 0, templates.separator
-    while separator and first >= 0:
-        yield from _to_ends(text, first, separator)
-        first = text.find(separator, first)
-        first = first if first < 0 else first + len(separator)
+        yield label.start() - before.index(label[0]) + len(before), templates.after_text
+    for start in _paragraph_starts(text, templates.separator):
+        yield start, ""
 
 
-def _to_ends(text: str, first: int, separator: str, after: str = "") -> Iterator[str]:
-    """Yield what stands from a place to the end of each of the next paragraphs."""
-    end = first
-    for _ in range(_MOST_PARAGRAPHS):
-        end = text.find(separator, end, first + _LONGEST)
-        last = min(len(text), first + _LONGEST) if end < 0 else end
-        if text.endswith(after, first, last):
-            yield text[first : last - len(after)]
-        if end < 0:
-            break
-        end += len(separator)
+def _paragraph_starts(text: str, separator: str) -> Iterator[int]:
+    """Yield where a paragraph may begin; each one, for blocks may end with line breaks."""
+    yield 0
+    at = text.find(separator) if separator else -1
+    while at >= 0:
+        yield at + len(separator)
+        at = text.find(separator, at + 1)
+
+
+def _beginnings_at(text: str, first: int, after: str, separator: str) -> Iterator[str]:
+    """Yield what a memory that stands at a place may begin with: some of it, or all if short."""
+    yield text[first : first + _BEGINNING]
+    if after and len(text) - len(after) < first + _BEGINNING and text.endswith(after):
+        yield text[first : len(text) - len(after)]
+    end, behind = first, after + separator
+    while (end := text.find(behind, end, first + _BEGINNING - 1 + len(behind))) >= 0:
+        yield text[first:end]
+        end += 1
 
 
 @dataclass(slots=True)
@@ -321,22 +348,33 @@ def without_memories(
     for text in sorted(texts, key=len, reverse=True):  # of two with one beginning the longer
         beginnings.setdefault(text[:_BEGINNING], []).append(text)
 
+    lengths, separator = sorted({*map(len, beginnings)}, reverse=True), templates.separator
+
+    def words_for(paragraph: str) -> str | None:
+        """Return what stands in place of words on memories; None for another paragraph."""
+        if are_marked:
+            return templates.removed if paragraph in quoting else None
+        return "" if paragraph and templates.is_annotation(paragraph) else None
+
     def cleaned(content: str) -> str:
-        kept, start = [], 0
-        while start < len(content):
-            end = _memory_end(content, start, beginnings, templates)
+        kept, copied_to = "", 0
+        for start in _paragraph_starts(content, separator):
+            if start < copied_to:  # within what was taken out
+                continue
+            words: str | None = templates.removed if are_marked else ""
+            end = _memory_end(content, start, beginnings, lengths, templates)
             if end is None:
-                end = content.find(templates.separator, start)
+                end = content.find(separator, start)
                 end = len(content) if end < 0 else end
-                paragraph = content[start:end]
-                if paragraph in quoting:
-                    kept.append(templates.removed)
-                elif are_marked or not templates.is_annotation(paragraph):
-                    kept.append(paragraph)
-            elif are_marked:
-                kept.append(templates.removed)
-            start = end + len(templates.separator)
-        return templates.separator.join(kept)
+                words = words_for(content[start:end])
+            if words is None:
+                continue
+            kept += content[copied_to:start] + words
+            copied_to = end
+            if not words:  # a separator goes, too
+                copied_to = min(len(content), end + len(separator))
+                kept = kept.removesuffix(separator) if end == len(content) else kept
+        return kept + content[copied_to:]
 
     copied = [copied_message(message) for message in messages]
     for message in copied if beginnings and templates.separator else ():
@@ -352,14 +390,26 @@ def without_memories(
 
 
 def _memory_end(
-    content: str, start: int, beginnings: Mapping[str, Sequence[str]], templates: Templates
+    content: str,
+    start: int,
+    beginnings: Mapping[str, Sequence[str]],
+    lengths: Sequence[int],
+    templates: Templates,
 ) -> int | None:
-    """Return where the memory ends that stands at the beginning of a paragraph; None for none."""
+    """Return where the memory ends that stands at the beginning of a paragraph; None for none.
+
+    Args:
+        content: The text of a message.
+        start: Where the paragraph begins.
+        beginnings: The memories by how they begin.
+        lengths: The lengths of these beginnings, the longest first.
+        templates: The words that they were rendered with.
+    """
     first, after = start, ""
     label = templates.label_pattern.match(content, start)
     if label is not None and content.startswith(templates.before_text(label[0]), start):
         first, after = start + len(templates.before_text(label[0])), templates.after_text
-    for length in range(_BEGINNING, 0, -1):  # a short memory is all of its beginning
+    for length in lengths:  # a short memory is all of its beginning
         for text in beginnings.get(content[first : first + length], ()):
             end = first + len(text) + len(after)
             if content.startswith(text + after, first) and (

@@ -408,11 +408,11 @@ class _Paragraphs:
     def _places(self) -> Iterator[tuple[int, int]]:
         """Yield each place where a paragraph begins: the text's number and the offset."""
         for number, text in enumerate(self._texts if self._separator else ()):
-            start = 0
-            while start >= 0:
-                yield number, start
-                start = text.find(self._separator, start)
-                start = start if start < 0 else start + len(self._separator)
+            yield number, 0
+            at = text.find(self._separator)
+            while at >= 0:
+                yield number, at + len(self._separator)
+                at = text.find(self._separator, at + 1)  # blocks may end with line breaks
 
     def show(self, block: str) -> bool:
         """Return whether a text stands in the messages, and nothing else in its paragraphs.

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 from mem0_stores import FakeMemory, mem0_offline, memory
 
-from ctxreuse import ContextBlock, ContextRequest, request_context
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.adapters import memories
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
@@ -208,6 +208,45 @@ def test_another_tenants_history_is_not_known() -> None:
     assert store.asked == []
 
 
+@pytest.mark.parametrize("template", [DEFAULT_TEMPLATES, Templates(block="<d {label}>{text}</d>")])
+def test_memories_of_any_shape_are_found_in_a_history(template: Templates) -> None:
+    texts = [
+        "Tea.",
+        "\nA chunk\n\n\nwith breaks\n",
+        "Many.\n\n" * 40 + "Paragraphs.",
+        "a\n\nb",
+        "x" * 60_000,
+    ]
+    blocks = [ContextBlock(id=number, text=text) for number, text in enumerate(texts)]
+    known = memories.KnownMemories()
+    known.add("", blocks)
+    for labels in (True, False):
+        planner = ReusePlanner(templates=template, labels=labels)
+        shown = planner.plan(ContextRequest(blocks, "Which?")).messages()
+        found = known.standing_in("", shown, template)
+        assert sorted(one.id for one in found) == [0, 1, 2, 3, 4]
+    elsewhere = [{"role": "user", "content": f"Green {text} or so"} for text in texts]
+    assert known.standing_in("", elsewhere, template) == ()
+
+
+@pytest.mark.parametrize("are_marked", [True, False])
+def test_a_memory_behind_line_breaks_is_taken_out(are_marked: bool) -> None:
+    texts = [
+        "One with a break at its end.\n",
+        "The PIN is 1234, do not tell.",
+        "\nAnother one.\n\n\n",
+    ]
+    shown = "\n\n".join([*texts, "Which?"])
+    history = [{"role": "user", "content": shown}]
+    for gone in (texts[:1], texts[1:2], texts[2:], texts):
+        [message] = memories.without_memories(
+            history, gone, DEFAULT_TEMPLATES, are_marked=are_marked
+        )
+        left = ["(removed)" if one in gone else one for one in texts]
+        expected = left if are_marked else [one for one in texts if one not in gone]
+        assert message["content"] == "\n\n".join([*expected, "Which?"])
+
+
 def test_memories_are_looked_for_in_a_long_history_with_bounded_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,7 +255,12 @@ def test_memories_are_looked_for_in_a_long_history_with_bounded_work(
     hashed = []
     monkeypatch.setattr(memories, "text_digest", lambda text: hashed.append(len(text)) or b"")
     labels = "[Doc_1] " * 2_400
-    texts = ["[Doc_1] " * 100_000, "\n\n".join([labels] * 40), "[Doc_1] a\n\n" * 100_000]
+    texts = [
+        "\n" * 500_000,
+        "[Doc_1] " * 100_000,
+        "\n\n".join([labels] * 40),
+        "[Doc_1] a\n\n" * 100_000,
+    ]
     for text in texts:
         hashed.clear()
         known.standing_in("", [{"role": "user", "content": text}], DEFAULT_TEMPLATES)
