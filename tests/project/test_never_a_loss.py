@@ -1,5 +1,6 @@
 """A small part of the matrix of programs: none computes more with ctxreuse than without."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -17,10 +18,10 @@ def _named(cell: Cell) -> str:
     return f"{cell.program.framework} {cell.program.name}, {kind}, {tokens} x {k}, {workers}"
 
 
-# LlamaIndex's agents leave event loops to the collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("cell", [pytest.param(one, id=_named(one)) for one in cells(1, QUESTIONS)])
 def test_no_program_computes_more_than_without(cell: Cell) -> None:
     plain, _, ours, _ = cell.ratio()
+    gc.collect()  # LlamaIndex's agents leave open connections to it: here, not in another test
     assert 0 < ours <= MOST * plain
