@@ -143,7 +143,9 @@ class KnownMemories:
         # the ids of a text: of several the latest few
         self._ids: TenantLRUMap[bytes, tuple[BlockId, ...]] = TenantLRUMap(_MOST_KNOWN)
         # the lengths of texts, by the digest of how they begin
-        self._beginnings: TenantLRUMap[bytes, tuple[int, ...]] = TenantLRUMap(_MOST_KNOWN)
+        self._beginnings: TenantLRUMap[bytes, tuple[int, ...]] = TenantLRUMap(
+            _MOST_KNOWN, max_weight=_MOST_KNOWN, weight_of=len
+        )
 
     @property
     def parts(self) -> dict[str, PartSize]:

@@ -229,6 +229,19 @@ def test_memories_of_any_shape_are_found_in_a_history(template: Templates) -> No
     assert known.standing_in("", elsewhere, template) == ()
 
 
+def test_memories_that_begin_alike_take_no_more_room_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memories, "_MOST_KNOWN", 10)
+    known = memories.KnownMemories()
+    for name in "ab":
+        known.add("", [ContextBlock(id=n, text=name * (30 + n)) for n in range(8)])
+    shown = [{"role": "user", "content": "\n\n".join(["a" * 37, "b" * 37, "b" * 30])}]
+    found = known.standing_in("", shown, DEFAULT_TEMPLATES)
+    assert {one.text for one in found} == {"b" * 37, "b" * 30}
+    assert known._beginnings.weight <= 10
+
+
 @pytest.mark.parametrize("are_marked", [True, False])
 def test_a_memory_behind_line_breaks_is_taken_out(are_marked: bool) -> None:
     texts = [
