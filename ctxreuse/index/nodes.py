@@ -38,6 +38,7 @@ class NodeTree:
         births: How many nodes there have been.
         runs: The blocks of each node, in order; none of a root.
         parents: The node before each; 0 of a root, and of a number that is free.
+        edges: The hash of the first block of each node's run, to look for it without its memory.
         first_children: Where each node's list of children begins; 0 without any, -1 of those in
             `wide`.
         next_siblings: What follows in the list that a node stands in; 0 at its end. Of a number
@@ -61,6 +62,7 @@ class NodeTree:
         "_weights",
         "births",
         "block_count",
+        "edges",
         "ends",
         "first_children",
         "last_uses",
@@ -80,6 +82,7 @@ class NodeTree:
         self.node_count = self.block_count = self.tokens = 0
         self.runs = with_room()  # of tuples
         self._weights = with_room()
+        self.edges = array("q", [0])
         self.parents = array("i", [0])
         self.first_children = array("i", [0])
         self.next_siblings = array("i", [0])
@@ -122,9 +125,9 @@ class NodeTree:
         child = self.first_children[node]
         if child < 0:
             return self.wide[node].get(key, 0)
-        runs = self.runs
+        edges, edge = self.edges, hash(key)
         while child:
-            if runs[child][0] == key and not self.opens_turn[child]:
+            if edges[child] == edge and self.runs[child][0] == key and not self.opens_turn[child]:
                 return child
             child = self.next_siblings[child]
         return 0
@@ -187,6 +190,7 @@ class NodeTree:
         self._replace(parent, node, upper)
         self.opens_turn[upper], self.opens_turn[node] = self.opens_turn[node], 0
         self.runs[node], self._weights[node] = run[length:], _packed(weights[length:])
+        self.edges[node] = hash(run[length])
         self.parents[node] = upper
         self.first_children[upper], self.next_siblings[node] = node, 0
         self.node_count += 1
@@ -272,6 +276,7 @@ class NodeTree:
             if node == len(self.parents):
                 self._make_room()
         self.runs[node] = run
+        self.edges[node] = hash(run[0]) if run else 0
         self._weights[node] = weights
         self.parents[node] = parent
         self.uses[node] = uses
@@ -284,7 +289,7 @@ class NodeTree:
         room = room_behind(len(self.parents))
         for numbers in (self.parents, self.first_children, self.next_siblings, self.ends):
             numbers.frombytes(bytes(room * numbers.itemsize))
-        for times in (self.uses, self.last_uses, self._born):
+        for times in (self.uses, self.last_uses, self._born, self.edges):
             times.frombytes(bytes(room * times.itemsize))
         self.opens_turn += bytes(room)
         self.queued += bytes(room)

@@ -75,7 +75,7 @@ def heaviest_path(
         context: Block -> weight, in the retriever's order.
         budget: What this and other searches may compare together; None is this one alone.
     """
-    best: tuple[int, int] = (0, 0)
+    best_gain = best_uses = 0
     best_end: tuple[int, int] | None = None
     rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
     size = len(context)
@@ -85,6 +85,7 @@ def heaviest_path(
     most = steps = own + (_STEPS if budget is None else min(_STEPS, budget.left))
     runs, uses, opens_turn = tree.runs, tree.uses, tree.opens_turn
     first_children, following = tree.first_children, tree.next_siblings
+    edges, wanted = tree.edges, set(map(hash, context))
     stack = [(0, root)]
     while stack and steps >= 0:
         weight, node = stack.pop()
@@ -101,7 +102,11 @@ def heaviest_path(
             found = []
             while child:
                 steps -= 1
-                if runs[child][0] in context and not opens_turn[child]:
+                if (
+                    edges[child] in wanted
+                    and runs[child][0] in context
+                    and not opens_turn[child]
+                ):
                     found.append(child)
                 child = following[child]
         visits += len(found)
@@ -116,18 +121,19 @@ def heaviest_path(
                 gain += share
                 matched += 1
             steps -= matched
-            score = (gain, uses[child])
-            better = score > best
-            if score == best and best_end is not None:
-                rank = rank or {key: position for position, key in enumerate(context)}
-                if tree.parents[best_end[0]] == node:
-                    ours, other = child, best_end[0]
-                else:  # looked up once for all children, however many tie
-                    branches = branches or _branches(tree, node, best_end[0])
-                    ours, other = branches[0] or child, branches[1]
-                better = rank[runs[ours][0]] < rank[runs[other][0]]
-            if better:
-                best, best_end = score, (child, matched)
+            if gain >= best_gain:  # seldom; what is read of a node lies in many places of memory
+                used = uses[child]
+                better = gain > best_gain or used > best_uses
+                if not better and used == best_uses and best_end is not None:
+                    rank = rank or {key: position for position, key in enumerate(context)}
+                    if tree.parents[best_end[0]] == node:
+                        ours, other = child, best_end[0]
+                    else:  # looked up once for all children, however many tie
+                        branches = branches or _branches(tree, node, best_end[0])
+                        ours, other = branches[0] or child, branches[1]
+                    better = rank[runs[ours][0]] < rank[runs[other][0]]
+                if better:
+                    best_gain, best_uses, best_end = gain, used, (child, matched)
             if matched == len(run) and first_children[child]:
                 complete.append((gain, child))
             if steps < 0:
@@ -144,7 +150,7 @@ def heaviest_path(
         budget.left = max(0, budget.left + own - (most - steps))
     if best_end is None:
         return Match((), 0, is_cut_short, is_greedy)
-    return Match(path_to(tree, *best_end), best[0], is_cut_short, is_greedy)
+    return Match(path_to(tree, *best_end), best_gain, is_cut_short, is_greedy)
 
 
 def _branches(tree: NodeTree, node: int, best: int) -> tuple[int, int]:
