@@ -34,7 +34,7 @@ from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.tokens import as_token_counter, estimate_tokens
+from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import (
     CtxreuseError,
     InputFileError,
@@ -72,8 +72,9 @@ class ReusePlanner(FixedSettings):
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
         token_counter: How to count blocks without a token count: a function from text to tokens, a
-            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`). Threads
-            that plan at the same time ask it at the same time.
+            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`), which
+            is corrected by what engines report. Threads that plan at the same time ask it at the
+            same time.
         capacity_tokens: Tokens that the engine's cache holds. Give it where the engine does not
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.
@@ -271,7 +272,7 @@ class ReusePlanner(FixedSettings):
     @property
     def counts_tokens(self) -> bool:
         """Whether tokens are counted by the counter that was given, not estimated."""
-        return self._settings.count_tokens is not estimate_tokens
+        return not self._settings.estimates
 
     def plan(
         self,
@@ -369,7 +370,10 @@ class ReusePlanner(FixedSettings):
         seconds: float | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Note what the engine reports of an answered prompt, for `savings`.
+        """Note what the engine reports of an answered prompt: for `savings`, and to learn.
+
+        Where tokens are estimated, the planner learns from it how long this tenant's texts are in
+        the engine's tokens, behind each system text.
 
         `EngineClient`, `EnginePool` and the wrappers around models call it; call it yourself where
         you send prompts in another way. Counts that cannot be right count as not reported.
@@ -644,7 +648,9 @@ class ReusePlanner(FixedSettings):
         expected, before = answered.expected_cached_tokens, 0
         system = answered.plans[0].request.system if expected else None
         if system:  # it is cached if any block is, and counted once
-            before = self._planning.block_tokens([ContextBlock(text=system)], tenant)
+            before = self._planning.block_tokens([ContextBlock(text=system)], tenant, system)
+        if len(answered.plans) == 1 and answered.prompt_tokens:
+            self._planning.note_length(answered.plans[0], answered.prompt_tokens)
         mismatch = self._meter.answered(
             tenant, expected, before, answered.prompt_tokens, cached_tokens
         )

@@ -119,12 +119,14 @@ class SavingsMeter:
             if each > self._max_s:
                 self._max_s = each
 
-    def sent(self, plan: Plan, tokens_of: Callable[[list[ContextBlock], str], int]) -> None:
+    def sent(
+        self, plan: Plan, tokens_of: Callable[[list[ContextBlock], str, str | None], int]
+    ) -> None:
         """Count a request that is sent as planned.
 
         Args:
             plan: Its plan, as a planner made it.
-            tokens_of: Returns the tokens of a tenant's blocks.
+            tokens_of: Returns the tokens of a tenant's blocks behind a system text.
         """
         assert plan.logged is not None, "what a planner has planned is logged"
         request, prompt, cached = plan.request, plan.logged.prompt, plan.expected_cached_tokens
@@ -134,7 +136,7 @@ class SavingsMeter:
             unique, shown = request.unique_blocks, set(prompt.keys)
             gone = [block for key, block in unique.items() if key not in shown]
             references = len(gone)
-            left_out = tokens_of(gone, request.tenant) if gone else 0
+            left_out = tokens_of(gone, request.tenant, request.system) if gone else 0
             retrieved = list(unique)
         is_changed = tuple(retrieved) != prompt.keys
         name = self._class_named(request.tenant)

@@ -60,7 +60,7 @@ class ShadowPlanner:
     ) -> BatchPlan:
         """Return plans that send the requests as retrieved, in the order given."""
         for request in requests:  # counts all tokens, before anything is recorded
-            self.block_tokens(request.blocks, request.tenant)
+            self.block_tokens(request.blocks, request.tenant, request.system)
         arrived = [self._send(request, deduplicate) for request in requests]
         self._note(arrived, strategy)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
@@ -84,9 +84,16 @@ class ShadowPlanner:
         """Return a text's length in tokens."""
         return self._as_sent.count_tokens(text)
 
-    def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> int:
+    def block_tokens(
+        self, blocks: Iterable[ContextBlock], tenant: str, system: str | None = None
+    ) -> int:
         """Return how many tokens the index counts for blocks."""
-        return self._as_sent.block_tokens(blocks, tenant)
+        return self._as_sent.block_tokens(blocks, tenant, system)
+
+    def note_length(self, plan: Plan, prompt_tokens: int) -> None:
+        """Learn how long a prompt is in the engine's tokens, in both."""
+        self._planned.note_length(plan, prompt_tokens)
+        self._as_sent.note_length(plan, prompt_tokens)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache, in the order in which they are sent."""
@@ -126,7 +133,7 @@ class ShadowPlanner:
 
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else ()
-        tokens = self.block_tokens(request.blocks, request.tenant)
+        tokens = self.block_tokens(request.blocks, request.tenant, request.system)
         if request.outdated:
             request = replace(request, outdated=())
         return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)

@@ -26,7 +26,7 @@ from ctxreuse.context.rendering import (
     TurnPart,
     replace_overlaps,
 )
-from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
+from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter, estimate_tokens
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
 from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics, root_of
@@ -72,6 +72,11 @@ class PlannerSettings:
     annotate: bool
     labels: bool | None
     trim_overlaps: bool
+
+    @property
+    def estimates(self) -> bool:
+        """Whether tokens are estimated, not counted."""
+        return self.count_tokens is estimate_tokens
 
     def words(self, number: int) -> int:
         """Return about how many tokens it takes to say how a number of moved blocks rank."""
@@ -257,9 +262,30 @@ class TenantPlanner:
         """Return a text's length in tokens."""
         return self._settings.count_tokens(text)
 
-    def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> int:
+    def block_tokens(
+        self, blocks: Iterable[ContextBlock], tenant: str, system: str | None = None
+    ) -> int:
         """Return how many tokens the index counts for blocks."""
-        return sum(_weights(self._tokens(blocks, self._names.tenant(tenant))).values())
+        name = self._names.tenant(tenant)
+        return sum(_weights(self._tokens(blocks, name, self._names.system(system))).values())
+
+    def note_length(self, plan: Plan, prompt_tokens: int) -> None:
+        """Learn how long a prompt is in the engine's tokens, where they are estimated.
+
+        What stands before a later turn is no part of its plan, so nothing is learnt of it.
+
+        Args:
+            plan: The plan of the only context in the prompt.
+            prompt_tokens: Tokens of the prompt, as the engine counts them.
+        """
+        request = plan.request
+        if request.history or not self._settings.estimates:
+            return
+        estimated = sum(estimate_tokens(one.text) for one in plan.blocks if one.tokens is None)
+        prompt_tokens -= sum(one.tokens or 0 for one in plan.blocks)
+        if estimated and prompt_tokens > 0:
+            with self._tenants.holding(self._names.tenant(request.tenant)) as state:
+                state.ratios.note(self._names.system(request.system), estimated, prompt_tokens)
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
@@ -306,11 +332,18 @@ class TenantPlanner:
         """Return the size of the index and of all else that is remembered."""
         return self._tenants.statistics()
 
-    def _tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> dict[BlockKey, int]:
+    def _tokens(
+        self, blocks: Iterable[ContextBlock], tenant: str, system: bytes | None
+    ) -> dict[BlockKey, int]:
         """Return each block's tokens, in order; those without a count are counted.
 
-        The tenant, by its name in `IndexNames`, is held only to keep counts, because a counter may
-        take its time.
+        The tenant is held only to keep counts, because a counter may take its time. Estimates
+        are kept as they are, and follow what is learnt of the engine's tokens.
+
+        Args:
+            blocks: The blocks.
+            tenant: The tenant, by its name in `IndexNames`.
+            system: The system text, likewise.
         """
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
@@ -323,12 +356,15 @@ class TenantPlanner:
             tokens[key] = number if number < MOST_BLOCK_TOKENS else MOST_BLOCK_TOKENS
         if not uncounted:
             return tokens
-        known = self._tenants.state(tenant).token_counts
+        state = self._tenants.state(tenant)
+        known, ratio = state.token_counts, state.ratios.value(system)
         counted: dict[BlockKey, int] = {}
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock
             if number is None:
                 number = counted[key] = min(self._settings.count_tokens(text), MOST_BLOCK_TOKENS)
+            if ratio != 1.0 and number:
+                number = min(max(round(ratio * number), 1), MOST_BLOCK_TOKENS)
             tokens[key] = number
         if counted:
             with self._tenants.holding(tenant) as state:
@@ -352,8 +388,9 @@ class TenantPlanner:
             deduplicate: As in `plan`.
             beside_labelled: Whether requests of its batch need labels; None for one that arrives.
         """
-        tokens = self._tokens(request.blocks, tenant)
-        system, context = self._names.system(request.system), self._names.context(_weights(tokens))
+        system = self._names.system(request.system)
+        tokens = self._tokens(request.blocks, tenant, system)
+        context = self._names.context(_weights(tokens))
         is_labelled = self._needs_labels(request, deduplicate)
         if is_labelled is None:
             is_labelled = beside_labelled
