@@ -28,9 +28,6 @@ from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from shared import new_table
-
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
@@ -295,6 +292,10 @@ def report(soak: Soak, seconds: float, slack: float) -> int:
         seconds: How long it took.
         slack: By how much the bounds on times are multiplied, for a machine that is busy.
     """
+    # here: a collection of garbage would look at all that these bring with them, too
+    from rich.console import Console
+    from shared import new_table
+
     console = Console(width=110)
     times = sorted(soak.plan_s)
     p99 = times[int(len(times) * 0.99)] * 1_000
