@@ -31,6 +31,9 @@ _STEPS_UP = 4_096
 _SMALL = 50
 """Nodes that are freed at once: hundreds of tenants may be forgotten in one call."""
 
+_NO_REQUESTS = RequestEnds(NodeTree())
+"""Of any index whose requests have no ids: fewer objects for the collector to look at."""
+
 
 class Inserted(NamedTuple):
     """Where a sequence ended, and how many of its blocks were there before.
@@ -140,7 +143,7 @@ class ContextIndex:
         self._births_before = tree.births
         self._roots: dict[Hashable, int] = {}
         self._systems: dict[int, Hashable] = {}  # of the roots
-        self._requests = RequestEnds(tree)
+        self._requests = _NO_REQUESTS
         self._leaves = LeafQueue(tree)
 
     def statistics(self) -> IndexStatistics:
@@ -499,6 +502,8 @@ class ContextIndex:
     def _end_request(self, node: int, request_id: RequestId | None) -> None:
         requests = self._requests
         if request_id is not None:
+            if requests is _NO_REQUESTS:
+                requests = self._requests = RequestEnds(self.tree)
             earlier = requests.put(request_id, node)
             if earlier:
                 self._note_leaf(earlier)

@@ -93,6 +93,7 @@ class NamedEnds(RequestEnds):
 
 
 radix_tree.RequestEnds = NamedEnds  # type: ignore[misc]  # in all tests that import this
+radix_tree._NO_REQUESTS = NamedEnds(NodeTree())
 
 
 class Sender:
