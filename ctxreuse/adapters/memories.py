@@ -432,6 +432,33 @@ def without_memories(
     return copied
 
 
+def forgotten(
+    messages: Iterable[Message],
+    memory_ids: Iterable[BlockId],
+    planner: ReusePlanner,
+    known: KnownMemories,
+    conversation_id: str | int | None,
+    tenant: str,
+) -> list[dict[str, Any]]:
+    """Return messages of a conversation without the texts of some memories, as copies.
+
+    Args:
+        messages: The messages.
+        memory_ids: Ids of the memories.
+        planner: The planner that has planned these messages.
+        known: The memories that the adapter has shown.
+        conversation_id: The conversation; None where only what the adapter has shown is known.
+        tenant: Whose conversation it is.
+    """
+    gone = list(memory_ids)
+    if conversation_id is not None:
+        messages = planner.without_blocks(messages, gone, conversation_id, tenant)
+    messages, named = list(messages), {(type(one), one) for one in gone}
+    standing = known.standing_in(tenant, messages, planner.templates)
+    texts = [block.text for block in standing if (type(block.id), block.id) in named]
+    return without_memories(messages, texts, planner.templates, are_marked=True)
+
+
 def _memory_end(
     content: str,
     start: int,

@@ -20,6 +20,7 @@ from ctxreuse.adapters.memories import (
     ShownMemories,
     checked_growth_limit,
     checked_placement,
+    forgotten,
     is_not_found,
     is_too_long,
     tenant_of,
@@ -326,18 +327,9 @@ class MemoryPlanner:
         """
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
         request = ContextRequest((), history=history, tenant=scope.tenant or "")
-        messages, templates = request.history or (), self.planner.templates
-        if scope.conversation_id is not None:
-            messages = tuple(
-                self.planner.without_blocks(messages, gone, scope.conversation_id, request.tenant)
-            )
-        named = {(type(one), one) for one in gone}
-        texts = [
-            block.text
-            for block in self.known.standing_in(request.tenant, messages, templates)
-            if (type(block.id), block.id) in named
-        ]
-        return without_memories(messages, texts, templates, are_marked=True)
+        conversation, known = scope.conversation_id, self.known
+        messages = request.history or ()
+        return forgotten(messages, gone, self.planner, known, conversation, request.tenant)
 
     def _shown_memories(
         self, result: Any, search: MemorySearch, asked: ContextRequest

@@ -36,6 +36,7 @@ from ctxreuse.adapters.memories import (
     Placement,
     ShownMemories,
     checked_placement,
+    forgotten,
     is_not_found,
     tenant_of,
 )
@@ -309,11 +310,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             memory_ids: Ids of the memories.
             conversation_id: The conversation.
         """
-        [message] = self._planner.without_blocks(
-            [{"role": "user", "content": content}],
-            memory_ids,
-            conversation_id,
-            self._tenant(current_scope()),
+        shown = [{"role": "user", "content": content}]
+        tenant = self._tenant(current_scope())
+        [message] = forgotten(
+            shown, memory_ids, self._planner, self._known, conversation_id, tenant
         )
         return str(message["content"])
 

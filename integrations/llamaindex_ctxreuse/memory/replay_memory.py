@@ -33,11 +33,31 @@ class _Inserted(NamedTuple):
         system: The end of the system message.
         messages: Messages of blocks, before the user's.
         content: The beginning of the user's message.
+        texts: What `ReuseMemoryBlock`s say in all of these, without the words of the template.
     """
 
     system: tuple[ContentBlock, ...] = ()
     messages: tuple[ChatMessage, ...] = ()
     content: tuple[ContentBlock, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def with_texts(self, texts: Sequence[str]) -> _Inserted:
+        """Return it with other texts in place of `texts`, wherever they stand."""
+
+        def replaced(content: ContentBlock) -> ContentBlock:
+            if not isinstance(content, TextBlock):
+                return content
+            text = content.text
+            for old, new in zip(self.texts, texts, strict=True):
+                text = text.replace(old, new)
+            return content.model_copy(update={"text": text})
+
+        messages = [
+            one.model_copy(update={"blocks": list(map(replaced, one.blocks))})
+            for one in self.messages
+        ]
+        system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
+        return _Inserted(system, tuple(messages), content, tuple(texts))
 
     def shown_alone(self) -> list[ChatMessage]:
         """Return it as messages of its own."""
@@ -144,23 +164,13 @@ class ReplayMemory(Memory):
         conversation = self._conversation_id()
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
-        def cleaned(content: ContentBlock) -> ContentBlock:
-            if not isinstance(content, TextBlock):
-                return content
-            text = content.text
+        def without(text: str) -> str:
             for block in blocks:
                 text = block.without(text, ids, conversation)
-            return content.model_copy(update={"text": text})
-
-        def cleaned_message(message: ChatMessage) -> ChatMessage:
-            return message.model_copy(update={"blocks": list(map(cleaned, message.blocks))})
+            return text
 
         self._inserted = {
-            place: _Inserted(
-                tuple(map(cleaned, one.system)),
-                tuple(map(cleaned_message, one.messages)),
-                tuple(map(cleaned, one.content)),
-            )
+            place: one.with_texts(list(map(without, one.texts)))
             for place, one in self._inserted.items()
         }
 
@@ -238,9 +248,9 @@ class ReplayMemory(Memory):
         }
         if own := rendered.get("after_history"):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
-        return _Inserted(
-            rendered.get("system", ()), tuple(messages), rendered.get("before_question", ())
-        )
+        texts = tuple(said for name, said in content.items() if name in asked and said)
+        within = rendered.get("before_question", ())
+        return _Inserted(rendered.get("system", ()), tuple(messages), within, texts)
 
     async def _content(
         self,
@@ -249,13 +259,12 @@ class ReplayMemory(Memory):
         block_kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name."""
-        history = turns.before_the_turn(known)
-        if not any(one.system for one in known.values()):
-            history = [one for one in history if one.role != MessageRole.SYSTEM]
-        with request_context(
-            conversation_id=self._conversation_id(),
-            history=list(map(message_as_openai, history)),
-        ):
+        sent = turns.before_the_turn(known)
+        history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
+        # as paragraphs of their own, which the template's words may keep them from being
+        texts = [text for one in known.values() for text in one.texts]
+        history += [{"role": "user", "content": text} for text in texts]
+        with request_context(conversation_id=self._conversation_id(), history=history):
             return await self._get_memory_blocks_content(turns.messages, **block_kwargs)
 
     async def _get_memory_blocks_content(
