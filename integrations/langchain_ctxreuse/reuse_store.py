@@ -20,7 +20,7 @@ from ctxreuse.adapters.memories import Placement
 from ctxreuse.adapters.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_kind, checked_list
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
@@ -222,7 +222,7 @@ class ReuseStore(BaseStore):
         query: str | None,
         options: Mapping[str, Any],
     ) -> _StoreSearch:
-        prefix = tuple(checked_list("namespace", namespace, "a tuple of strings"))
+        prefix = tuple(checked_each("namespace", namespace, str, "a string"))
         wanted = turn.question if query is None else checked_kind("query", query, str, "a string")
 
         def search(asked_for: str, **kwargs: Any) -> Any:
@@ -266,7 +266,14 @@ class _Turn:
         Raises:
             InvalidRequestError: no message of the user at the end.
         """
-        given = convert_to_messages(checked_list("messages", messages, "a list of messages"))
+        listed = checked_list("messages", messages, "a list of messages")
+        try:
+            given = convert_to_messages(listed)
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+            raise InvalidRequestError(
+                f"messages must be LangChain messages, or what it takes for them: "
+                f"{describe(str(error))}"
+            ) from error
         if not given or not isinstance(given[-1], HumanMessage):
             raise InvalidRequestError("messages must end with the question, a message of the user")
         if len(given) == 2 and system is None and _is_system(given[0]):
