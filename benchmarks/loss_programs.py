@@ -46,6 +46,7 @@ from llama_index.core.tools import FunctionTool, ToolSelection
 from loss_traffic import Asked, tokenizer
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.adapters.memories import Placement
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.sharing import SQLiteLog
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
@@ -528,45 +529,51 @@ def llama_agent(engine: Served, planner: ReusePlanner | None) -> Any:
     return answer
 
 
-def mem0(engine: Served, planner: ReusePlanner | None) -> Any:
+def mem0(placement: Placement = "before_question") -> Any:
     """Return a program that answers from memories, in a conversation or not."""
-    found: dict[str, Any] = {}
-    memory: Any = Memories(found)
-    histories: dict[str | None, list[dict[str, Any]]] = {}
-    if planner is not None:
-        memory = ReuseMemory(memory, planner=planner)
 
-    def answer(some: Sequence[Asked]) -> None:
-        (one,) = some
-        found[one.question] = one.blocks
-        owner = {"filters": {"user_id": "alice"}}
-        history = None
-        if one.conversation is not None:
-            history = histories.setdefault(one.conversation, [])
-        if planner is None:  # as Mem0's own guides have it
-            memories = memory.search(one.question, **owner)["results"]
-            listed = "\n".join(f"- {each['memory']}" for each in memories)
-            messages = [
-                {"role": "system", "content": f"{_SYSTEM}\nUser Memories:\n{listed}"},
-                *(history or ()),
-                {"role": "user", "content": one.question},
-            ]
-        else:
-            messages = memory.messages(
-                one.question,
-                **owner,
-                system=_SYSTEM,
-                history=history,
-                conversation_id=one.conversation,
-            )
-        engine.ask([(each["role"], each["content"]) for each in messages])
-        if history is not None:
-            if planner is not None:
-                history[:] = messages[1:-1]
-            asked = {"role": "user", "content": one.question} if planner is None else messages[-1]
-            history += [asked, {"role": "assistant", "content": _ANSWER}]
+    def make(engine: Served, planner: ReusePlanner | None) -> Any:
+        found: dict[str, Any] = {}
+        memory: Any = Memories(found)
+        histories: dict[str | None, list[dict[str, Any]]] = {}
+        if planner is not None:
+            memory = ReuseMemory(memory, planner=planner, placement=placement)
 
-    return answer
+        def answer(some: Sequence[Asked]) -> None:
+            (one,) = some
+            found[one.question] = one.blocks
+            owner = {"filters": {"user_id": "alice"}}
+            history = None
+            if one.conversation is not None:
+                history = histories.setdefault(one.conversation, [])
+            if planner is None:  # as Mem0's own guides have it
+                memories = memory.search(one.question, **owner)["results"]
+                listed = "\n".join(f"- {each['memory']}" for each in memories)
+                messages = [
+                    {"role": "system", "content": f"{_SYSTEM}\nUser Memories:\n{listed}"},
+                    *(history or ()),
+                    {"role": "user", "content": one.question},
+                ]
+            else:
+                messages = memory.messages(
+                    one.question,
+                    **owner,
+                    system=_SYSTEM,
+                    history=history,
+                    conversation_id=one.conversation,
+                )
+            engine.ask([(each["role"], each["content"]) for each in messages])
+            if history is not None:
+                if planner is not None:
+                    history[:] = messages[:-1]
+                asked = (
+                    {"role": "user", "content": one.question} if planner is None else messages[-1]
+                )
+                history += [asked, {"role": "assistant", "content": _ANSWER}]
+
+        return answer
+
+    return make
 
 
 def core(engine: Served, planner: ReusePlanner | None) -> Any:
@@ -613,7 +620,7 @@ ONE_SHOT = (
     Program("LlamaIndex", "query engine", query_engine()),
     Program("LlamaIndex", "query engine, postprocessor", query_engine("nodes")),
     Program("LlamaIndex", "30 queries at once", query_engine(), 30),
-    Program("Mem0", "messages", mem0),
+    Program("Mem0", "messages", mem0()),
     Program("ctxreuse", "plan", core),
 )
 CONVERSATIONS = (
@@ -623,5 +630,10 @@ CONVERSATIONS = (
     Program("LlamaIndex", "chat engine, made per request", chat_engine),
     Program("LlamaIndex", "chat engine, kept", kept_chat_engine),
     Program("LlamaIndex", "agent with a retriever tool", llama_agent),
-    Program("Mem0", "messages with history", mem0),
+    Program("Mem0", "messages with history", mem0()),
+)
+PLACEMENTS = (
+    Program("Mem0", "messages, memories in the system text", mem0("system")),
+    Program("Mem0", "messages, memories before the question", mem0("before_question")),
+    Program("Mem0", "messages, memories behind the history", mem0("after_history")),
 )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from loss_programs import CONVERSATIONS, ONE_SHOT, Program, Served
+from loss_programs import CONVERSATIONS, ONE_SHOT, PLACEMENTS, Program, Served
 from loss_traffic import Asked, Traffic, traffic
 from rich.console import Console
 from rich.progress import track
@@ -26,6 +26,7 @@ from shared import data_folder, new_table, read_named_trace
 QUESTIONS = 240
 MOST = 1.01
 MEAN = 0.85
+_LONG = 20
 
 
 class Shape(NamedTuple):
@@ -120,6 +121,27 @@ def kept_out(questions: int) -> Iterator[Cell]:
             yield Cell(program, Shape(kind, 0, k), asked, name)
 
 
+def placements() -> Iterator[Cell]:
+    """Yield the cells of memories in each place: LoCoMo, question by question and in conversations.
+
+    A user's questions, 20 at a time, are a conversation there.
+    """
+    if not os.environ.get("CTXREUSE_DATA"):
+        return
+    trace, _ = read_named_trace(data_folder("locomo"), "locomo_k20")
+    trace = sorted(trace, key=lambda one: str(one.conversation_id))
+    alone, turns = [], []
+    for n, one in enumerate(trace):
+        question = f"{one.query} ({n})"
+        alone.append(Asked(question, tuple(one.blocks)))
+        turns.append(Asked(question, tuple(one.blocks), f"c{n // _LONG}", n % _LONG))
+    for program in PLACEMENTS:
+        yield Cell(program, Shape("unique", 0, 20), alone[:QUESTIONS], "LoCoMo")
+        yield Cell(
+            program, Shape("conversations", 0, 20), turns[: 2 * QUESTIONS], "LoCoMo, 20 turns"
+        )
+
+
 def measure(console: Console, title: str, wanted: Sequence[Cell]) -> list[float]:
     """Print a table of cells; return for each how much is computed, of what is without ctxreuse."""
     ratios = []
@@ -168,6 +190,7 @@ def main() -> None:
     for title, all_cells in (
         ("tokens computed", cells(shapes_each, questions)),
         ("kept out of the tuning: public data", kept_out(questions)),
+        ("where memories stand", placements()),
     ):
         wanted = [
             one

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -24,6 +24,7 @@ from ctxreuse.context.blocks import (
     copied_message,
     text_digest,
 )
+from ctxreuse.context.checks import checked_choice, checked_number
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import Templates, message_texts
@@ -31,6 +32,15 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
 _log = logging.getLogger("ctxreuse")
+
+Placement: TypeAlias = Literal["system", "before_question", "after_history"]
+"""Where a turn's memories stand: in the system message, behind its text; in the question's message,
+before the question; or in a message of their own between history and question.
+
+What a conversation has shown stays where it is, byte for byte, and a turn adds only what is new.
+So the system message takes the memories of the first turn, and those of one that lays all out anew;
+what other turns add stands before the question.
+"""
 
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
@@ -45,6 +55,37 @@ _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
 _WORK_A_BEGINNING = 64
 _BEGINNING = 20
+_FEW_TOKENS = 64
+
+
+def checked_placement(placement: object) -> Placement:
+    """Return a placement, or raise InvalidRequestError if there is no such one."""
+    checked_choice("placement", placement, get_args(Placement))
+    return placement  # type: ignore[return-value]
+
+
+def checked_growth_limit(limit: float | None) -> float | None:
+    """Return how many times as long memories may make a prompt, or raise InvalidRequestError.
+
+    Args:
+        limit: A number from 1, or None for no limit.
+    """
+    return None if limit is None else checked_number("growth_limit", limit, 1)
+
+
+def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool:
+    """Return whether the memories that a conversation shows make its prompt too long.
+
+    To lay them out anew costs as much as it saves in the next turns, so a few are let be.
+
+    Args:
+        tokens: The prompt's length with all of them.
+        alone: Its length with those of this turn alone, in tokens, too.
+        growth_limit: The first may be so many times the second; None has no limit.
+    """
+    if growth_limit is None or tokens - alone < _FEW_TOKENS:
+        return False
+    return tokens > growth_limit * alone
 
 
 class _Condition(NamedTuple):
@@ -389,6 +430,33 @@ def without_memories(
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 part["text"] = cleaned(part["text"])
     return copied
+
+
+def forgotten(
+    messages: Iterable[Message],
+    memory_ids: Iterable[BlockId],
+    planner: ReusePlanner,
+    known: KnownMemories,
+    conversation_id: str | int | None,
+    tenant: str,
+) -> list[dict[str, Any]]:
+    """Return messages of a conversation without the texts of some memories, as copies.
+
+    Args:
+        messages: The messages.
+        memory_ids: Ids of the memories.
+        planner: The planner that has planned these messages.
+        known: The memories that the adapter has shown.
+        conversation_id: The conversation; None where only what the adapter has shown is known.
+        tenant: Whose conversation it is.
+    """
+    gone = list(memory_ids)
+    if conversation_id is not None:
+        messages = planner.without_blocks(messages, gone, conversation_id, tenant)
+    messages, named = list(messages), {(type(one), one) for one in gone}
+    standing = known.standing_in(tenant, messages, planner.templates)
+    texts = [block.text for block in standing if (type(block.id), block.id) in named]
+    return without_memories(messages, texts, planner.templates, are_marked=True)
 
 
 def _memory_end(

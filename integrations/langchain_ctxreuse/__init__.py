@@ -1,4 +1,4 @@
-"""ctxreuse for LangChain: a retriever, a compressor, a chat model and an agent middleware.
+"""ctxreuse for LangChain: a retriever, a compressor, a chat model, an agent middleware, a store.
 
 Each replaces a component that an application has, or wraps it.
 
@@ -25,6 +25,7 @@ from langchain_ctxreuse.documents.document_plans import by_rank, cited_documents
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
+    from langchain_ctxreuse.reuse_store import ReuseStore
     from langchain_ctxreuse.workflow.retrieval_chain import LinkedChain as LinkedChain
     from langchain_ctxreuse.workflow.retrieval_chain import SpeculativeRAGChain, WorkflowRetriever
     from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
@@ -37,6 +38,7 @@ __all__ = [
     "ReuseCompressor",
     "ReuseMiddleware",
     "ReuseRetriever",
+    "ReuseStore",
     "SpeculativeRAGChain",
     "WorkflowRetriever",
     "WorkflowRunnable",
@@ -52,6 +54,7 @@ _ON_DEMAND = {
     "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",
+    "ReuseStore": "reuse_store",
     "WorkflowRetriever": "workflow.retrieval_chain",
     "WorkflowRunnable": "workflow.workflow_runnable",
 }

@@ -65,6 +65,13 @@ class TextPart(NamedTuple):
     part: int | None
 
 
+def role_of(message: BaseMessage) -> str:
+    """Return who says a message, as OpenAI names it."""
+    if isinstance(message, ChatMessage):
+        return message.role
+    return next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
+
+
 def text_parts(message: BaseMessage) -> list[TextPart]:
     """Return the texts in a message's content."""
     if isinstance(message.content, str):
@@ -210,11 +217,7 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         positions.append(None)
         owners.append(-1)
     for number, message in enumerate(messages):
-        role = (
-            message.role
-            if isinstance(message, ChatMessage)
-            else next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
-        )
+        role = role_of(message)
         is_list = isinstance(message.content, list)
         content: Sequence[Any] = message.content if is_list else [message.content]
         for part, one in enumerate(content):

@@ -8,7 +8,7 @@ Nothing of mem0 is imported here: anything that searches as mem0 does can be wra
 """
 
 from ctxreuse.adapters.memories import tenant_of
-from mem0_ctxreuse.memory_planner import MemoryContext
+from ctxreuse.adapters.memory_planner import MemoryContext
 from mem0_ctxreuse.planned_memory import (
     AsyncReuseMemory,
     AsyncSearchableMemory,

@@ -5,7 +5,6 @@ Everything but searching is the wrapped memory's.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, update_wrapper
@@ -13,19 +12,19 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.memories import ShownMemories, is_not_found
+from ctxreuse.adapters.memories import Placement
+from ctxreuse.adapters.memory_planner import (
+    MemoryContext,
+    MemoryPlanner,
+    MemorySearch,
+    asked,
+)
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.memory_planner import (
-    MemoryContext,
-    MemoryPlanner,
-    MemorySearch,
-    asked,
-)
 
 _Memory = TypeVar("_Memory")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -90,6 +89,12 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
             show, as a multiple of what it has with this turn's alone. Then they are taken out of
             the history, and this turn's are shown anew. None has no limit.
+        placement: Where `messages` puts memories: "before_question", in its message;
+            "after_history", in a message of their own between history and question, which some
+            chat templates refuse, since two messages of the user follow each other; or "system",
+            behind the system text. What was sent stays where it is and only new memories are added,
+            so the system message takes those of the first turn, and those of one that lays all out
+            anew; what other turns find stands before the question.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -109,6 +114,7 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
         labels: bool = False,
         annotate: bool = False,
         growth_limit: float | None = 2.0,
+        placement: Placement = "before_question",
     ) -> None:
         memory_planner = MemoryPlanner(
             planner,
@@ -118,6 +124,7 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
             labels=labels,
             annotate=annotate,
             growth_limit=growth_limit,
+            placement=placement,
         )
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
@@ -235,6 +242,12 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
             show, as a multiple of what it has with this turn's alone. Then they are taken out of
             the history, and this turn's are shown anew. None has no limit.
+        placement: Where `messages` puts memories: "before_question", in its message;
+            "after_history", in a message of their own between history and question, which some
+            chat templates refuse, since two messages of the user follow each other; or "system",
+            behind the system text. What was sent stays where it is and only new memories are added,
+            so the system message takes those of the first turn, and those of one that lays all out
+            anew; what other turns find stands before the question.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -309,13 +322,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = search.run()
         shown = planner.shown_memories(found, search, request)
-        for memory_id in shown.to_look_up:
-            if not callable(get):
-                break
-            try:
-                shown.note(memory_id, get(memory_id))
-            except Exception as error:
-                _note(planner, shown, memory_id, error)
+        planner.look_up(shown, get)
         return planner.context(found, search, request, shown)
 
     def messages(
@@ -334,6 +341,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         Returns:
             The system message if there is a `system` text, the history as given, and one user
             message: memories, annotation, question. Without memories it is the question alone.
+            Another `placement` puts them elsewhere; with "system", pass the history with the
+            system message as returned: without it, what that has shown is not known.
         """
         return self.context(
             query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
@@ -360,6 +369,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         labels: As for `ReuseMemory`.
         annotate: As for `ReuseMemory`.
         growth_limit: As for `ReuseMemory`.
+        placement: As for `ReuseMemory`.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -388,16 +398,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = await search.run()
         shown = planner.shown_memories(found, search, request)
-
-        async def look_up(get: Callable[[Any], Any], memory_id: Any) -> None:
-            try:
-                stored = get(memory_id)
-                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
-            except Exception as error:
-                _note(planner, shown, memory_id, error)
-
-        if callable(get):
-            await asyncio.gather(*(look_up(get, one) for one in shown.to_look_up))
+        await planner.alook_up(shown, get)
         return planner.context(found, search, request, shown)
 
     async def messages(
@@ -425,14 +426,6 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
 
 def _no_search(query: str, **kwargs: Any) -> None:
     """Stand where a search does whose arguments tell the tenant."""
-
-
-def _note(planner: MemoryPlanner, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
-    """Note that a memory is gone, or could not be looked up."""
-    if is_not_found(error):
-        shown.note(memory_id, None)
-    else:
-        planner.note(error)
 
 
 def _checked_memory(memory: Any, is_async: bool) -> Any:

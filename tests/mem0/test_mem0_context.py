@@ -24,9 +24,10 @@ def plain(letters: str) -> str:
 
 
 def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> ReuseMemory:
-    """Return a wrapper whose prompts show labels and rankings."""
+    """Return a wrapper whose prompts show labels and rankings, and may grow without end."""
     planner = planner or ReusePlanner()
-    return ReuseMemory(FakeMemory(found), planner=planner, labels=True, annotate=True)
+    options: dict[str, Any] = {"labels": True, "annotate": True, "growth_limit": None}
+    return ReuseMemory(FakeMemory(found), planner=planner, **options)
 
 
 def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for() -> None:

@@ -158,7 +158,7 @@ def test_a_conversation_without_a_name_is_told_as_well(kind: Any) -> None:
     store = kind(
         home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
     )
-    chat = Chat(store, None, labels=True)
+    chat = Chat(store, None, labels=True, growth_limit=None)
     chat.ask("Where?")
     store.texts["home"] = "Alice lives in Lisbon."
     del store.texts["pin"]

@@ -95,8 +95,8 @@ def quarters(text: str) -> list[str]:
 
 
 def plain_memory(*blocks: Any, **options: Any) -> ReplayMemory:
-    """Return a memory whose history is no database."""
-    return reuse_memory(*blocks, chat_store=ListChatStore(), **options)
+    """Return a memory whose history is no database, and whose prompts may grow without end."""
+    return reuse_memory(*blocks, **{"chat_store": ListChatStore(), "growth_limit": None, **options})
 
 
 def labelled(word: str, first: int = 1) -> str:

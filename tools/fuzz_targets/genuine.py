@@ -18,6 +18,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
+from langgraph.store.memory import InMemoryStore
 from llama_index.core.llms import MockLLM
 from llama_index.core.retrievers import BaseRetriever as NodeRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -284,6 +285,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     Results: lambda: written_results(),
     Replay: lambda: Replay(_trace(), _corpus()),
     ReuseMemory: lambda: ReuseMemory(_Memories()),
+    for_langchain.ReuseStore: lambda: for_langchain.ReuseStore(InMemoryStore()),
     ReusePlanner: _planner,
     RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
     Savings: lambda: _planner().savings,
@@ -444,6 +446,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "SpeculativeRAGQueryEngine.llm": lambda: MockLLM(),
     "SpeculativeRAGQueryEngine.retriever": lambda: for_llamaindex.WorkflowRetriever(_engine()),
     "AsyncReuseMemory.memory": lambda: _AsyncMemories(),
+    "ReuseStore.store": lambda: InMemoryStore(),
     "EnginePool.name": lambda: "a",
     "EnginePool.engine": lambda: "http://c/v1",
     "IVFIndex.index": lambda: _faiss_index(),

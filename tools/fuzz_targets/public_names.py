@@ -48,6 +48,7 @@ REASONS = {
     "langchain_ctxreuse.ReuseChatModel.*": _INTERFACE,
     "langchain_ctxreuse.ReuseCompressor.*": _INTERFACE,
     "langchain_ctxreuse.ReuseRetriever.*": _INTERFACE,
+    "langchain_ctxreuse.ReuseStore.*batch": _INTERFACE,
     "langchain_ctxreuse.ReuseMiddleware.*": _EVENTS,
     "langchain_ctxreuse.recording.TraceCallbackHandler.*": _EVENTS,
     "llamaindex_ctxreuse.ReuseLLM.*": _INTERFACE,

@@ -33,7 +33,10 @@ from llama_index.core.vector_stores.types import (
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
+    Placement,
     ShownMemories,
+    checked_placement,
+    forgotten,
     is_not_found,
     tenant_of,
 )
@@ -101,6 +104,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     What earlier turns show of Mem0's memories and Mem0 has changed or deleted since is said to be
     replaced, or to hold no longer. `ReplayMemory.forget` takes texts out of what is replayed.
 
+    `ReplayMemory` puts the memories where `placement` says; LlamaIndex's own `Memory` does not ask
+    for it and goes by its `insert_method`.
+
     The latest contents are remembered, because they may have to be truncated: 256, of 16,000,000
     characters together with the memories and the history. The tenant that holds most loses first.
 
@@ -116,6 +122,13 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         searched_messages: How many of the user's last messages are the question.
         labels: Whether the prompt shows memories under labels, for answers that cite them.
         annotate: Whether it says how the search ranked memories that were moved.
+        placement: Where the memories stand: "before_question", in its message, if the memory holds
+            that message already, else in one before it; "after_history", in a message of their own
+            before the question, which some chat templates refuse, since two messages of the user
+            follow each other; or "system", in the system message, behind its text. What was sent
+            stays where it is and only new memories are added, so the system message takes those of
+            the first turn, and those of one that lays all out anew; what other turns find stands
+            before the question.
         name: The block's name in the prompt.
 
     Raises:
@@ -136,6 +149,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     searched_messages: int = Field(default=1, ge=1)
     labels: bool = Field(default=False, frozen=True)
     annotate: bool = Field(default=False, frozen=True)
+    placement: Placement = Field(default="before_question", frozen=True)
     _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
     _reading: FailOpen = PrivateAttr()
@@ -147,6 +161,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_placement = field_validator("placement", mode="before")(checked_placement)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
     @field_validator("embed_model", mode="before")
@@ -272,6 +287,19 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
                     self._searching.note(error)
         return shown
 
+    def shown_anew(self, content: str) -> str:
+        """Return about what a content would be if the conversation had shown no memory before.
+
+        Args:
+            content: A text that the block returned in the surrounding tenant and conversation.
+        """
+        scope = current_scope()
+        with self._lock:
+            made = self._contents.get(self._tenant(scope), (scope.conversation_id, content))
+        if made is None:
+            return content
+        return "\n\n".join([*(block.text for block in made.request.blocks), *made.left_out])
+
     def without(
         self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
     ) -> str:
@@ -282,11 +310,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             memory_ids: Ids of the memories.
             conversation_id: The conversation.
         """
-        [message] = self._planner.without_blocks(
-            [{"role": "user", "content": content}],
-            memory_ids,
-            conversation_id,
-            self._tenant(current_scope()),
+        shown = [{"role": "user", "content": content}]
+        tenant = self._tenant(current_scope())
+        [message] = forgotten(
+            shown, memory_ids, self._planner, self._known, conversation_id, tenant
         )
         return str(message["content"])
 

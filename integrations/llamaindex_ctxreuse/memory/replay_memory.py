@@ -12,6 +12,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
+from ctxreuse.adapters.memories import Placement, checked_growth_limit, is_too_long
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.checks import checked_each, checked_list, checked_number
 from ctxreuse.context.scope import current_scope, request_context
@@ -29,12 +30,34 @@ class _Inserted(NamedTuple):
     """What the memory blocks added to the prompt for a turn; may be nothing.
 
     Attributes:
+        system: The end of the system message.
         messages: Messages of blocks, before the user's.
         content: The beginning of the user's message.
+        texts: What `ReuseMemoryBlock`s say in all of these, without the words of the template.
     """
 
+    system: tuple[ContentBlock, ...] = ()
     messages: tuple[ChatMessage, ...] = ()
     content: tuple[ContentBlock, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def with_texts(self, texts: Sequence[str]) -> _Inserted:
+        """Return it with other texts in place of `texts`, wherever they stand."""
+
+        def replaced(content: ContentBlock) -> ContentBlock:
+            if not isinstance(content, TextBlock):
+                return content
+            text = content.text
+            for old, new in zip(self.texts, texts, strict=True):
+                text = text.replace(old, new)
+            return content.model_copy(update={"text": text})
+
+        messages = [
+            one.model_copy(update={"blocks": list(map(replaced, one.blocks))})
+            for one in self.messages
+        ]
+        system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
+        return _Inserted(system, tuple(messages), content, tuple(texts))
 
     def shown_alone(self) -> list[ChatMessage]:
         """Return it as messages of its own."""
@@ -65,14 +88,17 @@ class ReplayMemory(Memory):
     before that, said by whom they were said. Where nothing is asked, the user's latest message gets
     what the blocks return, if it has not been served yet; without one, it stands behind all.
 
-    When history and replayed memories outgrow `token_limit`, the earlier memories are removed, and
-    shown anew where they come up. The chat store holds the plain messages. This object keeps the
-    inserted memories; another one that reads the same store shows the history without them.
+    A `ReuseMemoryBlock` may say another `placement`. When history and replayed memories outgrow
+    `token_limit`, or those of a `ReuseMemoryBlock` make the prompt more than `growth_limit` times
+    as long as it is with this turn's alone, the earlier ones are removed, once, and shown anew
+    where they come up. The chat store holds the plain messages. This object keeps the inserted
+    memories; another one that reads the same store shows the history without them.
 
     Make one with `reuse_memory(...)`.
     """
 
     insert_method: InsertMethod = Field(default=InsertMethod.USER)
+    growth_limit: float | None = Field(default=2.0, description="None has no limit.")
     _inserted: _Insertions = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -83,6 +109,7 @@ class ReplayMemory(Memory):
         for name, at_least in (("token_limit", 1), ("token_flush_size", -math.inf)):
             if name in given:
                 checked_number(name, given[name], at_least)
+        checked_growth_limit(given.get("growth_limit"))
         if "memory_blocks" not in given:
             return fields
         kind: Any = BaseMemoryBlock
@@ -107,9 +134,18 @@ class ReplayMemory(Memory):
 
     @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
-        """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
+        """Return a memory as `Memory.from_defaults` does, with another `insert_method`.
+
+        Args:
+            *args: As there.
+            **kwargs: As there, and `growth_limit`: how long prompts may get by the memories of
+                earlier turns, as a multiple of what they have with this turn's alone.
+        """
+        limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
+        checked_growth_limit(limit)
         memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
         assert isinstance(memory, ReplayMemory)
+        memory.growth_limit = limit
         return memory
 
     def forget(self, memory_ids: Iterable[str | int]) -> None:
@@ -128,21 +164,13 @@ class ReplayMemory(Memory):
         conversation = self._conversation_id()
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
-        def cleaned(content: ContentBlock) -> ContentBlock:
-            if not isinstance(content, TextBlock):
-                return content
-            text = content.text
+        def without(text: str) -> str:
             for block in blocks:
                 text = block.without(text, ids, conversation)
-            return content.model_copy(update={"text": text})
-
-        def cleaned_message(message: ChatMessage) -> ChatMessage:
-            return message.model_copy(update={"blocks": list(map(cleaned, message.blocks))})
+            return text
 
         self._inserted = {
-            place: _Inserted(
-                tuple(map(cleaned_message, one.messages)), tuple(map(cleaned, one.content))
-            )
+            place: one.with_texts(list(map(without, one.texts)))
             for place, one in self._inserted.items()
         }
 
@@ -175,20 +203,54 @@ class ReplayMemory(Memory):
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         content = await self._content(turns, known, block_kwargs)
-        others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
-        if known and others + self._tokens(content.values()) > self.token_limit:
+        if known and self._is_too_long(turns, known, content):
             known = {}
             content = await self._content(turns, known, block_kwargs)
-            others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
+        others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         with request_context(conversation_id=self._conversation_id()):
             fitting = await self._truncate_memory_blocks(
                 content, self._tokens(content.values()), others
             )
-        data, messages = await self._format_memory_blocks(fitting)
-        template = self.memory_blocks_template
-        rendered = template.format_messages(memory_blocks=data) if data else []
-        blocks = rendered[0].blocks if rendered else []
-        return {**known, turns.place: _Inserted(tuple(messages), tuple(blocks))}
+        inserted = await self._placed(fitting, is_first=not known)
+        return {**known, turns.place: inserted}
+
+    def _is_too_long(self, turns: _Turns, known: _Insertions, content: Mapping[str, Any]) -> bool:
+        """Return whether a prompt is too long with the memories of earlier turns."""
+        behind = turns.behind_the_turn
+        tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
+        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
+        if tokens > self.token_limit or not blocks:
+            return tokens > self.token_limit
+        with request_context(conversation_id=self._conversation_id()):
+            anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in blocks}
+        alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])
+        return is_too_long(tokens, alone, self.growth_limit)
+
+    async def _placed(self, content: dict[str, Any], *, is_first: bool) -> _Inserted:
+        """Return what memory blocks say for a turn, each where its placement says.
+
+        Args:
+            content: What they say, by their names.
+            is_first: Whether the prompt shows no memories of earlier turns.
+        """
+        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
+        asked = {one.name: one.placement for one in blocks}
+        by_place: dict[Placement, list[Any]] = {}
+        data, messages = await self._format_memory_blocks(content)
+        for said in data:
+            place = asked.get(said[0], "before_question")
+            if place == "system" and not is_first:
+                place = "before_question"
+            by_place.setdefault(place, []).append(said)
+        rendered = {
+            place: tuple(self.memory_blocks_template.format_messages(memory_blocks=some)[0].blocks)
+            for place, some in by_place.items()
+        }
+        if own := rendered.get("after_history"):
+            messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
+        texts = tuple(said for name, said in content.items() if name in asked and said)
+        within = rendered.get("before_question", ())
+        return _Inserted(rendered.get("system", ()), tuple(messages), within, texts)
 
     async def _content(
         self,
@@ -197,11 +259,12 @@ class ReplayMemory(Memory):
         block_kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name."""
-        history = turns.before_the_turn(known)
-        with request_context(
-            conversation_id=self._conversation_id(),
-            history=[message_as_openai(one) for one in history if one.role != MessageRole.SYSTEM],
-        ):
+        sent = turns.before_the_turn(known)
+        history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
+        # as paragraphs of their own, which the template's words may keep them from being
+        texts = [text for one in known.values() for text in one.texts]
+        history += [{"role": "user", "content": text} for text in texts]
+        with request_context(conversation_id=self._conversation_id(), history=history):
             return await self._get_memory_blocks_content(turns.messages, **block_kwargs)
 
     async def _get_memory_blocks_content(
@@ -302,16 +365,26 @@ class _Turns:
 
     def as_sent(self, known: _Insertions, end: int | None = None) -> list[ChatMessage]:
         """Return copies of the stored messages, up to the `end`-th, with their memories."""
-        nothing = _Inserted()
-        sent = known.get(self._place_behind(0), nothing).shown_alone()
+        system: list[ContentBlock] = []
+
+        def inserted(place: bytes) -> _Inserted:
+            one = known.get(place, _Inserted())
+            system.extend(copied_blocks(one.system))
+            return one
+
+        sent = inserted(self._place_behind(0)).shown_alone()
         for number, message in enumerate(self.messages[:end]):
-            sent += known.get(self._place_before(number), nothing).shown_alone()
+            sent += inserted(self._place_before(number)).shown_alone()
             if number < self._stored:
-                within = known.get(self._place_within(number), nothing)
+                within = inserted(self._place_within(number))
                 sent += within.shown_before()
                 blocks = copied_blocks([*within.content, *message.blocks])
                 sent.append(message.model_copy(update={"blocks": blocks}))
-            sent += known.get(self._place_behind(number + 1), nothing).shown_alone()
+            sent += inserted(self._place_behind(number + 1)).shown_alone()
+        if system and sent and sent[0].role == MessageRole.SYSTEM:
+            sent[0].blocks.extend(system)
+        elif system:
+            sent.insert(0, ChatMessage(role=MessageRole.SYSTEM, blocks=system))
         return sent
 
     def _place_within(self, number: int) -> bytes:
@@ -332,7 +405,9 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
 
     Args:
         *memory_blocks: Long-term memories, such as `ReuseMemoryBlock(memory=mem0)`.
-        **options: As for LlamaIndex's `Memory.from_defaults`: `session_id`, `token_limit`, ...
+        **options: As for LlamaIndex's `Memory.from_defaults`: `session_id`, `token_limit`, ...; and
+            `growth_limit`: how long prompts may get by the memories of earlier turns, as a multiple
+            of what they have with this turn's alone; 2 without it, None has no limit.
 
     Raises:
         ValueError: wrong type or value.

@@ -1,44 +1,61 @@
-"""Plans the results of searches, for the sync and the async wrapper.
+"""Plans the results of memory searches, and puts them into prompts, for wrappers of any store.
 
-Memories, as mem0 returns them, become context blocks; they go back in planned order, or as text for
-a prompt.
+Memories, in the form in which mem0 returns them, become context blocks; they go back in planned
+order, or as text or messages of a prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
+    Placement,
     ShownMemories,
+    checked_growth_limit,
+    checked_placement,
+    forgotten,
+    is_not_found,
+    is_too_long,
     tenant_of,
     without_memories,
 )
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey, Message, texts_to_show
-from ctxreuse.context.checks import checked_id, checked_kind, checked_list, checked_number
+from ctxreuse.context.blocks import (
+    BlockKey,
+    ContextBlock,
+    ContextRequest,
+    Message,
+    texts_to_show,
+)
+from ctxreuse.context.checks import checked_id, checked_kind, checked_list
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
+    Templates,
     message_texts,
     render_messages,
 )
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
 
 MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""
 
 _RESULTS = "results"
+_ESTIMATED = 1.05
+"""Estimates of memories, full of names and dates, are too low by some percent of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +72,14 @@ class MemoryContext:
             duplicates once.
         plan: The plan, with `labels` for citations; None where planning failed and the text is the
             memories as mem0 ranked them, without labels.
+        placement: Where `messages` puts this turn's memories; "system" in no later turn.
     """
 
     text: str
     annotation: str | None
     request: ContextRequest
     plan: Plan | None = None
+    placement: Placement = "before_question"
 
     def __str__(self) -> str:
         """Return text and annotation."""
@@ -69,11 +88,27 @@ class MemoryContext:
         return self.plan.rendered()
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return OpenAI chat messages: system text, history, then memories and question as one."""
-        if self.plan is not None:
-            return self.plan.messages()
-        content = _joined((self.text, self.request.query))
-        return render_messages(self.request.system, self.request.history, content)
+        """Return OpenAI chat messages: system text, history, question, and where they go memories.
+
+        They stand where `placement` says, the ranking with them; none change nothing.
+        """
+        request, memories = self.request, str(self)
+        history = request.history or ()
+        if self.placement == "before_question" or not memories:
+            content = self._joined(self.text, request.query)
+            if self.plan is not None:
+                content = self.plan.content
+            return render_messages(request.system, history, content)
+        if self.placement == "system":
+            return render_messages(
+                self._joined(request.system or "", memories), history, request.query
+            )
+        own = {"role": "user", "content": memories}
+        return render_messages(request.system, [*history, own], request.query)
+
+    def _joined(self, *texts: str) -> str:
+        templates = DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
+        return _joined(texts, templates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +162,7 @@ class MemoryPlanner:
         growth_limit: How long a conversation's prompt may get by the memories of earlier turns, as
             a multiple of what it has with this turn's alone; then they are laid out anew. None has
             no limit.
+        placement: Where new memories stand in prompts.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -142,13 +178,13 @@ class MemoryPlanner:
         labels: bool = False,
         annotate: bool = False,
         growth_limit: float | None = 2.0,
+        placement: Placement = "before_question",
     ) -> None:
         self.planner = planner_or_new(planner)
         self._labels = checked_kind("labels", labels, bool, "True or False")
         self._annotates = checked_kind("annotate", annotate, bool, "True or False")
-        if growth_limit is not None:
-            checked_number("growth_limit", growth_limit, 1)
-        self._growth_limit = growth_limit
+        self._growth_limit = checked_growth_limit(growth_limit)
+        self._placement = checked_placement(placement)
         self.known = KnownMemories()
         self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
@@ -161,9 +197,44 @@ class MemoryPlanner:
         """How often planning, or looking up what is shown, has failed."""
         return self._fail_open.faults
 
-    def note(self, error: Exception) -> None:
-        """Count that a memory could not be looked up; it counts as it stands."""
-        self._fail_open.note(error)
+    def look_up(self, shown: ShownMemories, get: Callable[[Any], Any] | None) -> None:
+        """Look up what earlier messages show and the search has not found.
+
+        What cannot be looked up counts as it stands.
+
+        Args:
+            shown: What earlier messages show; takes note of what the store has.
+            get: Returns what the store has for an id; None where it cannot say.
+        """
+        if not callable(get):
+            return
+        for memory_id in shown.to_look_up:
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                self._note(shown, memory_id, error)
+
+    async def alook_up(
+        self, shown: ShownMemories, get: Callable[[Any], Awaitable[Any]] | None
+    ) -> None:
+        """Do what `look_up` does, all at once."""
+
+        async def look_up_one(get: Callable[[Any], Any], memory_id: Any) -> None:
+            try:
+                stored = get(memory_id)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
+            except Exception as error:
+                self._note(shown, memory_id, error)
+
+        if callable(get):
+            await asyncio.gather(*(look_up_one(get, one) for one in shown.to_look_up))
+
+    def _note(self, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
+        """Note that a memory is gone, or could not be looked up."""
+        if is_not_found(error):
+            shown.note(memory_id, None)
+        else:
+            self._fail_open.note(error)
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result in planned order, its memories copied and none left out."""
@@ -192,11 +263,43 @@ class MemoryPlanner:
             asked: The request without its blocks and its tenant, as `asked` made it.
             shown: What earlier messages show, looked up in the store.
         """
+        opened = self._opened(asked)
         return self._fail_open.attempt(
-            lambda: self._context(result, search, asked, shown),
+            lambda: self._context(result, search, opened, shown),
             # without labels, because earlier turns may use these
-            lambda: MemoryContext(_joined(texts_as_found(result)), None, asked),
+            lambda: MemoryContext(
+                _joined(texts_as_found(result)),
+                None,
+                opened,
+                placement=self._placement_in(opened),
+            ),
         )
+
+    def _opened(self, asked: ContextRequest) -> ContextRequest:
+        """Return a request whose system text stands in one place: as `system`, or in the history.
+
+        A system message with memories begins with the system text; it stays as it was sent.
+        """
+        history = asked.history or ()
+        opening = _system_text(history)
+        if self._placement != "system" or opening is None:
+            return asked
+        if len(history) == 1 and asked.system is None:
+            return replace(asked, system=opening, history=())
+        said = f"{asked.system}{self.planner.templates.separator}"
+        is_said = asked.system is not None and opening.startswith(said)
+        return replace(asked, system=None) if is_said else asked
+
+    def _placement_in(self, request: ContextRequest, *, anew: bool = False) -> Placement:
+        """Return where this turn's memories stand; what was sent already keeps its place.
+
+        Args:
+            request: The turn.
+            anew: Whether the conversation's memories are laid out anew.
+        """
+        if self._placement == "system" and request.history and not anew:
+            return "before_question"
+        return self._placement
 
     def _reordered(self, result: Any, search: MemorySearch) -> Any:
         scope = current_scope()
@@ -224,18 +327,9 @@ class MemoryPlanner:
         """
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
         request = ContextRequest((), history=history, tenant=scope.tenant or "")
-        messages, templates = request.history or (), self.planner.templates
-        if scope.conversation_id is not None:
-            messages = tuple(
-                self.planner.without_blocks(messages, gone, scope.conversation_id, request.tenant)
-            )
-        named = {(type(one), one) for one in gone}
-        texts = [
-            block.text
-            for block in self.known.standing_in(request.tenant, messages, templates)
-            if (type(block.id), block.id) in named
-        ]
-        return without_memories(messages, texts, templates, are_marked=True)
+        conversation, known = scope.conversation_id, self.known
+        messages = request.history or ()
+        return forgotten(messages, gone, self.planner, known, conversation, request.tenant)
 
     def _shown_memories(
         self, result: Any, search: MemorySearch, asked: ContextRequest
@@ -261,35 +355,65 @@ class MemoryPlanner:
             outdated=outdated,
             labels=self._labels,
         )
-        if shown.blocks and self._grows_too_long(request, shown):
-            texts = [block.text for block in shown.blocks]
-            history = without_memories(request.history or (), texts, self.planner.templates)
-            request = replace(request, history=tuple(history), outdated=())
-        plan = self.planner.plan(request)
+        anew = self._laid_out_anew(request, shown) if shown.blocks else request
+        is_anew = self._is_too_long(request, anew, shown)
+        request = anew if is_anew else request
+        placement = self._placement_in(request, anew=is_anew)
+        planned = request
+        if placement == "system":  # other bytes than before a message of the user
+            opening = f"{request.system or ''}{self.planner.templates.separator}"
+            planned = replace(request, system=opening)
+        plan = self.planner.plan(planned)
         if not self._annotates:
             plan = replace(plan, order_annotation=None)
         self.known.add(request.tenant, memories)
         text = plan.rendered(with_order=False)
         # a prompt may show other contexts, too, whose labels have to be others
-        for tenant in {plan.request.tenant, current_scope().tenant or ""}:
+        for tenant in {request.tenant, current_scope().tenant or ""}:
             self._registry.remember_planned(text, tenant)
-        return MemoryContext(text, plan.order_annotation, plan.request, plan)
+        return MemoryContext(text, plan.order_annotation, request, plan, placement)
 
-    def _grows_too_long(self, request: ContextRequest, shown: ShownMemories) -> bool:
+    def _laid_out_anew(self, request: ContextRequest, shown: ShownMemories) -> ContextRequest:
+        """Return a turn whose history shows no memories, so that it shows all that it has found."""
+        texts = [block.text for block in shown.blocks]
+        before = request.history or ()
+        history = without_memories(before, texts, self.planner.templates)
+        if self._placement == "after_history":  # nothing is left of messages of memories alone
+            history = [
+                one
+                for one, was in zip(history, before, strict=True)
+                if one == was or one["content"]
+            ]
+        system, opening = request.system, _system_text(history)
+        if self._placement == "system" and system is None and opening is not None:
+            system, history = opening or None, history[1:]
+        return replace(request, system=system, history=tuple(history), outdated=())
+
+    def _is_too_long(
+        self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories
+    ) -> bool:
         """Return whether a prompt with all memories shown so far would be too long.
 
-        It is compared with what it would be with this turn's memories alone.
+        Args:
+            request: The turn, behind all that was sent.
+            anew: The same laid out anew.
+            shown: The memories that earlier messages show.
         """
-        if self._growth_limit is None:
+        if anew is request:
             return False
-        count = self.planner.count_tokens
         standing = {block.text for block in shown.blocks}
         found = {block.text for block in request.blocks}
-        texts = [text for message in request.history or () for text in message_texts(message)]
-        all_shown = sum(map(count, standing))
-        said = sum(map(count, [request.system or "", request.query, *texts])) - all_shown
-        with_all = said + all_shown + sum(map(count, found - standing))
-        return with_all > self._growth_limit * (said + sum(map(count, found)))
+        alone = self._tokens(anew, found)
+        tokens = self._tokens(request, found - standing)
+        if self._labels:  # of new memories, and in the line that names the others
+            tokens += len(found) * self.planner.templates.label_tokens
+        return is_too_long(tokens * _ESTIMATED, alone, self._growth_limit)
+
+    def _tokens(self, request: ContextRequest, memories: Collection[str]) -> int:
+        """Return about how many tokens a prompt has that shows some memories in this turn."""
+        said = (text for message in request.history or () for text in message_texts(message))
+        texts = [request.system or "", request.query, *said, *memories]
+        return sum(map(self.planner.count_tokens, texts)) + len(memories)  # and what is between
 
     def tenant_of(self, search: MemorySearch) -> str:
         """Return the tenant of a search: the surrounding one, the wrapper's, or the filters'."""
@@ -314,6 +438,14 @@ def asked(
     )
     scope = current_scope().inside(None, conversation_id, given.history)
     return replace(given, history=scope.history, conversation_id=scope.conversation_id)
+
+
+def _system_text(history: Sequence[Message]) -> str | None:
+    """Return the text of the system message that a history begins with; None if it has none."""
+    if not history or history[0].get("role") != "system":
+        return None
+    content = history[0].get("content")
+    return content if isinstance(content, str) else None
 
 
 def found_memories(result: Any) -> Sequence[MemoryRecord]:
@@ -404,5 +536,5 @@ def result_in_order(result: Any, blocks: Sequence[ContextBlock], plan: Plan) -> 
     }
 
 
-def _joined(texts: Iterable[str]) -> str:
-    return DEFAULT_TEMPLATES.separator.join(text for text in texts if text)
+def _joined(texts: Iterable[str], templates: Templates = DEFAULT_TEMPLATES) -> str:
+    return templates.separator.join(text for text in texts if text)

@@ -1,0 +1,337 @@
+"""A LangGraph store that puts the memories it finds into a prompt, where the prefix cache hits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+    MessageLikeRepresentation,
+    SystemMessage,
+    convert_to_messages,
+)
+
+from ctxreuse.adapters.memories import Placement
+from ctxreuse.adapters.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list
+from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.scope import serving
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.planner import ReusePlanner
+from langchain_ctxreuse.messages import role_of, text_parts
+from langchain_ctxreuse.scope import scope_from_config
+
+try:
+    from langgraph.store.base import BaseStore, Item, Op, Result
+except ImportError as error:
+    raise MissingExtraError("ReuseStore", "langchain") from error
+
+_TEXT_FIELDS = ("text", "memory", "content", "data")
+_POSITION = "ctxreuse_position"
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreSearch(MemorySearch):
+    """A search of a store; whose memories it reads is said by the namespace."""
+
+    namespace: tuple[str, ...] = ()
+
+    @property
+    def tenant(self) -> str:
+        """A digest of the namespace, in which user ids often stand."""
+        named = json.dumps(self.namespace).encode()
+        return "store-" + hashlib.blake2b(named, digest_size=16).hexdigest()
+
+
+class ReuseStore(BaseStore):
+    r"""A LangGraph store whose memories go into prompts so that the engine's prefix cache hits.
+
+    It is the wrapped store for whatever reads and writes one: compile a graph with it. `messages`
+    searches, and returns a prompt; `search` returns what is found as the wrapped store ranks it.
+
+    A conversation shows a memory once, and each turn adds only new ones. Of one that was changed or
+    deleted since, it is said that it no longer holds. A planning fault lets memories through as
+    found; it is logged once and counted in `faults`. Errors of the store are raised as they are.
+
+    Args:
+        store: The store to wrap.
+        planner: Plans the contexts; None makes a new one.
+        text_of: Returns a stored value's text. None takes the first of the fields `text`, `memory`,
+            `content` and `data` that is a string; of a value with none, the whole as JSON.
+        tenant: The tenant of the requests, unless the config or `ctxreuse.request_context` says
+            another. None takes the namespace that is searched.
+        registry: Where it remembers what it shows, for a model wrapper that has the same; None
+            takes the one of this process.
+        labels: Whether prompts show memories under labels, for answers that cite them.
+        annotate: Whether prompts say how the search ranked memories that were moved.
+        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
+            show, as a multiple of what it has with this turn's alone. Then they are taken out of
+            the messages, and this turn's are shown anew. None has no limit.
+        placement: Where `messages` puts memories: "before_question", in its message;
+            "after_history", in a message of their own between history and question, which some
+            chat templates refuse, since two messages of the user follow each other; or "system",
+            behind the system text. What was sent stays where it is and only new memories are added,
+            so the system message takes those of the first turn, and those of one that lays all out
+            anew; what other turns find stands before the question.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> from langgraph.store.memory import InMemoryStore
+        >>> store = ReuseStore(InMemoryStore())
+        >>> store.put(("alice",), "1", {"data": "Alice lives in Porto."})
+        >>> [question] = store.messages(("alice",), [("user", "Where does Alice live?")])
+        >>> question.content
+        'Alice lives in Porto.\n\nWhere does Alice live?'
+    """
+
+    def __init__(
+        self,
+        store: BaseStore,
+        *,
+        planner: ReusePlanner | None = None,
+        text_of: Callable[[Mapping[str, Any]], str] | None = None,
+        tenant: str | None = None,
+        registry: ContextRegistry | None = None,
+        labels: bool = False,
+        annotate: bool = False,
+        growth_limit: float | None = 2.0,
+        placement: Placement = "before_question",
+    ) -> None:
+        self._store = checked_kind("store", store, BaseStore, "a LangGraph store")
+        if isinstance(store, ReuseStore):
+            raise InvalidRequestError("store is a ReuseStore already; pass what it wraps")
+        if text_of is not None and not callable(text_of):
+            raise InvalidRequestError(
+                f"text_of must be a function from a stored value to its text, not "
+                f"{describe(text_of)}"
+            )
+        self._text_of = text_of or _text_of
+        self._memory_planner = MemoryPlanner(
+            planner,
+            tenant,
+            type(self).__name__,
+            registry,
+            labels=labels,
+            annotate=annotate,
+            growth_limit=growth_limit,
+            placement=placement,
+        )
+        self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
+
+    def __getattr__(self, name: str) -> Any:
+        # copying and unpickling ask for these before there is a store
+        if name == "_store" or (name[:2] == name[-2:] == "__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._store, name)
+
+    @property
+    def store(self) -> BaseStore:
+        """The wrapped store."""
+        return self._store
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; it has to learn what the engine evicts."""
+        return self._memory_planner.planner
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and memories went through as they were found."""
+        return self._memory_planner.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many memories that it has shown it knows, and how many it may; of all tenants."""
+        return self._memory_planner.known.parts
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do what the wrapped store does."""
+        return self._store.batch(ops)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do what the wrapped store does."""
+        return await self._store.abatch(ops)
+
+    def messages(
+        self,
+        namespace: tuple[str, ...],
+        messages: Sequence[MessageLikeRepresentation],
+        *,
+        query: str | None = None,
+        system: str | None = None,
+        **options: Any,
+    ) -> list[BaseMessage]:
+        """Search for memories, and return a prompt that answers the last message with them.
+
+        Args:
+            namespace: Where to search, as in `search`.
+            messages: The conversation as it was sent, as this method returned it, and what has been
+                said since; the user's question last.
+            query: What to look for; None takes the question.
+            system: The system text, if it is not among the messages.
+            **options: As `search` takes them: `filter`, `limit`, ...
+
+        Returns:
+            The messages that are to be sent, ids kept, with what was found. In a graph they have to
+            replace those of the state, so that the next turn begins with the same bytes:
+            `{"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *prompt, answer]}`.
+
+        Raises:
+            InvalidRequestError: wrong type, or no question.
+        """
+        turn = _Turn.of(messages, system)
+        search = self._search_of(self._store.search, namespace, turn, query, options)
+        with serving(scope_from_config(None)):
+            request, found = turn.request(), self._found(search.run())
+            shown = self._memory_planner.shown_memories(found, search, request)
+            self._memory_planner.look_up(shown, self._get)
+            return turn.prompt(self._memory_planner.context(found, search, request, shown))
+
+    async def amessages(
+        self,
+        namespace: tuple[str, ...],
+        messages: Sequence[MessageLikeRepresentation],
+        *,
+        query: str | None = None,
+        system: str | None = None,
+        **options: Any,
+    ) -> list[BaseMessage]:
+        """Do what `messages` does."""
+        turn = _Turn.of(messages, system)
+        search = self._search_of(self._store.asearch, namespace, turn, query, options)
+        with serving(scope_from_config(None)):
+            request, found = turn.request(), self._found(await search.run())
+            shown = self._memory_planner.shown_memories(found, search, request)
+            await self._memory_planner.alook_up(shown, self._aget)
+            return turn.prompt(self._memory_planner.context(found, search, request, shown))
+
+    @staticmethod
+    def _search_of(
+        method: Callable[..., Any],
+        namespace: Sequence[str],
+        turn: _Turn,
+        query: str | None,
+        options: Mapping[str, Any],
+    ) -> _StoreSearch:
+        prefix = tuple(checked_each("namespace", namespace, str, "a string"))
+        wanted = turn.question if query is None else checked_kind("query", query, str, "a string")
+
+        def search(asked_for: str, **kwargs: Any) -> Any:
+            return method(prefix, query=asked_for, **kwargs)
+
+        return _StoreSearch(search, wanted, (), options, prefix)
+
+    def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
+        """Return what a search found as memories."""
+        return [{"id": _id_of(item), "memory": self._text_of(item.value)} for item in items]
+
+    def _get(self, memory_id: str) -> dict[str, Any] | None:
+        *namespace, key = json.loads(memory_id)
+        item = self._store.get(tuple(namespace), key)
+        return None if item is None else self._found([item])[0]
+
+    async def _aget(self, memory_id: str) -> dict[str, Any] | None:
+        *namespace, key = json.loads(memory_id)
+        item = await self._store.aget(tuple(namespace), key)
+        return None if item is None else self._found([item])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A conversation whose last message asks.
+
+    Attributes:
+        messages: All messages.
+        system: The system text that is not among the earlier messages that are replayed.
+        first: The first message that is replayed.
+    """
+
+    messages: Sequence[BaseMessage]
+    system: str | None
+    first: int
+
+    @classmethod
+    def of(cls, messages: Iterable[MessageLikeRepresentation], system: str | None) -> _Turn:
+        """Return a turn.
+
+        Raises:
+            InvalidRequestError: no message of the user at the end.
+        """
+        listed = checked_list("messages", messages, "a list of messages")
+        try:
+            given = convert_to_messages(listed)
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+            raise InvalidRequestError(
+                f"messages must be LangChain messages, or what it takes for them: "
+                f"{describe(str(error))}"
+            ) from error
+        if not given or not isinstance(given[-1], HumanMessage):
+            raise InvalidRequestError("messages must end with the question, a message of the user")
+        if len(given) == 2 and system is None and _is_system(given[0]):
+            return cls(given, str(given[0].content), 1)
+        return cls(given, system, 0)
+
+    @property
+    def question(self) -> str:
+        """The text of the last message."""
+        return "\n".join(text for text, _ in text_parts(self.messages[-1]))
+
+    def request(self) -> ContextRequest:
+        """Return the request without its memories; messages are known by their positions."""
+        earlier = [
+            {"role": role_of(one), "content": one.content, _POSITION: position}
+            for position, one in enumerate(self.messages[:-1])
+        ]
+        return asked(self.question, self.system, earlier[self.first :], None)
+
+    def prompt(self, context: MemoryContext) -> list[BaseMessage]:
+        """Return the messages to send, those of the conversation with their ids.
+
+        Args:
+            context: The memories, planned for `request`.
+        """
+        *before, last = context.messages()
+        return [*map(self._as_sent, before), self._asking(str(last["content"]), str(context))]
+
+    def _as_sent(self, message: Mapping[str, Any]) -> BaseMessage:
+        content = message["content"]
+        position = message.get(_POSITION)
+        if position is None and message["role"] == "user":
+            return HumanMessage(content)
+        if position is None and not _is_system(self.messages[0]):
+            return SystemMessage(content)
+        known = self.messages[position or 0]
+        return known if known.content == content else known.model_copy(update={"content": content})
+
+    def _asking(self, content: str, memories: str) -> BaseMessage:
+        asking = self.messages[-1]
+        if content == self.question:
+            return asking
+        new: Any = content
+        if isinstance(asking.content, list):
+            new = [{"type": "text", "text": memories}, *asking.content]
+        return asking.model_copy(update={"content": new})
+
+
+def _is_system(message: BaseMessage) -> bool:
+    return isinstance(message, SystemMessage) and isinstance(message.content, str)
+
+
+def _id_of(item: Item) -> str:
+    """Return an id that says in which namespace a memory is, for keys are known in one alone."""
+    return json.dumps([*item.namespace, item.key])
+
+
+def _text_of(value: Mapping[str, Any]) -> str:
+    texts = (value.get(name) for name in _TEXT_FIELDS)
+    known = next((text for text in texts if isinstance(text, str)), None)
+    return json.dumps(value, sort_keys=True, default=str) if known is None else known

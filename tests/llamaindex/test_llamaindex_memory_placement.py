@@ -1,0 +1,83 @@
+"""Where a `ReuseMemoryBlock`'s memories stand in a replayed conversation."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llamaindex_helpers import ListChatStore, letter_text
+from llamaindex_memory_helpers import LetterMemory, assistant, plain_memory, user
+
+from ctxreuse.adapters.memories import Placement
+from ctxreuse.errors import InvalidRequestError
+from llamaindex_ctxreuse import ReuseMemoryBlock, reuse_memory
+
+PLACEMENTS = get_args(Placement)
+
+
+def shown(messages: list[ChatMessage]) -> list[tuple[str, str]]:
+    """Return who shows which letters."""
+    return [
+        (one.role.value, "".join(x for x in "abcdefg" if letter_text(x) in (one.content or "")))
+        for one in messages
+    ]
+
+
+async def turns(memory: Any, questions: list[str], *, is_stored: bool) -> list[list[ChatMessage]]:
+    prompts = []
+    for question in questions:
+        if is_stored:
+            await memory.aput(user(question))
+            prompts.append(await memory.aget())
+        else:
+            prompts.append([*await memory.aget(question), user(question)])
+            await memory.aput(user(question))
+        await memory.aput(assistant("So."))
+    return prompts
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_memories_stand_where_they_are_wanted_each_once(
+    placement: Placement, is_stored: bool
+) -> None:
+    block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
+    first, second = await turns(plain_memory(block), ["ab one?", "bc two?"], is_stored=is_stored)
+    alone = placement == "after_history" or not is_stored
+    asking = [("user", "ab"), ("user", "")] if alone else [("user", "ab")]
+    asking = [("system", "ab"), ("user", "")] if placement == "system" else asking
+    then = [("user", "c"), ("user", "")] if alone else [("user", "c")]
+    assert shown(first) == asking
+    assert shown(second) == [*asking, ("assistant", ""), *then]
+    assert [one.content for one in second[: len(first)]] == [one.content for one in first]
+
+
+async def test_the_system_message_keeps_its_text() -> None:
+    block = ReuseMemoryBlock(memory=LetterMemory(), placement="system")
+    memory = plain_memory(block)
+    await memory.aput(ChatMessage(role="system", content="Be brief."))
+    _, second = await turns(memory, ["ab one?", "bc two?"], is_stored=True)
+    assert shown(second)[0] == ("system", "ab")
+    assert (second[0].content or "").startswith("Be brief.")
+    memory.forget(["id-a"])
+    assert shown(await memory.aget())[0] == ("system", "b")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too_long(
+    placement: Placement,
+) -> None:
+    block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
+    memory = reuse_memory(block, chat_store=ListChatStore())
+    prompts = await turns(memory, ["ab one?", "cd two?", "ef three?"], is_stored=True)
+    letters = "".join(text for _, text in shown(prompts[-1]))
+    assert letters == "ef"
+    where = {"system": 0, "before_question": -1, "after_history": -2}[placement]
+    assert shown(prompts[-1])[where][1] == "ef"
+
+
+@pytest.mark.parametrize("wrong", ["user", 3, None])
+def test_another_place_is_refused(wrong: Any) -> None:
+    with pytest.raises((InvalidRequestError, ValueError), match="placement"):
+        ReuseMemoryBlock(memory=LetterMemory(), placement=wrong)

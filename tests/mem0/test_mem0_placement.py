@@ -1,0 +1,184 @@
+"""Where memories stand: in every place each is shown once, and what was sent stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from adapter_conformance import FaultyPlanner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
+
+from ctxreuse import ReusePlanner
+from ctxreuse.adapters.memories import Placement
+from ctxreuse.context.rendering import message_texts
+from ctxreuse.errors import InvalidRequestError
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
+
+PLACEMENTS = get_args(Placement)
+ANSWER = {"role": "assistant", "content": "An answer."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+TEXTS = {one: f"{one} says: " + one * 400 for one in "abcdefgh"}
+
+
+def plain(letters: str) -> str:
+    return "\n\n".join(TEXTS[letter] for letter in letters)
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def asked(
+    wrapped: ReuseMemory, letters: str, history: Any, query: str = "q?", **options: Any
+) -> Any:
+    wrapped.memory.found = lettered(letters)
+    return wrapped.messages(query, history=history, **options)
+
+
+def test_memories_stand_where_they_are_wanted() -> None:
+    in_place = {
+        "system": [{"role": "system", "content": f"Be brief.\n\n{plain('ab')}"}, user("q?")],
+        "before_question": [SYSTEM, user(f"{plain('ab')}\n\nq?")],
+        "after_history": [SYSTEM, user(plain("ab")), user("q?")],
+    }
+    for placement, messages in in_place.items():
+        wrapped = ReuseMemory(FakeMemory(), placement=placement)  # type: ignore[arg-type]
+        for history in (None, [], [SYSTEM]):
+            assert asked(wrapped, "ab", history, system="Be brief.") == messages
+    assert (
+        asked(ReuseMemory(FakeMemory()), "ab", None, system="Be brief.")
+        == (in_place["before_question"])
+    )
+
+
+def test_without_a_system_text_the_system_message_is_memories_alone() -> None:
+    wrapped = ReuseMemory(FakeMemory(), placement="system")
+    assert asked(wrapped, "ab", None) == [{"role": "system", "content": plain("ab")}, user("q?")]
+    own = [{"role": "system", "content": f"Be brief.\n\n{plain('ba')}"}, user("q?")]
+    assert asked(ReuseMemory(FakeMemory(), placement="system"), "ba", [SYSTEM]) == own
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_without_memories_nothing_is_added(placement: Placement) -> None:
+    wrapped = ReuseMemory(FakeMemory(), placement=placement)
+    assert asked(wrapped, "", None, system="Be brief.") == [SYSTEM, user("q?")]
+    assert asked(wrapped, "", [user("Hi."), ANSWER]) == [user("Hi."), ANSWER, user("q?")]
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_system_message_that_was_sent_stays_and_new_memories_stand_before_the_question(
+    system: str | None,
+) -> None:
+    wrapped = ReuseMemory(FakeMemory(), placement="system", growth_limit=None)
+    first = asked(wrapped, "ab", [], system=system)
+    second = asked(wrapped, "bc", [*first, ANSWER], system=system)
+    assert second == [*first, ANSWER, user(f"{plain('c')}\n\nq?")]
+    assert wrapped.context("q?", history=[*first, ANSWER]).placement == "before_question"
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_laid_out_anew_memories_stand_in_the_wanted_place_alone(system: str | None) -> None:
+    for placement in PLACEMENTS:
+        wrapped = ReuseMemory(FakeMemory(), placement=placement)
+        history: list[Any] = []
+        for letters in ("ab", "cd", "ef"):
+            history = [*asked(wrapped, letters, history, letters, system=system), ANSWER]
+        said = [] if system is None else [system]
+        opening = [{"role": "system", "content": text} for text in said]
+        talk = [user("ab"), ANSWER, user("cd"), ANSWER]
+        assert (
+            history[:-1]
+            == {
+                "system": [
+                    {"role": "system", "content": "\n\n".join([*said, plain("ef")])},
+                    *talk,
+                    user("ef"),
+                ],
+                "before_question": [*opening, *talk, user(f"{plain('ef')}\n\nef")],
+                "after_history": [*opening, *talk, user(plain("ef")), user("ef")],
+            }[placement]
+        )
+        again = asked(wrapped, "fe", history, "again", system=system)
+        assert again == [*history, user("again")]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_what_changed_is_quoted_in_every_place(placement: Placement) -> None:
+    old, new = "Alice lives in Porto, in the old town.", "Alice lives in Lisbon, by the river."
+    wrapped = ReuseMemory(FakeMemory(), placement=placement)
+    wrapped.memory.found = [memory("1", old)]
+    first = wrapped.messages("Where?", history=[])
+    wrapped.memory.found = [memory("1", new)]
+    second = wrapped.messages("And now?", history=[*first, ANSWER])
+    assert second[: len(first) + 1] == [*first, ANSWER]
+    added = "\n\n".join(one["content"] for one in second[len(first) + 1 :])
+    assert f'"{old}" no longer holds' in added
+    assert new in added
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_faults_and_awaited_memories_keep_to_the_place(placement: Placement) -> None:
+    plainly = asked(ReuseMemory(FakeMemory(), placement=placement), "ab", [], system="Be brief.")
+    faulty = ReuseMemory(FakeMemory(), placement=placement, planner=FaultyPlanner())
+    assert asked(faulty, "ab", [], system="Be brief.") == plainly
+    later = asked(faulty, "c", [*plainly, ANSWER], system="Be brief.")
+    assert later[: len(plainly) + 1] == [*plainly, ANSWER]
+    assert faulty.faults
+    awaited = AsyncReuseMemory(AsyncFakeMemory(lettered("ab")), placement=placement)
+    assert await awaited.messages("q?", history=[], system="Be brief.") == plainly
+
+
+def test_prompts_in_different_places_share_no_order() -> None:
+    planner = ReusePlanner()
+    before = ReuseMemory(FakeMemory(), planner=planner)
+    within = ReuseMemory(FakeMemory(), planner=planner, placement="system")
+    asked(before, "abc", None)
+    assert asked(within, "cba", None)[0]["content"] == plain("cba")
+    assert asked(within, "bac", None)[0]["content"] == plain("cba")
+
+
+def test_another_place_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="there is no placement 'user'"):
+        ReuseMemory(FakeMemory(), placement="user")  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    placement=st.sampled_from(PLACEMENTS),
+    turns=st.lists(st.text("abcdefgh", max_size=5), min_size=1, max_size=6),
+    system=st.sampled_from([None, "Be brief."]),
+    growth_limit=st.sampled_from([None, 1, 2]),
+    named=st.booleans(),
+    labels=st.booleans(),
+)
+def test_every_found_memory_stands_in_the_prompt_once_and_nothing_else_changes(
+    placement: Placement,
+    turns: list[str],
+    system: str | None,
+    growth_limit: float | None,
+    named: bool,
+    labels: bool,
+) -> None:
+    wrapped = ReuseMemory(
+        FakeMemory(), placement=placement, growth_limit=growth_limit, labels=labels
+    )
+    history: list[Any] = []
+    for number, letters in enumerate(turns):
+        query = f"Question {number}?"
+        options: Any = {"conversation_id": "c"} if named else {}
+        messages = asked(wrapped, letters, history, query, system=system, **options)
+        shown = "\n\n".join(text for one in messages for text in message_texts(one))
+        counts = {letter: shown.count(TEXTS[letter]) for letter in TEXTS}
+        assert all(counts[letter] == 1 for letter in letters)
+        assert max(counts.values()) <= 1
+        assert [shown.count(f"Question {n}?") for n in range(number + 1)] == [1] * (number + 1)
+        assert shown.count("Be brief.") == (system is not None)
+        roles = [one["role"] for one in messages]
+        assert roles.count("assistant") == number
+        assert messages[-1]["content"].endswith(query)
+        if growth_limit is None:
+            assert messages[: len(history)] == history
+        history = [*messages, ANSWER]
+    assert wrapped.faults == 0
