@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.adapters import model_gateway
-from ctxreuse.adapters.model_gateway import MicroBatcher, Scheduled
+from ctxreuse.adapters import micro_batch
+from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.ordered_release import checked_window
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
@@ -21,7 +21,7 @@ LONG_S = 30.0
 @pytest.fixture(autouse=True)
 def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody go on without the release token, so that a lost token is noticed."""
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 1_000.0)
 
 
 class Planner:
@@ -216,7 +216,7 @@ class NeverRuns(ThreadPoolExecutor):
 async def test_a_large_batch_is_planned_where_no_thread_is_free(
     executor: type[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.05)
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, fault: faults.append(fault))
     loop.set_default_executor(executor())
@@ -313,7 +313,7 @@ def test_a_closed_event_loop_does_not_hold_up_others() -> None:
 def test_an_event_loop_that_stands_still_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.02)
     planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
     try:
