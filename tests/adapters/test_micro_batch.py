@@ -49,15 +49,14 @@ class Planner:
         return result
 
     def waiting(self) -> int:
-        batch = self.window._open
-        return 0 if batch is None else len(batch.arrived)
+        return sum(len(batch.arrived) for batch in self.window._open.values())
 
     def close(self, callers: int) -> None:
         """Close the window, as if its time was over, when so many have come."""
         while self.waiting() < callers:
             time.sleep(0.001)
-        assert self.window._open is not None
-        self.window._close(self.window._open)
+        (batch,) = self.window._open.values()
+        self.window._close(batch)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -98,8 +97,8 @@ def test_threads_are_released_in_the_planned_order() -> None:
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
     released: list[str] = []
-    assert planner.window._open is not None
-    for slot in planner.window._open.arrived:
+    (batch,) = planner.window._open.values()
+    for slot in batch.arrived:
         slot.wake = _noting(released, slot.item, slot.wake)
     planner.close(3)
     for future in futures:
