@@ -87,7 +87,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     would take a planned order for a ranking, it returns the documents as retrieved.
 
     `batch` and `abatch` plan all contexts together, tenants apart; callbacks then see the documents
-    as retrieved at the end of a retriever's run. `batch_as_completed` plans each on its own.
+    as retrieved at the end of a retriever's run. Single calls that come at once are planned
+    together, too; none waits for others longer than 5 milliseconds, nor if no other retrieves.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.

@@ -123,7 +123,8 @@ class ReusePostprocessor(BaseNodePostprocessor):
     nodes through as they came. `ctxreuse.request_context` says tenant, conversation and history.
 
     Scores rank the nodes, and the given order those that have none. `by_rank` returns planned nodes
-    best first.
+    best first. What queries that are asked at once have retrieved is planned together; none waits
+    for others longer than 5 milliseconds, nor if no other of its tenant retrieves.
 
     Args:
         planner: Plans the contexts; None makes a new one.
@@ -219,7 +220,8 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
     retrieved and this one's events show them as planned. Its errors are not caught. Node ids,
     scores and texts are kept; no node is lost or added; a planning fault lets nodes through as
     retrieved. Scores rank the nodes; `by_rank` returns planned nodes best first.
-    `ctxreuse.request_context` says tenant, conversation and history.
+    `ctxreuse.request_context` says tenant, conversation and history. Calls that come at once are
+    planned together, as by `ReusePostprocessor`.
 
     Make it the outermost retriever. Inside of a `QueryFusionRetriever`, which would take a planned
     order for a ranking, it returns the nodes as retrieved.
