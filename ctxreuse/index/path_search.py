@@ -102,11 +102,7 @@ def heaviest_path(
             found = []
             while child:
                 steps -= 1
-                if (
-                    edges[child] in wanted
-                    and runs[child][0] in context
-                    and not opens_turn[child]
-                ):
+                if edges[child] in wanted and runs[child][0] in context and not opens_turn[child]:
                     found.append(child)
                 child = following[child]
         visits += len(found)
