@@ -47,6 +47,7 @@ from loss_traffic import Asked, tokenizer
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.adapters.memories import Placement
+from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.sharing import SQLiteLog
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
@@ -333,9 +334,9 @@ def _wrapped(engine: Served, planner: ReusePlanner | None) -> BaseChatModel:
     return model if planner is None else ReuseChatModel(inner=model, planner=planner, window_s=0)
 
 
-def _llm(engine: Served, planner: ReusePlanner | None) -> Any:
+def _llm(engine: Served, planner: ReusePlanner | None, window_s: float = 0) -> Any:
     llm = EngineLLM(engine=engine)
-    return llm if planner is None else ReuseLLM(inner=llm, planner=planner, window_s=0)
+    return llm if planner is None else ReuseLLM(inner=llm, planner=planner, window_s=window_s)
 
 
 def chain(template: Any, *, cites: bool = False, wraps_retriever: bool = False) -> Any:
@@ -422,15 +423,15 @@ def agent(engine: Served, planner: ReusePlanner | None) -> Any:
     return answer
 
 
-def query_engine(wraps: str = "llm") -> Any:
-    """Return LlamaIndex's query engine."""
+def query_engine(wraps: str = "llm", window_s: float = 0) -> Any:
+    """Return LlamaIndex's query engine; one that is asked much at once has a window."""
 
     def make(engine: Served, planner: ReusePlanner | None) -> Any:
         found: dict[str, Any] = {}
         postprocessors = []
         if planner is not None and wraps == "nodes":
             postprocessors = [ReusePostprocessor(planner=planner)]
-        llm = _llm(engine, planner if wraps == "llm" else None)
+        llm = _llm(engine, planner if wraps == "llm" else None, window_s)
         running = RetrieverQueryEngine.from_args(
             Nodes(found), llm=llm, node_postprocessors=postprocessors
         )
@@ -619,7 +620,8 @@ ONE_SHOT = (
     Program("LangChain", "batch of 30", chain(CONTEXT_FIRST), 30),
     Program("LlamaIndex", "query engine", query_engine()),
     Program("LlamaIndex", "query engine, postprocessor", query_engine("nodes")),
-    Program("LlamaIndex", "30 queries at once", query_engine(), 30),
+    Program("LlamaIndex", "30 queries at once", query_engine(window_s=DEFAULT_WINDOW_S), 30),
+    Program("LlamaIndex", "30 queries at once, postprocessor", query_engine("nodes"), 30),
     Program("Mem0", "messages", mem0()),
     Program("ctxreuse", "plan", core),
 )

@@ -4,12 +4,15 @@ Documents of public traces are retrieved in the trace's order, and LangChain's a
 code makes a prompt of them. Each set-up's prompts go through a simulated prefix cache without
 bounds; printed are the tokens that are not found there, of the whole prompts. Nothing is called
 that the framework would not call: the first row of each framework is the program without us, the
-next the one line that the README changes. Reads the folder that CTXREUSE_DATA names.
+next the one line that the README changes. With `--at-once` questions are asked 30 at a time, by
+`abatch` and by `asyncio.gather` of `aquery`: as it is, with ours one by one and at once, and what
+the planner reaches that knows all prompts of 30. Reads the folder that CTXREUSE_DATA names.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,14 +34,18 @@ from rich.progress import track
 from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+from llamaindex_ctxreuse import ReuseRetriever as ReuseNodes
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 CONTEXT_WINDOW = 1_000_000
+AT_ONCE = 30
 PROMPT = ChatPromptTemplate.from_template(
     "Answer the question from the context.\n\n{context}\n\nQuestion: {question}"
 )
@@ -199,18 +206,94 @@ def computed(prompts: Sequence[str]) -> int:
     return sum(usage.prefilled_tokens for usage in served)
 
 
+async def _langchain_at_once(
+    requests: dict[str, TraceRequest], ours: str, at_once: int
+) -> list[str]:
+    """Return a chain's prompts in the order in which the model gets them."""
+    inner, planner = RecordingModel(), ReusePlanner()
+    model: Any = ReuseChatModel(inner=inner, planner=planner) if "Model" in ours else inner
+    found: LangChainRetriever = TraceDocuments(requests=requests)
+    if "Retriever" in ours:
+        found = ReuseRetriever(retriever=found, planner=planner)
+    asked = chain(found, model)
+    for some in _groups(list(requests), at_once):
+        await asked.abatch(some)
+    return inner._prompts
+
+
+async def _llamaindex_at_once(
+    requests: dict[str, TraceRequest], ours: str, at_once: int
+) -> list[str]:
+    """Return a query engine's prompts in the order in which the model gets them."""
+    inner, planner = RecordingLLM(), ReusePlanner()
+    llm: Any = ReuseLLM(inner=inner, planner=planner) if "LLM" in ours else inner
+    found: BaseRetriever = TraceNodes(requests)
+    if "Retriever" in ours:
+        found = ReuseNodes(found, planner=planner)
+    behind = [ReusePostprocessor(planner=planner)] if "Postprocessor" in ours else []
+    asked = RetrieverQueryEngine.from_args(found, llm=llm, node_postprocessors=behind)
+    for some in _groups(list(requests), at_once):
+        await asyncio.gather(*map(asked.aquery, some))
+    return inner._prompts
+
+
+def _groups(questions: list[str], size: int) -> list[list[str]]:
+    return [questions[start : start + size] for start in range(0, len(questions), size)]
+
+
+def known_together(requests: dict[str, TraceRequest], prompts: Sequence[str]) -> list[str]:
+    """Return prompts as they are, planned 30 at a time, in the order in which to send them."""
+    planner, sent = PromptPlanner(ReusePlanner()), []
+    scoped = [
+        ScopedPrompt((PromptPart("user", prompt),), retrieved=(tuple(request.blocks),))
+        for prompt, request in zip(prompts, requests.values(), strict=True)
+    ]
+    for start in range(0, len(scoped), AT_ONCE):
+        sent += [one.texts[0] for one in planner.plan(scoped[start : start + AT_ONCE])]
+    return sent
+
+
+def print_at_once(console: Console, name: str, requests: dict[str, TraceRequest]) -> None:
+    """Print what is computed if 30 questions are asked at once."""
+    table = new_table(
+        f"{name}: {len(requests):,} questions, {AT_ONCE} at once; tokens computed",
+        ["framework", "ours"],
+        ["as it is", "one by one", "at once", "planned together"],
+    )
+    for framework, asked, set_ups in (
+        ("LangChain", _langchain_at_once, ("Model", "Retriever", "Model, Retriever")),
+        (
+            "LlamaIndex",
+            _llamaindex_at_once,
+            ("LLM", "Postprocessor", "LLM, Postprocessor", "Retriever", "LLM, Retriever"),
+        ),
+    ):
+        plain = asyncio.run(asked(requests, "", 1))
+        best = computed(known_together(requests, plain))
+        for ours in set_ups:
+            each, together = (asyncio.run(asked(requests, ours, n)) for n in (1, AT_ONCE))
+            figures = (computed(plain), computed(each), computed(together), best)
+            table.add_row(framework, ours, *(f"{one:,}" for one in figures))
+    console.print(table)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
-    names = parser.parse_args().traces
+    parser.add_argument("--at-once", action="store_true", help="ask 30 questions at a time")
+    options = parser.parse_args()
+    names = options.traces
     data = data_folder(*{name.split("_")[0] for name in names})
     console = Console(width=120)
     for name in names:
         trace, _ = read_named_trace(data, name)
         requests = {f"{one.query} ({n})": one for n, one in enumerate(trace)}
+        if options.at_once:
+            print_at_once(console, name, requests)
+            continue
         table = new_table(
             f"{name}: {len(requests):,} questions, tokens computed for whole prompts",
             ["framework", "program"],

@@ -7,17 +7,19 @@ fail open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from ctxreuse.adapters.formatting import unlabelled_ranking
+from ctxreuse.adapters.micro_batch import CallsToCome, MicroBatcher, Scheduled
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new, plans_together
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
+from ctxreuse.ordering.batch import depth_first_order
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
@@ -26,6 +28,11 @@ AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
 
 _Item = TypeVar("_Item")
 _COMPARED_ITEMS = 16
+_PLANNED_ON_THE_LOOP = 200
+"""More items than these are planned in a thread, so that the event loop stays responsive."""
+
+RETRIEVALS = CallsToCome()
+"""Retrievals that are under way, by tenant: what they return is likely to be planned next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,12 @@ class DocumentPlanner(Generic[_Item]):
             lambda: [as_retrieved(retrieved.items) for retrieved in batch],
         )
 
+    def forget(self, plan: Plan) -> None:
+        """Take back a plan whose items nobody sends."""
+        self._fail_open.attempt(
+            lambda: self._planner.evict([plan.request_id], plan.request.tenant), lambda: None
+        )
+
     def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[PlannedItems[_Item]]:
         blocks = [[self._block_of(item) for item in retrieved.items] for retrieved in batch]
         ranks = [
@@ -172,10 +185,24 @@ class DocumentPlanner(Generic[_Item]):
         return PlannedItems(sent, left_out, plan, annotation)
 
 
+class _Copies(NamedTuple, Generic[_Item]):
+    """What one query retrieved, planned.
+
+    Attributes:
+        items: Copies that carry their plan or, without one, the items as they came.
+        plan: The plan, if it was planned now.
+    """
+
+    items: list[_Item]
+    plan: Plan | None = None
+
+
 class MetadataPlanner(Generic[_Item]):
     """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan.
 
-    If planning fails, items go through as they came.
+    If planning fails, items go through as they came. What several queries of a tenant retrieve at
+    the same time is planned together, and goes on in the planned order; `RETRIEVALS` says whether
+    others are on their way, so that one that comes alone does not wait.
 
     Args:
         planner: Plans the contexts; None makes a new one.
@@ -214,11 +241,28 @@ class MetadataPlanner(Generic[_Item]):
         self._annotation_item = annotation_item
         self._appends = appends
         self._fail_open = FailOpen(component, tell=planner.note_failure)
+        self._batcher = MicroBatcher(
+            self._scheduled,
+            dropped=self._forget,
+            group_of=_tenant,
+            others_come=_are_retrieved,
+            is_large=_is_large,
+        )
 
     @property
     def faults(self) -> int:
         """How often planning has failed and items went through as they came."""
         return self._planner.faults + self._fail_open.faults
+
+    def plan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
+        """Wait in this thread for what others retrieve; return the items in their planned order."""
+        given = replace(retrieved, items=_read(retrieved.items))
+        return self._batcher.submit(given).items
+
+    async def aplan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
+        """Do what `plan` does in this task; many items do not block the event loop."""
+        given = replace(retrieved, items=_read(retrieved.items))
+        return (await self._batcher.asubmit(given)).items
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
         """Return what several queries retrieved, planned together, each in its planned order.
@@ -227,12 +271,28 @@ class MetadataPlanner(Generic[_Item]):
             The items of each query, in the order given, the annotation behind them if any.
         """
         given = [replace(one, items=_read(one.items)) for one in batch]
+        return [one.items for one in self._planned_or_given(given)]
+
+    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[Scheduled[_Copies[_Item]]]:
+        """Return what is planned together, in the order in which to send it."""
+        planned = self._planned_or_given(batch)
+        plans = [one.plan for one in planned]
+        blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
+        return [Scheduled(position, planned[position]) for position in depth_first_order(blocks)]
+
+    def _forget(self, copies: _Copies[_Item]) -> None:
+        """Take back the plan of a query that was given up before it was sent."""
+        if copies.plan is not None:
+            self._planner.forget(copies.plan)
+
+    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Copies[_Item]]:
         return self._fail_open.attempt(
-            lambda: self._planned_batch(given), lambda: [_as_they_came(one.items) for one in given]
+            lambda: self._planned_batch(batch),
+            lambda: [_Copies(_as_they_came(one.items)) for one in batch],
         )
 
-    def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
-        results = [list(retrieved.items) for retrieved in batch]
+    def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Copies[_Item]]:
+        results = [_Copies(list(retrieved.items)) for retrieved in batch]
         unplanned: dict[int, RetrievedItems[_Item]] = {}
         for position, retrieved in enumerate(batch):
             items = self._without_plan(retrieved.items, retrieved.scope)
@@ -241,7 +301,7 @@ class MetadataPlanner(Generic[_Item]):
         planned = self._planner.plan_batch(list(unplanned.values()))
         for position, one in zip(unplanned, planned, strict=True):
             if one.plan is not None:
-                results[position] = self._with_metadata(one, one.plan)
+                results[position] = _Copies(self._with_metadata(one, one.plan), one.plan)
         return results
 
     def _with_metadata(self, planned: PlannedItems[_Item], plan: Plan) -> list[_Item]:
@@ -288,6 +348,19 @@ def appended_annotation(plan: Plan, shown: Sequence[PlannedItem[Any]]) -> str | 
         documents = [(one.rank, one.label or "") for one in shown]
         said.append(unlabelled_ranking(documents, plan.templates))
     return " ".join(said) or None
+
+
+def _tenant(retrieved: RetrievedItems[Any]) -> str:
+    return retrieved.scope.tenant or ""
+
+
+def _are_retrieved(tenant: Hashable) -> bool:
+    return RETRIEVALS.any_of(tenant)
+
+
+def _is_large(batch: Sequence[RetrievedItems[Any]]) -> bool:
+    sizes = [len(one.items) for one in batch if isinstance(one.items, Sized)]
+    return sum(sizes) > _PLANNED_ON_THE_LOOP
 
 
 def _read(items: Any) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.adapters import model_gateway
-from ctxreuse.adapters.model_gateway import MicroBatcher, Scheduled
+from ctxreuse.adapters import micro_batch
+from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.ordered_release import checked_window
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
@@ -21,7 +21,7 @@ LONG_S = 30.0
 @pytest.fixture(autouse=True)
 def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody go on without the release token, so that a lost token is noticed."""
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 1_000.0)
 
 
 class Planner:
@@ -49,15 +49,14 @@ class Planner:
         return result
 
     def waiting(self) -> int:
-        batch = self.window._open
-        return 0 if batch is None else len(batch.arrived)
+        return sum(len(batch.arrived) for batch in self.window._open.values())
 
     def close(self, callers: int) -> None:
         """Close the window, as if its time was over, when so many have come."""
         while self.waiting() < callers:
             time.sleep(0.001)
-        assert self.window._open is not None
-        self.window._close(self.window._open)
+        (batch,) = self.window._open.values()
+        self.window._close(batch)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -98,8 +97,8 @@ def test_threads_are_released_in_the_planned_order() -> None:
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
     released: list[str] = []
-    assert planner.window._open is not None
-    for slot in planner.window._open.arrived:
+    (batch,) = planner.window._open.values()
+    for slot in batch.arrived:
         slot.wake = _noting(released, slot.item, slot.wake)
     planner.close(3)
     for future in futures:
@@ -216,7 +215,7 @@ class NeverRuns(ThreadPoolExecutor):
 async def test_a_large_batch_is_planned_where_no_thread_is_free(
     executor: type[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.05)
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, fault: faults.append(fault))
     loop.set_default_executor(executor())
@@ -313,7 +312,7 @@ def test_a_closed_event_loop_does_not_hold_up_others() -> None:
 def test_an_event_loop_that_stands_still_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.02)
     planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
     try:

@@ -517,9 +517,9 @@ class TestWindow:
         window = wrapper._gateway._batcher
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(wrapper.invoke, prompts())
-            while window._open is None or len(window._open.arrived) < 6:
+            while not (waiting := list(window._open.values())) or len(waiting[0].arrived) < 6:
                 time.sleep(0.001)
-            window._close(window._open)  # as if its time was over
+            window._close(waiting[0])  # as if its time was over
             assert contents(list(answers)) == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert batches == [6]
         assert sorted(inner.sent) == sorted(PLANNED)
@@ -546,9 +546,9 @@ class TestWindow:
         wrapper = model(inner)
         window = wrapper._gateway._batcher
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
-        while window._open is None or len(window._open.arrived) < 6:
+        while not (waiting := list(window._open.values())) or len(waiting[0].arrived) < 6:
             await asyncio.sleep(0.001)
-        window._close(window._open)  # as if its time was over: planned, nobody has gone on
+        window._close(waiting[0])  # as if its time was over: planned, nobody has gone on
         assert wrapper.planner.statistics().requests == 6
         tasks[4].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializa
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 
-from ctxreuse.adapters.document_planner import RetrievedItems
+from ctxreuse.adapters.document_planner import RETRIEVALS, RetrievedItems
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.errors import InvalidRequestError, describe
 from langchain_ctxreuse.configurable import configurable_around
@@ -87,7 +87,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     would take a planned order for a ranking, it returns the documents as retrieved.
 
     `batch` and `abatch` plan all contexts together, tenants apart; callbacks then see the documents
-    as retrieved at the end of a retriever's run. `batch_as_completed` plans each on its own.
+    as retrieved at the end of a retriever's run. Single calls that come at once are planned
+    together, too; none waits for others longer than 5 milliseconds, nor if no other retrieves.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
@@ -186,15 +187,21 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        documents = self.retriever.invoke(query, inside, **kwargs)
-        return self._planned(query, documents, run_manager.run_id)
+        with RETRIEVALS.under_way(self._carried.scope.tenant or ""):
+            documents = self.retriever.invoke(query, inside, **kwargs)
+        if self._is_planned_elsewhere(run_manager.run_id):
+            return documents
+        return self._documents.plan(RetrievedItems(documents, query, self._carried.scope))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        documents = await self.retriever.ainvoke(query, inside, **kwargs)
-        return self._planned(query, documents, run_manager.run_id)
+        with RETRIEVALS.under_way(self._carried.scope.tenant or ""):
+            documents = await self.retriever.ainvoke(query, inside, **kwargs)
+        if self._is_planned_elsewhere(run_manager.run_id):
+            return documents
+        return await self._documents.aplan(RetrievedItems(documents, query, self._carried.scope))
 
     def _in_batch(self) -> Self:
         """Return a copy whose calls leave the planning to the batch."""
@@ -202,15 +209,16 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         copy._is_in_batch = True
         return copy
 
-    def _planned(self, query: str, documents: list[Document], run_id: UUID) -> list[Document]:
+    def _is_planned_elsewhere(self, run_id: UUID) -> bool:
+        """Return whether the batch plans what a run returns, or the retriever around it."""
         runs = run_documents()
         if self._is_in_batch:
             runs.note_planned(run_id)
-            return documents
-        if runs.is_nested(run_id):
+            return True
+        is_nested = runs.is_nested(run_id)
+        if is_nested:
             log_nested()
-            return documents
-        return self._documents.plan(RetrievedItems(documents, query, self._carried.scope))
+        return is_nested
 
     def _planned_batch(
         self,
@@ -276,5 +284,6 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Return what `compress_documents` returns; planning one context takes no time to await."""
-        return self.compress_documents(documents, query, callbacks)
+        """Return what `compress_documents` returns."""
+        retrieved = RetrievedItems(documents, query, scope_from_config(None))
+        return await self._documents.aplan(retrieved)

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
     MetadataPlanner,
-    RetrievedItems,
     checked_annotation,
     shared_names,
 )
@@ -110,10 +109,6 @@ class LangChainDocumentPlanner(MetadataPlanner[Document]):
             annotation_item=_annotation_document,
             appends=True,
         )
-
-    def plan(self, retrieved: RetrievedItems[Document]) -> list[Document]:
-        """Return what one query retrieved in its planned order."""
-        return self.plan_batch([retrieved])[0]
 
 
 def format_context(

@@ -23,6 +23,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
+from ctxreuse.adapters.document_planner import RETRIEVALS
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
@@ -112,12 +113,14 @@ class _Call:
     """A call that LlamaIndex has begun.
 
     Attributes:
+        id: Its id.
         run: The run that it belongs to.
         instance: Whose method is called.
         parent: The call around it.
         synthesized: The nodes that a response synthesizer was given to show.
     """
 
+    id: str
     run: _Run
     instance: object
     parent: _Call | None
@@ -164,15 +167,19 @@ class _RunHandler(SpanListener):
     def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
         """Note a call, and the nodes that a response synthesizer is to show."""
         parent = self._calls.get(around)
-        begun = _Call(_Run() if parent is None else parent.run, instance, parent)
+        begun = _Call(call, _Run() if parent is None else parent.run, instance, parent)
         nodes = arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _are_nodes(nodes):
             begun.synthesized = _NodeList(current_scope().tenant, nodes)
+        if isinstance(instance, BaseRetriever | BaseNodePostprocessor):
+            RETRIEVALS.begin(call, current_scope().tenant or "")
         self._calls[call] = begun
-        _forget_oldest(self._calls, _MOST_CALLS)  # whose end LlamaIndex never told of
+        for forgotten in _forget_oldest(self._calls, _MOST_CALLS):
+            RETRIEVALS.end(forgotten)  # LlamaIndex never told of its end
 
     def ended(self, call: str, result: object) -> None:
         """Note what was retrieved; forget the call, and with the outermost one the run."""
+        RETRIEVALS.end(call)
         over = self._calls.pop(call, None)
         if over is not None:
             self._fail_open.attempt(lambda: _note(over, result), lambda: None)
@@ -180,6 +187,7 @@ class _RunHandler(SpanListener):
 
     def failed(self, call: str) -> None:
         """Forget a call."""
+        RETRIEVALS.end(call)
         over = self._calls.pop(call, None)
         if over is not None:
             over.end()
@@ -279,6 +287,13 @@ def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:
     return tuple(dict.fromkeys(blocks))
 
 
+def note_retrieved() -> None:
+    """Note that what the call at hand, and those around it, were to retrieve is there."""
+    call = _HANDLER.current()
+    for one in () if call is None else call.outwards():
+        RETRIEVALS.end(one.id)
+
+
 def is_fused() -> bool:
     """Return whether the retriever at hand retrieves for one that fuses several results.
 
@@ -292,9 +307,12 @@ def is_fused() -> bool:
     return False
 
 
-def _forget_oldest(entries: dict[Any, Any], most: int) -> None:
-    for key in list(islice(entries, max(0, len(entries) - most))):
+def _forget_oldest(entries: dict[Any, Any], most: int) -> list[Any]:
+    """Forget what is too much, and return its keys."""
+    keys = list(islice(entries, max(0, len(entries) - most)))
+    for key in keys:
         entries.pop(key, None)
+    return keys
 
 
 def _are_nodes(nodes: object) -> TypeGuard[list[NodeWithScore]]:
