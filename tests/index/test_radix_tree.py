@@ -133,7 +133,7 @@ def test_a_turn_takes_the_same_work_however_long_its_conversation_is():
             node = sender.extend(node, "b", number).end
         return lambda: sender.extend(node, "b", turns)
 
-    assert steps(turn_after(2_000)) <= steps(turn_after(10)) + 60  # an id more or less beside it
+    assert steps(turn_after(2_000)) <= steps(turn_after(10)) + 100  # some ids beside it
 
 
 def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():

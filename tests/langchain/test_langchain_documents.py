@@ -62,6 +62,7 @@ def test_the_package_exports_these_names():
         "ReuseCompressor",
         "ReuseMiddleware",
         "ReuseRetriever",
+        "ReuseStore",
         "SpeculativeRAGChain",
         "WorkflowRetriever",
         "WorkflowRunnable",

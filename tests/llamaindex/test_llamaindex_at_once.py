@@ -21,6 +21,7 @@ from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 WORDS = ["abc", "xyz", "cab", "zyx", "bca"]
 TOGETHER = ["abc", "abc", "abc", "xyz", "xyz"]
 LONG_S = 60.0
+WINDOW_S = 1.0
 
 
 class LateRetriever(LetterRetriever):
@@ -36,7 +37,9 @@ def set_up(
 ) -> tuple[RecordingLLM, RetrieverQueryEngine]:
     """Return a model that records, and an engine with parts of ours around it."""
     planner, inner = planner or ReusePlanner(), RecordingLLM()
-    llm: Any = ReuseLLM(inner=inner, planner=planner) if "LLM" in ours else inner
+    llm: Any = inner
+    if "LLM" in ours:
+        llm = ReuseLLM(inner=inner, planner=planner, window_s=WINDOW_S)
     retriever = retriever or LetterRetriever()
     if "Retriever" in ours:
         retriever = ReuseRetriever(retriever=retriever, planner=planner)
