@@ -38,6 +38,7 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -421,6 +422,27 @@ class MemoryPlanner:
             if tenant is not None:
                 return tenant
         return search.tenant
+
+
+class PlansMemories:
+    """What a wrapper of a store of memories says of its planning."""
+
+    _memory_planner: MemoryPlanner
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; it has to learn what the engine evicts."""
+        return self._memory_planner.planner
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and memories went through as they were found."""
+        return self._memory_planner.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many memories that it has shown it knows, and how many it may; of all tenants."""
+        return self._memory_planner.known.parts
 
 
 def asked(

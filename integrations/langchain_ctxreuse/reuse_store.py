@@ -17,11 +17,16 @@ from langchain_core.messages import (
 )
 
 from ctxreuse.adapters.memories import Placement
-from ctxreuse.adapters.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
+from ctxreuse.adapters.memory_planner import (
+    MemoryContext,
+    MemoryPlanner,
+    MemorySearch,
+    PlansMemories,
+    asked,
+)
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import checked_each, checked_kind, checked_list
-from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -50,7 +55,7 @@ class _StoreSearch(MemorySearch):
         return "store-" + hashlib.blake2b(named, digest_size=16).hexdigest()
 
 
-class ReuseStore(BaseStore):
+class ReuseStore(PlansMemories, BaseStore):
     r"""A LangGraph store whose memories go into prompts so that the engine's prefix cache hits.
 
     It is the wrapped store for whatever reads and writes one: compile a graph with it. `messages`
@@ -137,21 +142,6 @@ class ReuseStore(BaseStore):
     def store(self) -> BaseStore:
         """The wrapped store."""
         return self._store
-
-    @property
-    def planner(self) -> ReusePlanner:
-        """Plans the contexts; it has to learn what the engine evicts."""
-        return self._memory_planner.planner
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and memories went through as they were found."""
-        return self._memory_planner.faults
-
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many memories that it has shown it knows, and how many it may; of all tenants."""
-        return self._memory_planner.known.parts
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Do what the wrapped store does."""

@@ -17,12 +17,12 @@ from ctxreuse.adapters.memory_planner import (
     MemoryContext,
     MemoryPlanner,
     MemorySearch,
+    PlansMemories,
     asked,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fixed_settings import FixedSettings
-from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
 
@@ -75,7 +75,7 @@ class _LikeWrapped:
         return update_wrapper(call, wrapped, updated=())
 
 
-class MemoryWrapper(FixedSettings, Generic[_Memory]):
+class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
     """A memory with its searches planned; what is not defined here is the wrapped memory's.
 
     Args:
@@ -102,7 +102,6 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
 
     _is_async: ClassVar[bool]
     _memory: Any
-    _memory_planner: MemoryPlanner
 
     def __init__(
         self,
@@ -133,21 +132,6 @@ class MemoryWrapper(FixedSettings, Generic[_Memory]):
     def memory(self) -> Any:
         """The wrapped memory; its own searches are neither planned nor counted as sent."""
         return self._memory
-
-    @property
-    def planner(self) -> ReusePlanner:
-        """Plans the contexts; it has to learn what the engine evicts."""
-        return self._memory_planner.planner
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and memories went through as they were found."""
-        return self._memory_planner.faults
-
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many memories that it has shown it knows, and how many it may; of all tenants."""
-        return self._memory_planner.known.parts
 
     def forget(
         self,
