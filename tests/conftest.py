@@ -8,8 +8,20 @@ import pytest
 from hypothesis import settings
 from paper_words import with_paper_words
 
+from ctxreuse.adapters import rendered_contexts
+
 settings.register_profile("ctxreuse", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("ctxreuse")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_rendered_contexts() -> None:
+    """Let a module begin without what the modules before it rendered.
+
+    Planners that were given no registry share one a process, so a text that one module renders
+    would be recognised, and planned, in prompts of another.
+    """
+    rendered_contexts._shared_registry.cache_clear()
 
 
 @pytest.fixture(scope="module")
