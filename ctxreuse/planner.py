@@ -81,8 +81,9 @@ class ReusePlanner(FixedSettings):
         deduplicate: Whether blocks that a conversation shows already become references.
         annotate: Whether a changed order is told to the model, by an order annotation.
         labels: Whether prompts show blocks under their labels, for answers that cite them. None:
-            only where something may refer to them, as later turns of a conversation do, overlaps
-            and words of `templates`, and where other prompts can be shared by that.
+            only where something may refer to them, as later turns of a conversation do to blocks
+            of 64 tokens and more, overlaps and words of `templates`, and where other prompts can
+            be shared by that.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
         shared_log: Where this planner and those of other processes that use the same engine tell
@@ -258,6 +259,11 @@ class ReusePlanner(FixedSettings):
     def reset_savings(self) -> Savings:
         """Count anew from now on; return what was counted so far."""
         return self._meter.savings(reset=True)
+
+    @property
+    def labels(self) -> bool | None:
+        """Whether prompts show blocks under labels; None where that depends on the request."""
+        return self._settings.labels
 
     @property
     def templates(self) -> Templates:

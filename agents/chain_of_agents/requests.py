@@ -282,7 +282,8 @@ class AgentRequests:
             blocks,
             query,
             system=system,
-            history=history,  # also an empty one lets documents have labels, which notes cite
+            history=history,
+            labels=self.planner.labels is not False,  # notes cite them
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
             tenant=self.question.tenant,
         )

@@ -57,6 +57,8 @@ from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
 from ctxreuse.planning.token_ratio import TokenRatios
 
+_LABELLED_TOKENS = 64
+"""Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 _CHEAP_LABELS = 64
 """Blocks that are so many times as long as their labels get them where others have them."""
 
@@ -685,7 +687,9 @@ class TenantPlanner:
         """Return whether a turn shows its blocks under labels: where something may refer to them.
 
         In a conversation later turns do, if they leave blocks out, unless the request says that
-        they do without labels. None is a turn that may have them or not.
+        they do without labels. So short blocks do, too: to name one costs about what it costs to
+        show it again, and those that stand as paragraphs are left out without a word. None is a
+        turn that may have labels or not.
         """
         settings = self._settings
         if request.labels:
@@ -698,7 +702,13 @@ class TenantPlanner:
             return False
         is_conversation = request.history is not None or request.conversation_id is not None
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
-        return True if is_conversation and leaves_out else None
+        return True if is_conversation and leaves_out and self._are_long(request) else None
+
+    def _are_long(self, request: ContextRequest) -> bool:
+        """Return whether blocks are long enough for labels, on the average."""
+        name = self._names.tenant(request.tenant)
+        tokens = self._tokens(request.blocks, name, self._names.system(request.system))
+        return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
     def journal(self, keyed: Keyed) -> list[Entry]:
         """Return what was sent of late, as keyed digests, oldest first.

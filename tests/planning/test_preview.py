@@ -41,7 +41,7 @@ def test_a_preview_has_no_request_id_and_expects_nothing_in_the_cache():
 
 
 def test_a_preview_repeats_what_is_shown_if_told_so():
-    planner = ReusePlanner()
+    planner = ReusePlanner(labels=True)
     first = planner.plan(request((1,), "?", history=[], conversation_id="c"))
     history = [*first.messages(), assistant("Yes.")]
     asked = request((1,), "?", history=history, conversation_id="c")

@@ -9,6 +9,7 @@ import pytest
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
 from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
@@ -59,7 +60,8 @@ def test_every_plan_is_a_permutation_of_what_was_retrieved(name, mode, strategy)
         plan = sent[request_id]
         assert sorted(plan.blocks) == sorted(set(ids))
         assert plan.references == []
-        assert (plan.order_annotation is None) == (plan.blocks == list(dict.fromkeys(ids)))
+        ranked = list(dict.fromkeys(ids))
+        assert (plan.order_annotation is None) == DEFAULT_TEMPLATES.is_ranked(ranked, plan.blocks)
     expected = sum(one.expected_cached_tokens for one in sent.values())
     usage = total_usage(simulate_blocks(list(sent.values()), load(name)[0], BlockLevelCache()))
     assert expected == usage.cached_tokens
@@ -92,7 +94,7 @@ def test_a_small_cache_loses_almost_nothing_of_a_scheduled_batch(name):
 def test_conversations_that_are_replayed_send_no_block_twice(name):
     _, trace = load(name)
     shown = {}
-    for one in plan_trace(trace, ReusePlanner(), "online", conversations=True):
+    for one in plan_trace(trace, ReusePlanner(labels=True), "online", conversations=True):
         if one.conversation_id is None:
             assert one.references == []
             continue

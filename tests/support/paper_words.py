@@ -15,6 +15,7 @@ import pytest
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner
 from ctxreuse.ordering.online import OnlineOrder
+from ctxreuse.planning import tenant_planner
 from ctxreuse.planning.tenant_planner import PlannerSettings
 from ctxreuse.planning.tenants import Tenants
 
@@ -28,7 +29,6 @@ def no_words(number: int) -> int:
 def with_paper_words() -> Iterator[None]:
     """Let planners, and what makes some, show labels and the papers' words unless asked."""
     from llamaindex_ctxreuse import ReuseMemoryBlock
-    from llamaindex_ctxreuse.chat import chat_turn
     from mem0_ctxreuse.planned_memory import MemoryWrapper
 
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def with_paper_words() -> Iterator[None]:
         patch.setattr(PlannerSettings, "words", lambda self, number: 0)
         patch.setattr(OnlineOrder.__init__, "__defaults__", (no_words, lambda name: None))
         patch.setattr(Tenants.__init__, "__defaults__", (None, no_words))
-        patch.setattr(chat_turn, "_LABELLED_TOKENS", 0)
+        patch.setattr(tenant_planner, "_LABELLED_TOKENS", 0)
         memories = MemoryWrapper.__init__.__kwdefaults__
         for name, value in (("labels", True), ("annotate", True), ("growth_limit", None)):
             patch.setitem(memories, name, value)

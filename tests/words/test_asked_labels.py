@@ -9,9 +9,9 @@ import pytest
 from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
 from ctxreuse.errors import InvalidRequestError
 
-TEXTS = ["A text that is long enough.", "Another text that is long enough."]
-LABELLED = "[Doc_1] A text that is long enough.\n\n[Doc_2] Another text that is long enough.\n\nq?"
-PLAIN = "A text that is long enough.\n\nAnother text that is long enough.\n\nq?"
+TEXTS = ["A text that is long enough." * 12, "Another text that is long enough." * 12]
+LABELLED = f"[Doc_1] {TEXTS[0]}\n\n[Doc_2] {TEXTS[1]}\n\nq?"
+PLAIN = f"{TEXTS[0]}\n\n{TEXTS[1]}\n\nq?"
 SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content": "So."}]
 
 

@@ -32,20 +32,21 @@ def test_labels_stand_where_later_turns_point_to_them() -> None:
     assert not planner.plan(alone("ab")).is_labelled
     assert planner.plan(opening("cd")).is_labelled
     assert not planner.plan(opening("ef", labels=False)).is_labelled
+    assert not planner.plan(opening("gh", tokens=63)).is_labelled, "to show it again costs little"
     assert not ReusePlanner().plan(opening("ab"), deduplicate=False).is_labelled
     assert not ReusePlanner(deduplicate=False).plan(opening("ab")).is_labelled
 
 
 def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so() -> None:
     planner = ReusePlanner()
-    planner.plan(opening("ab", tokens=40))
-    joined = planner.plan(alone("ba", tokens=40))
+    planner.plan(opening("ab", tokens=100))
+    joined = planner.plan(alone("ba", tokens=100))
     assert joined.is_labelled
-    assert joined.expected_cached_tokens == 80
+    assert joined.expected_cached_tokens == 200
     assert joined.content.startswith("[Doc_1] The text of a.\n\n[Doc_2] The text of b.\n\n")
 
 
-@pytest.mark.parametrize("tokens", [40, 1_000])
+@pytest.mark.parametrize("tokens", [100, 1_000])
 def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens: int) -> None:
     planner = ReusePlanner()
     first = planner.plan(alone("ab", tokens=tokens))
@@ -61,8 +62,8 @@ def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens: int) -> No
 
 def test_short_blocks_that_find_nothing_get_no_labels() -> None:
     planner = ReusePlanner()
-    planner.plan(opening("ab", tokens=40))
-    assert not planner.plan(alone("cd", tokens=40)).is_labelled
+    planner.plan(opening("ab", tokens=100))
+    assert not planner.plan(alone("cd", tokens=100)).is_labelled
     assert planner.plan(alone("ef")).is_labelled, "a label costs little there"
     assert not planner.plan(alone("gh", system="Another text.")).is_labelled
 

@@ -31,8 +31,6 @@ from llamaindex_ctxreuse.nodes.node_plans import (
 
 _log = logging.getLogger("ctxreuse")
 _TOKENS_OF_AN_ANSWER = 256
-_LABELLED_TOKENS = 64
-"""Nodes that are shorter on average stand without labels, which would cost a tenth and more."""
 _TOKENS_OF_A_MESSAGE = 8
 """What a chat template adds to a message, at most."""
 
@@ -294,11 +292,9 @@ class ChatTurnPlanner:
         conversation = scope.conversation_id
         tenant = scope.tenant or ""
         shown = retrieved.shown
-        are_long = self._planner.block_tokens(shown, tenant) >= _LABELLED_TOKENS * len(shown)
         return ContextRequest(
             shown,
             retrieved.question,
-            labels=None if are_long else False,
             system=self._system_prompt,
             history=history.as_openai(),
             conversation_id=self._conversation_id if conversation is None else conversation,
