@@ -318,6 +318,13 @@ def runs_workflows() -> None:
         engine.timeline("timeline.png")
 
 
+def embeds_texts() -> None:
+    """Find the text that a question is about by its static embedding."""
+    embedder = import_module("ctxreuse.workflow").WordLlamaEmbedder()
+    likeness = embedder.embed([_QUESTION]) @ embedder.embed_passages(list(_TEXTS)).T
+    assert likeness.argmax() == 1
+
+
 def plans_datasets() -> None:
     """Plan a dataset on a cluster of this machine, or say what is missing."""
     distributed = import_module("ctxreuse.distributed")
@@ -378,7 +385,7 @@ FEATURES = (
     Feature("py.typed", is_typed),
     Feature("commands", plans_and_simulates, (CLI,)),
     Feature("progress bars", shows_progress, (CLI,)),
-    Feature("ctxreuse demo", demonstrates, ("demo", "workflow"), on=(CLI,)),
+    Feature("ctxreuse demo", demonstrates, ("demo",), on=(CLI,)),
     Feature("ctxreuse report", reports, ("report",), on=(CLI,)),
     Feature("ctxreuse bench", compares_policies, ("bench", "workflow"), on=(CLI,)),
     Feature("ctxreuse bench, long documents", cuts_documents, ("bench",), on=(CLI,)),
@@ -396,6 +403,7 @@ FEATURES = (
     Feature("RedisLog", shares_through_redis, ("redis",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),
+    Feature("WordLlamaEmbedder", embeds_texts, ("embeddings", "demo")),
     Feature("plan_dataset", plans_datasets, ("ray",)),
     Feature("GpuTier", keeps_clusters_on_a_gpu, ("gpu",), on=("workflow",)),
 )
