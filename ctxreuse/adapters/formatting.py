@@ -190,11 +190,11 @@ def _render_as_searched(
 ) -> str | None:
     """Return blocks with the ranking of the search whose plan has put their texts into this order.
 
-    None if there is no such search of the tenant, or if the order is its ranking.
+    None if there is no such search of the tenant, or nothing to say of its ranking.
     """
     shown = distinct_texts(blocks)
     ranks = SEARCHED_TEXTS.ranks(tenant, [block.digest for block in shown])
-    if ranks is None or ranks == sorted(ranks):
+    if ranks is None or templates.is_ranked(sorted(ranks), ranks):
         return None
     labels = [templates.block_label(ordinal) for ordinal in range(1, len(shown) + 1)]
     parts = [SentBlock(label, block) for label, block in zip(labels, shown, strict=True)]
@@ -240,7 +240,9 @@ def _order_annotation(positions: Sequence[DocumentPosition], templates: Template
     for one in positions:
         rank_of.setdefault(one.label, one.rank)
     ranked = sorted(rank_of, key=rank_of.__getitem__)
-    return None if ranked == list(rank_of) else templates.order_annotation(ranked)
+    if templates.is_ranked(ranked, list(rank_of)):
+        return None
+    return templates.order_annotation(ranked)
 
 
 def _sent(

@@ -54,7 +54,8 @@ class Templates:
             counted from 1 as they stand in the prompt; `{order}` is their labels instead, which the
             blocks then have.
         order_separator: What stands between the numbers, or the labels.
-        most_ranked: How many of the best blocks the order annotation names; None names all.
+        most_ranked: How many of the best blocks the order annotation names; None names all. Where
+            these stand first, best first, there is none.
         location: The location annotation; `{label}` is the left-out block's label, in words for
             each, where the retriever ranked it; `{labels}` is those of all that a turn leaves out,
             in one line behind the blocks.
@@ -75,9 +76,9 @@ class Templates:
 
     label: str = "[Doc_{ordinal}]"
     block: str = "{label} {text}"
-    order: str = "Most relevant first: {numbers}"
+    order: str = "Read documents {numbers} first."
     order_separator: str = ", "
-    most_ranked: int | None = 5
+    most_ranked: int | None = 3
     location: str = "See also {labels} above."
     legend: str = "The documents above are {labels}, in this order."
     replaced: str = "{label} replaces {old}."
@@ -228,6 +229,17 @@ class Templates:
             return _filled(self.order, "order", self.order_separator.join(best))
         numbers = map(str, self.label_ordinals(best))
         return _filled(self.order, "numbers", self.order_separator.join(numbers))
+
+    def is_ranked(self, ranked: Sequence[object], shown: Sequence[object]) -> bool:
+        """Return whether the order annotation would say no more than how the blocks stand.
+
+        So it is where the blocks that it names stand first, best first.
+
+        Args:
+            ranked: The sent blocks, in the retriever's order.
+            shown: The same, as they stand in the prompt.
+        """
+        return list(ranked[: self.most_ranked]) == list(shown[: self.most_ranked])
 
     def order_tokens(self, number: int) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.

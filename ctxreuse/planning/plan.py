@@ -35,7 +35,8 @@ class Plan:
         parts: What this turn shows, in order: sent blocks and references.
         labels: Label -> block id, for every label in the prompt, earlier turns included; empty
             where blocks have none.
-        order_annotation: The retriever's ranking in words; None where the order did not change.
+        order_annotation: The retriever's ranking in words; None where the blocks that it would name
+            stand first, best first.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
         is_labelled: Whether the message shows the blocks under their labels.

@@ -626,8 +626,10 @@ class TenantPlanner:
         label_of = dict(zip(sent, labels_of_sent, strict=True))
         is_labelled = turn.is_labelled
         annotation = None
-        if self._settings.annotate and not request.history and order != list(turn.weights):
-            annotation = templates.order_annotation([label_of[key] for key in turn.weights])
+        if self._settings.annotate and not request.history:
+            ranked = list(turn.weights)
+            if not templates.is_ranked(ranked, order):
+                annotation = templates.order_annotation([label_of[key] for key in ranked])
         parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
         labels = dict(turn.history.labels)
         replaced: dict[BlockId, list[str]] = {}

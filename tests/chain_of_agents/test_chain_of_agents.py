@@ -356,7 +356,7 @@ def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents() -> N
     chain.invoke(question(4, documents=documents(4)[::-1]))
     sent = str(model.prompts[-2][-1].content)
     assert sent.startswith("[Doc_1] Document 0 says 0. ")
-    assert "\n\nMost relevant first: 4, 3, 2, 1\n\nQuestion: Which?" in sent
+    assert "\n\nRead documents 4, 3, 2 first.\n\nQuestion: Which?" in sent
 
 
 @pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])

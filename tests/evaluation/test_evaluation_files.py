@@ -289,7 +289,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         "after": "request-2",
         "expected_cached_tokens": 0,
     }
-    assert planned[1].as_json()["order_annotation"] == "Most relevant first: 2, 1"
+    assert planned[1].as_json()["order_annotation"] == "Read documents 2, 1 first."
     assert read_plan(path)[2].place == f"{path}:3"
 
 

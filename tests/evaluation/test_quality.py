@@ -232,7 +232,7 @@ def test_an_annotated_prompt_is_the_planners_own(moved):
     prompts, number = moved
     bare, annotated = (last(prompts, arm, number) for arm in (REORDERED, ANNOTATED))
     *blocks, words, question = annotated.split("\n\n")
-    assert re.fullmatch(r"Most relevant first: \d, \d, \d", words)
+    assert re.fullmatch(r"Read documents \d, \d, \d first\.", words)
     assert "\n\n".join([*blocks, question]) == bare
 
 

@@ -89,20 +89,20 @@ class TestPrompts:
         engine(inner, planner=planner).chat("abc one?")
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
-        assert inner.prompts[1] == (f"{opening}Most relevant first: 3, 2, 1\n\ncba one?</>")
+        assert inner.prompts[1] == (f"{opening}Read documents 3, 2, 1 first.\n\ncba one?</>")
 
     def test_another_system_prompt_is_another_prefix(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner, system_prompt="One.").chat("abc one?")
         engine(inner, planner=planner, system_prompt="Two.").chat("cba one?")
-        assert "relevant first" not in inner.prompts[1]
+        assert "Read documents" not in inner.prompts[1]
 
     def test_tenants_do_not_see_each_others_order(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
         for tenant in ("one", "two", "one"):
             with request_context(tenant=tenant):
                 engine(inner, planner=planner).chat("abc?" if len(inner.prompts) < 1 else "cba?")
-        assert ["relevant first" in prompt for prompt in inner.prompts] == [False, False, True]
+        assert ["Read documents" in prompt for prompt in inner.prompts] == [False, False, True]
 
     def test_nothing_retrieved_leaves_the_question(self) -> None:
         inner = RecordingLLM()
@@ -578,7 +578,7 @@ class TestMaking:
         inner = RecordingLLM()
         for word in ("abc", "cba"):
             engine(inner, planner=None).chat(f"{word} one?")
-        assert not any("relevant first" in prompt for prompt in inner.prompts)
+        assert not any("Read documents" in prompt for prompt in inner.prompts)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

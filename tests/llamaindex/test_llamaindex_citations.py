@@ -80,7 +80,7 @@ async def test_a_label_names_the_node_at_that_position(llm: ReuseLLM) -> None:
         *await llm.acomplete_batch([asked("cab"), asked("bac")]),
         *await llm.achat_batch([chat("cab"), chat("bac")]),
     ]
-    assert "Most relevant first: 2, 1, 3" in llm.inner.prompts[-1]
+    assert "Read documents 2, 1, 3 first." in llm.inner.prompts[-1]
     for answer in answers:
         text = answer.text if isinstance(answer, CompletionResponse) else answer.message.content
         assert text == "It is so [Doc_2]."

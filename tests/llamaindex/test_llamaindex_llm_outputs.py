@@ -122,7 +122,7 @@ class TestStructuredOutput:
         for one, two in (("abc", "xyz"), ("cba", "zyx")):
             served.llm.structured_predict(City, template, one=context(one), two=context(two))
         [first, second] = map(served.prompt_of, served.requests())
-        assert second.count("Most relevant first: 3, 2, 1\n") >= 1
+        assert second.count("Read documents 3, 2, 1 first.\n") >= 1
         order = re.compile(r"(\w) says")
         assert order.findall(first) == list("abcxyz")
         assert order.findall(second)[:3] == list("abc")

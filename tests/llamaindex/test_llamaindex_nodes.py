@@ -469,7 +469,8 @@ class TestFormatContext:
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
         text = format_context([planned[0], planned[2]], MetadataMode.NONE)
         assert text == (
-            f"[Doc_1] {letter_text('a')}\n\n[Doc_3] {letter_text('d')}\n\nMost relevant first: 3, 1"
+            f"[Doc_1] {letter_text('a')}\n\n[Doc_3] {letter_text('d')}\n\n"
+            "Read documents 3, 1 first."
         )
 
     def test_nodes_in_another_order_than_planned_are_shown_as_given(self) -> None:

@@ -102,7 +102,7 @@ def test_a_context_is_the_text_and_the_annotation() -> None:
     wrapped.memory.found = lettered("dba")
     second = wrapped.context("q?", filters={"user_id": "alice"})
     assert second.text == shown("abd")
-    assert second.annotation == "Most relevant first: 3, 2, 1"
+    assert second.annotation == "Read documents 3, 2, 1 first."
     assert str(second) == f"{second.text}\n\n{second.annotation}"
     assert second.plan is not None
     assert second.plan.labels == {"[Doc_1]": "id-a", "[Doc_2]": "id-b", "[Doc_3]": "id-d"}
@@ -138,7 +138,7 @@ def test_messages_are_system_history_and_this_turn() -> None:
     ], "what was sent behind another system text and a history is no prefix of this"
     wrapped.memory.found = lettered("abd")
     assert wrapped.messages("And?")[-1]["content"] == (
-        f"{shown('dba')}\n\nMost relevant first: 3, 2, 1\n\nAnd?"
+        f"{shown('dba')}\n\nRead documents 3, 2, 1 first.\n\nAnd?"
     )
     assert wrapped.memory.calls[0]["top_k"] == 3
 
@@ -248,7 +248,7 @@ def test_the_planners_templates_are_used() -> None:
     wrapped.context("q?")
     wrapped.memory.found = lettered("ca")
     context = wrapped.context("q?")
-    annotation = "Most relevant first: 2, 1"
+    annotation = "Read documents 2, 1 first."
     assert str(context) == f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\n{annotation}"
     assert context.messages()[-1]["content"] == (
         f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\nq?\n{annotation}"

@@ -62,7 +62,7 @@ def test_a_search_comes_in_planned_order_with_one_extra_key() -> None:
                 "request_id": "request-1",
                 "blocks": ["id-a", "id-b", "id-d"],
                 "references": [],
-                "order_annotation": "Most relevant first: 3, 2, 1",
+                "order_annotation": "Read documents 3, 2, 1 first.",
                 "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
                 "expected_cached_tokens": result["ctxreuse"]["plan"]["expected_cached_tokens"],
             },

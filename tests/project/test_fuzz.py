@@ -127,7 +127,7 @@ def test_a_comparison_allows_what_is_documented_and_nothing_else(wrapped):
     a, b = wrapped.document("a"), wrapped.document("b")
     context = f"[Doc_1] {a}\n\n[Doc_2] {b}"
     moved = f"[Doc_2] {b}\n\n[Doc_1] {a}"
-    ranked = "Most relevant first: 2, 1"
+    ranked = "Read documents 2, 1 first."
     comparison = wrapped.Comparison([context])
 
     def is_allowed(given, got, renames=True):

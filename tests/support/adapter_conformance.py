@@ -200,7 +200,7 @@ class AdapterConformance:
         assert [one.is_annotation for one in second] == [False] * 3 + [True]
         places = {one.rank: str(place) for place, one in enumerate(second[:3], 1)}
         ranking = ", ".join(places[rank] for rank in range(3))
-        assert second[-1].text == f"Most relevant first: {ranking}"
+        assert second[-1].text == f"Read documents {ranking} first."
 
     def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
         if "append" not in self.annotation_modes:
@@ -221,7 +221,7 @@ class AdapterConformance:
         shown = adapter.run(documents("dba"), "q?")
         assert len(shown) == 3
         assert shown[0].plan is not None
-        assert shown[0].plan["order_annotation"].startswith("Most relevant first: ")
+        assert shown[0].plan["order_annotation"].startswith("Read documents ")
 
     def test_off_mode_appends_nothing(self) -> None:
         adapter = self.adapter(ReusePlanner(), "off")

@@ -29,7 +29,7 @@ def planned(word: str, order: str = "") -> str:
     text = "\n\n".join(f"[Doc_{n}] {letter_text(one)}" for n, one in enumerate(word, start=1))
     if not order:
         return text
-    return f"{text}\n\nMost relevant first: {', '.join(order[:5])}"
+    return f"{text}\n\nRead documents {', '.join(order[:3])} first."
 
 
 def question(word: str, words: str = "Which?") -> list[ChatMessage]:

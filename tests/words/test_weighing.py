@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 
-WORDS = DEFAULT_TEMPLATES.order_tokens(5)
+LONG_WORDS = Templates(order="Most relevant first: {numbers}", most_ranked=5)
+"""Longer than an engine block, which is what a path must fill to save anything."""
+WORDS = LONG_WORDS.order_tokens(5)
 
 
 def asked(letters: str, tokens: int, **fields: Any) -> ContextRequest:
@@ -27,7 +28,7 @@ def order(plan: Any) -> str:
 def test_a_cached_block_comes_first_where_it_saves_more_than_the_words_cost(
     tokens: int, sent: str
 ) -> None:
-    planner = ReusePlanner()
+    planner = ReusePlanner(templates=LONG_WORDS)
     planner.plan(asked("a", tokens))
     plan = planner.plan(asked("edcba", tokens))
     assert order(plan).startswith(sent)
@@ -53,19 +54,30 @@ def test_without_words_every_saving_counts() -> None:
 
 def test_a_batch_moves_blocks_only_where_enough_is_shared_by_it() -> None:
     for tokens, is_moved in ((WORDS, False), (WORDS + 1, True)):
-        batch = ReusePlanner().plan_batch([asked("uvxya", tokens), asked("stzwa", tokens)])
+        planner = ReusePlanner(templates=LONG_WORDS)
+        batch = planner.plan_batch([asked("uvxya", tokens), asked("stzwa", tokens)])
         orders = [order(plan) for plan in batch.in_input_order()]
         assert (orders[0][0] == orders[1][0] == "a") == is_moved
         assert is_moved or orders == ["uvxya", "stzwa"]
 
 
-def test_a_ranking_names_the_best_five_by_their_places() -> None:
+def test_a_ranking_names_the_best_by_their_places() -> None:
     planner = ReusePlanner()
     planner.plan(asked("gfedcba", 100))
     plan = planner.plan(asked("abcdefg", 100))
     assert order(plan) == "gfedcba"
-    assert plan.content.endswith("\n\nMost relevant first: 7, 6, 5, 4, 3\n\nWhich?")
+    assert plan.content.endswith("\n\nRead documents 7, 6, 5 first.\n\nWhich?")
     assert "[Doc_" not in plan.content
+
+
+def test_nothing_is_said_where_the_best_stand_first() -> None:
+    planner = ReusePlanner()
+    planner.plan(asked("abced", 100))
+    plan = planner.plan(asked("abcde", 100))
+    assert (order(plan), plan.order_annotation) == ("abced", None)
+    every = ReusePlanner(templates=Templates(most_ranked=None))
+    every.plan(asked("abced", 100))
+    assert every.plan(asked("abcde", 100)).order_annotation == "Read documents 1, 2, 3, 5, 4 first."
 
 
 @pytest.mark.parametrize("name", ["c", None])

@@ -58,11 +58,11 @@ def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
 def test_the_document_behind_the_others_ranks_them_by_their_places() -> None:
     *shown, note = moved("cab")
     assert letters_of(shown) == "abc"
-    assert note.page_content == "Most relevant first: 3, 1, 2"
+    assert note.page_content == "Read documents 3, 1, 2 first."
 
 
 def test_only_the_best_five_are_named() -> None:
-    assert moved("gabcdef")[-1].page_content == "Most relevant first: 7, 1, 2, 3, 4"
+    assert moved("gabcdef")[-1].page_content == "Read documents 7, 1, 2 first."
 
 
 def test_a_document_that_comes_twice_has_two_places() -> None:
@@ -75,7 +75,7 @@ def test_a_document_that_comes_twice_has_two_places() -> None:
         ("a", 2),
         ("b", None),
     ]
-    assert note.page_content == "Most relevant first: 3, 1, 2"
+    assert note.page_content == "Read documents 3, 1, 2 first."
     assert [shown[place].metadata.get("page") for place in (2, 0, 1)] == [None, 1, 2]
 
 
@@ -85,8 +85,8 @@ def test_what_was_taken_away_has_no_place() -> None:
     def ranking(*kept: Document) -> str | None:
         return words_of(list(map(planned_document, kept)), DEFAULT_TEMPLATES).ranking
 
-    assert ranking(a, b, c) == "Most relevant first: 3, 2, 1"
-    assert ranking(a, c) == "Most relevant first: 2, 1"
+    assert ranking(a, b, c) == "Read documents 3, 2, 1 first."
+    assert ranking(a, c) == "Read documents 2, 1 first."
     assert ranking(b) is None
     labels = Templates(order="Best: {order}.")
     a, b, c = moved("cba", "metadata", templates=labels)
@@ -142,7 +142,7 @@ def test_a_wrapped_model_shows_labels_as_given_and_says_so_in_its_plan() -> None
         model.invoke(f"{format_context(documents(letters))}\n\nWhich?")
     assert [call.text for call in inner.calls] == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nWhich?",
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nMost relevant first: 2, 1\n\nWhich?",
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nRead documents 2, 1 first.\n\nWhich?",
     ]
 
 

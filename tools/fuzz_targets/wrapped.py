@@ -20,7 +20,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from fuzz_targets.mutation import hostile, json_value, junk, text
 
 _LABEL = r"\[Doc_[1-9][0-9]{0,17}\]"
-_ORDER = r"Most relevant first: [0-9]+(?:, [0-9]+)*"
+_ORDER = r"Read documents [0-9]+(?:, [0-9]+){0,2} first\."
 _PLACE = rf"See also {_LABEL}(?:, {_LABEL})* above\."
 _NAMED = r"Doc_[1-9][0-9]{0,17}"  # "[Doc_1, Doc_2]" names two
 DOCUMENTS = "abcdef"

@@ -143,7 +143,8 @@ def _counted(
 def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
     """Return a plan whose annotation tells the retriever's ranking of reordered blocks."""
     keys = list(dict.fromkeys(block.key for block in ranked))
-    if plan.request.history or keys == list(plan.request.unique_blocks):
+    sent = [block.key for block in plan.blocks]
+    if plan.request.history or plan.templates.is_ranked(keys, sent):
         return plan
     label_of = plan.label_of
     words = plan.templates.order_annotation([label_of[key] for key in keys])
