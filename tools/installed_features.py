@@ -31,7 +31,7 @@ FAILS = "fails"
 
 _TEXTS = ("The Seine flows through Paris.", "The Tiber flows through Rome.", "Rome is in Italy.")
 _QUESTION = "Which river flows through Rome?"
-_REMEDY = re.compile(r"pip install 'ctxreuse\[([\w,-]+)\]'")
+_REMEDY = re.compile(r"pip install (?:-e )?'[^']*\[([\w,-]+)\][^']*'")
 _LONGEST_IMPORT_S = 0.3
 _IMPORTS = 15
 
