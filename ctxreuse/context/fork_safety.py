@@ -78,11 +78,13 @@ class ForkSafeLock:
             states that are whole at any moment.
     """
 
-    __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock")
+    __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock", "_owner")
 
     def __init__(self, forget: Callable[[], object] | None = None) -> None:
         self._lock = RLock()
-        self._forget = None if forget is None else _Method(forget)
+        method: Any = forget  # kept apart, so that the lock does not keep the state alive
+        self._owner = None if forget is None else ref(method.__self__)
+        self._forget = None if forget is None else method.__func__
         self._is_half_changed = False
         _locks.add(self)
 
@@ -120,8 +122,9 @@ class ForkSafeLock:
             self._is_half_changed = True
 
     def _empty(self) -> None:
-        owner = None if self._forget is None else self._forget.call()
-        if owner is not None:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and self._forget is not None:
+            self._forget(owner)
             _log.warning(
                 "%s was in use by another thread when this process was forked; it is empty here",
                 type(owner).__name__,

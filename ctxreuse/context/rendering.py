@@ -239,7 +239,9 @@ class Templates:
             ranked: The sent blocks, in the retriever's order.
             shown: The same, as they stand in the prompt.
         """
-        return list(ranked[: self.most_ranked]) == list(shown[: self.most_ranked])
+        ranked = checked_list("ranked", ranked, "a list of the sent blocks")
+        shown = checked_list("shown", shown, "a list of the sent blocks")
+        return ranked[: self.most_ranked] == shown[: self.most_ranked]
 
     def order_tokens(self, number: int) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.

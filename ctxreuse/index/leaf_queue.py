@@ -38,7 +38,7 @@ class LeafQueue:
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
         self._listed = LinkedNumbers()
-        self._entries: list[int] = []
+        self._entries: list[int] = _NONE
         self._former: list[int] = _NONE  # have still to move
 
     @property
@@ -52,9 +52,9 @@ class LeafQueue:
         if listed.newest == leaf:
             return
         if self._tree.queued[leaf] == _LISTED:
-            listed.remove(leaf)
+            listed.take_out(leaf)
         self._tree.queued[leaf] = _LISTED
-        listed.append(leaf)
+        listed.put_last(leaf)
 
     def add(self, leaf: int) -> None:
         """Queue a node that has become a leaf, whenever it was used."""
@@ -62,18 +62,20 @@ class LeafQueue:
         newest, last_use = listed.newest, last_uses[leaf]
         queued[leaf] = _LISTED
         if not newest or last_uses[newest] <= last_use:
-            listed.add(leaf, newest)
+            listed.put_behind(leaf, newest)
         elif last_use <= last_uses[listed.oldest]:
-            listed.add(leaf, 0)
+            listed.put_behind(leaf, 0)
         else:
             queued[leaf] = _WAITING
+            if self._entries is _NONE:
+                self._entries = []
             heapq.heappush(self._entries, last_use << _NODE_BITS | leaf)
             self._shrink()
 
     def remove(self, node: int) -> None:
         """Take out a node that is no leaf any more, or goes."""
         if self._tree.queued[node] == _LISTED:
-            self._listed.remove(node)
+            self._listed.take_out(node)
         self._tree.queued[node] = 0
 
     def oldest(self) -> int:

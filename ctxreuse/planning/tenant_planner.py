@@ -55,6 +55,7 @@ from ctxreuse.planning.sharing import (
 )
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
+from ctxreuse.planning.token_ratio import TokenRatios
 
 _CHEAP_LABELS = 64
 """Blocks that are so many times as long as their labels get them where others have them."""
@@ -285,6 +286,7 @@ class TenantPlanner:
         prompt_tokens -= sum(one.tokens or 0 for one in plan.blocks)
         if estimated and prompt_tokens > 0:
             with self._tenants.holding(self._names.tenant(request.tenant)) as state:
+                state.ratios = state.ratios or TokenRatios()
                 state.ratios.note(self._names.system(request.system), estimated, prompt_tokens)
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
@@ -357,7 +359,8 @@ class TenantPlanner:
         if not uncounted:
             return tokens
         state = self._tenants.state(tenant)
-        known, ratio = state.token_counts, state.ratios.value(system)
+        known, ratios = state.token_counts, state.ratios
+        ratio = 1.0 if ratios is None else ratios.value(system)
         counted: dict[BlockKey, int] = {}
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock

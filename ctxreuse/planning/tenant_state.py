@@ -72,7 +72,7 @@ class TenantState:
         log: The latest prompts.
         token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
             counts would tell by time which texts it has.
-        ratios: How long the tenant's texts are in the engine's tokens.
+        ratios: How long the tenant's texts are in the engine's tokens; None until it reports it.
         unnamed_requests: How many requests without an id there have been. A common count would
             tell how many requests others send.
         name_in_order: Sorts the tenants by their first requests, where they hold equally much: the
@@ -111,7 +111,7 @@ class TenantState:
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
-        self.ratios = TokenRatios()
+        self.ratios: TokenRatios | None = None
         self.unnamed_requests = 0
 
 

@@ -60,17 +60,15 @@ class TokenRatios:
     __slots__ = ("_ratios",)
 
     def __init__(self) -> None:
-        self._ratios: OrderedDict[bytes | None, TokenRatio] | None = None  # as nearly always
+        self._ratios: OrderedDict[bytes | None, TokenRatio] = OrderedDict()
 
     def value(self, system: bytes | None) -> float:
         """Return the ratio behind a system text; the tenant's state need not be held."""
-        ratio = None if self._ratios is None else self._ratios.get(system)
+        ratio = self._ratios.get(system)
         return 1.0 if ratio is None else ratio.value
 
     def note(self, system: bytes | None, estimated: int, reported: int) -> None:
         """Learn of a prompt; see `TokenRatio.note`."""
-        if self._ratios is None:
-            self._ratios = OrderedDict()
         ratio = self._ratios.setdefault(system, TokenRatio())
         self._ratios.move_to_end(system)
         if len(self._ratios) > _MOST_SYSTEMS:

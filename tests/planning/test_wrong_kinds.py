@@ -122,6 +122,7 @@ CALLS = {
         f"Templates.{name}": (
             lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
             {
+                "is_ranked": {"ranked": ["[Doc_1]"], "shown": ["[Doc_1]"]},
                 "outdated_annotation": {"old": "[Doc_1]"},
                 "with_legend": {"ranking": "Best first: 1", "labels": ["[Doc_1]"]},
             }.get(name, {}),
