@@ -122,7 +122,7 @@ def is_typed() -> None:
     found = {str(path) for path in files("ctxreuse") or ()}
     packages = {path.partition("/")[0] for path in found if path.endswith("/__init__.py")}
     untyped = {package for package in packages if f"{package}/py.typed" not in found}
-    assert len(packages) == 5, f"the wheel holds {', '.join(sorted(packages))}"
+    assert len(packages) == 6, f"the wheel holds {', '.join(sorted(packages))}"
     assert not untyped, f"no py.typed in {', '.join(sorted(untyped))}"
 
 
@@ -389,7 +389,7 @@ FEATURES = (
     Feature("ctxreuse report", reports, ("report",), on=(CLI,)),
     Feature("ctxreuse bench", compares_policies, ("bench", "workflow"), on=(CLI,)),
     Feature("ctxreuse bench, long documents", cuts_documents, ("bench",), on=(CLI,)),
-    Feature("--tokenizer", counts_tokens, ("tokenizers",), on=(CLI,)),
+    Feature("--tokenizer", counts_tokens, ("tokenizers", "embeddings", "demo"), on=(CLI,)),
     Feature("langchain_ctxreuse", plugs_into_langchain, ("langchain",)),
     Feature("record --source langchain", records_langchain, ("langchain",), on=(CLI,)),
     Feature("llamaindex_ctxreuse", plugs_into_llamaindex, ("llamaindex",)),
