@@ -27,7 +27,7 @@ $(VENV)/base: pyproject.toml
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group docs
 	touch $@
 
 $(VENV)/docs: $(VENV)/base

@@ -86,10 +86,37 @@ class SharedLogError(CtxreuseError, RuntimeError):
 
 
 class MissingExtraError(CtxreuseError, ImportError):
-    """An optional dependency is missing; the message holds the pip command."""
+    """An optional dependency is missing; the message holds the pip command.
+
+    The command installs from where this package was installed: a checkout, an archive, a repository
+    or an index.
+    """
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs optional packages: pip install 'ctxreuse[{extra}]'")
+        super().__init__(f"{feature} needs optional packages: {_pip_install(extra)}")
+
+
+def _pip_install(extra: str) -> str:
+    """Return the pip command for an extra; see PEP 610 for how pip says where a package is from."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from json import loads
+    from shlex import quote
+
+    try:
+        origin = loads(distribution("ctxreuse").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError, OSError):
+        origin = {}
+    url = origin.get("url", "")
+    if "dir_info" in origin:
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {option}{quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install {quote(f'ctxreuse[{extra}] @ {url}' if url else f'ctxreuse[{extra}]')}"
 
 
 def describe(value: object) -> str:

@@ -5,7 +5,7 @@
 3. A whole graph as a Runnable, here as a node of LangGraph.
 
 Runs without a server, on a canned model; with CTXREUSE_BASE_URL set, on the model behind it (the
-name of which CTXREUSE_MODEL says). Needs `pip install 'ctxreuse[langchain,workflow]'`, and
+name of which CTXREUSE_MODEL says). Needs `pip install '.[langchain,workflow]'`, and
 `langchain-openai` for a server.
 """
 

@@ -5,7 +5,7 @@
 3. A whole graph inside a step of a LlamaIndex workflow.
 
 Runs without a server, on emulated models; with CTXREUSE_BASE_URL set, on the model behind it (the
-name of which CTXREUSE_MODEL says). Needs `pip install 'ctxreuse[llamaindex,workflow]'`, and
+name of which CTXREUSE_MODEL says). Needs `pip install '.[llamaindex,workflow]'`, and
 `llama-index-llms-openai-like` and `ctxreuse[openai]` for a server.
 """
 

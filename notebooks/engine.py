@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -26,20 +27,26 @@ class NotebookEngine:
     Attributes:
         base_url: Its address, with `/v1`.
         model: The model's name.
+        last_message: What `http_client` sent last: the end of the prompt.
     """
 
     def __init__(self, base_url: str, model: str, emulated: EmulatedEngine | None = None) -> None:
         self.base_url = base_url
         self.model = model
+        self.last_message = ""
         self._options = {"transport": emulated and emulated.transport(httpx), "timeout": 600}
 
     def http_client(self) -> httpx.Client:
         """Return a client for the `http_client=` of OpenAI's, LangChain's or LlamaIndex's."""
-        return httpx.Client(**self._options)
+        return httpx.Client(event_hooks={"request": [self._note]}, **self._options)
 
     def async_http_client(self) -> httpx.AsyncClient:
         """Return an asynchronous client."""
         return httpx.AsyncClient(**self._options)
+
+    def _note(self, request: httpx.Request) -> None:
+        if request.method == "POST":
+            self.last_message = json.loads(request.content)["messages"][-1]["content"]
 
     def empty_cache(self) -> dict[str, Any]:
         """Return a new cache salt: requests with it find nothing that was cached before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ctxreuse.evaluation.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
-from ctxreuse.workflow import TfidfEmbedder
+from ctxreuse.workflow import WordLlamaEmbedder
 
 _CHAPTERS = {
     *("attribute-access", "calls", "class", "compound", "customization"),
@@ -20,10 +20,9 @@ def manual() -> list[ReferenceBlock]:
     return [block for block in python_reference_blocks(_CHARACTERS) if block.topic in _CHAPTERS]
 
 
-def embedder() -> TfidfEmbedder:
-    """Return an embedder that knows the words of the whole reference."""
-    texts = [block.text for block in python_reference_blocks(_CHARACTERS)]
-    return TfidfEmbedder.fit(texts, dimensions=128)
+def embedder() -> WordLlamaEmbedder:
+    """Return a small embedding model, whose weights come in a package."""
+    return WordLlamaEmbedder()
 
 
 def questions() -> list[str]:

@@ -31,7 +31,7 @@ FAILS = "fails"
 
 _TEXTS = ("The Seine flows through Paris.", "The Tiber flows through Rome.", "Rome is in Italy.")
 _QUESTION = "Which river flows through Rome?"
-_REMEDY = re.compile(r"pip install 'ctxreuse\[([\w,-]+)\]'")
+_REMEDY = re.compile(r"pip install (?:-e )?'[^']*\[([\w,-]+)\][^']*'")
 _LONGEST_IMPORT_S = 0.3
 _IMPORTS = 15
 
@@ -122,7 +122,7 @@ def is_typed() -> None:
     found = {str(path) for path in files("ctxreuse") or ()}
     packages = {path.partition("/")[0] for path in found if path.endswith("/__init__.py")}
     untyped = {package for package in packages if f"{package}/py.typed" not in found}
-    assert len(packages) == 5, f"the wheel holds {', '.join(sorted(packages))}"
+    assert len(packages) == 6, f"the wheel holds {', '.join(sorted(packages))}"
     assert not untyped, f"no py.typed in {', '.join(sorted(untyped))}"
 
 
@@ -318,6 +318,13 @@ def runs_workflows() -> None:
         engine.timeline("timeline.png")
 
 
+def embeds_texts() -> None:
+    """Find the text that a question is about by its static embedding."""
+    embedder = import_module("ctxreuse.workflow").WordLlamaEmbedder()
+    likeness = embedder.embed([_QUESTION]) @ embedder.embed_passages(list(_TEXTS)).T
+    assert likeness.argmax() == 1
+
+
 def plans_datasets() -> None:
     """Plan a dataset on a cluster of this machine, or say what is missing."""
     distributed = import_module("ctxreuse.distributed")
@@ -378,11 +385,11 @@ FEATURES = (
     Feature("py.typed", is_typed),
     Feature("commands", plans_and_simulates, (CLI,)),
     Feature("progress bars", shows_progress, (CLI,)),
-    Feature("ctxreuse demo", demonstrates, ("demo", "workflow"), on=(CLI,)),
+    Feature("ctxreuse demo", demonstrates, ("demo",), on=(CLI,)),
     Feature("ctxreuse report", reports, ("report",), on=(CLI,)),
     Feature("ctxreuse bench", compares_policies, ("bench", "workflow"), on=(CLI,)),
     Feature("ctxreuse bench, long documents", cuts_documents, ("bench",), on=(CLI,)),
-    Feature("--tokenizer", counts_tokens, ("tokenizers",), on=(CLI,)),
+    Feature("--tokenizer", counts_tokens, ("tokenizers", "embeddings", "demo"), on=(CLI,)),
     Feature("langchain_ctxreuse", plugs_into_langchain, ("langchain",)),
     Feature("record --source langchain", records_langchain, ("langchain",), on=(CLI,)),
     Feature("llamaindex_ctxreuse", plugs_into_llamaindex, ("llamaindex",)),
@@ -396,6 +403,7 @@ FEATURES = (
     Feature("RedisLog", shares_through_redis, ("redis",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),
+    Feature("WordLlamaEmbedder", embeds_texts, ("embeddings", "demo")),
     Feature("plan_dataset", plans_datasets, ("ray",)),
     Feature("GpuTier", keeps_clusters_on_a_gpu, ("gpu",), on=("workflow",)),
 )

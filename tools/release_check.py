@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from installed_features import FAILS, FEATURES, SAYS_SO, WORKS, Feature
@@ -45,6 +45,7 @@ PACKAGES = (
     "llamaindex_ctxreuse",
     "mem0_ctxreuse",
     "chain_of_agents",
+    "chain_of_agents_ctxreuse",
 )
 IN_SDIST = (
     *("tests", "tests_vllm", "tools", "examples", "benchmarks", "docs"),
@@ -186,6 +187,11 @@ def _table(tried: Sequence[ExtraResult]) -> Table:
     return table
 
 
+def without_address(project: dict[str, Any]) -> list[str]:
+    """Return the names in `project.urls` whose address is a placeholder."""
+    return [name for name, url in project["urls"].items() if ".invalid/" in url]
+
+
 def main(
     extra: Annotated[
         list[str] | None,
@@ -230,6 +236,8 @@ def main(
         console.print(fault, style="red", markup=False, highlight=False)
     if faults:
         raise typer.Exit(1)
+    if missing := without_address(project):
+        console.print(f"before it is uploaded, [project.urls] needs: {', '.join(missing)}")
     console.print(f"{sdist.name} and {wheel.name} can be released")
 
 

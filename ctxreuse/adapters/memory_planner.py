@@ -34,6 +34,7 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     Message,
+    OpenAIMessage,
     texts_to_show,
 )
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
@@ -88,7 +89,7 @@ class MemoryContext:
             return self.text
         return self.plan.rendered()
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and where they go memories.
 
         They stand where `placement` says, the ranking with them; none change nothing.

@@ -14,6 +14,12 @@ from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 
 BlockId: TypeAlias = str | int
 Message: TypeAlias = Mapping[str, Any]
+OpenAIMessage: TypeAlias = Any
+"""A chat message that is to be sent: a dict with `role` and `content`.
+
+`Any`, because each client has a type of its own for it, such as openai's
+`ChatCompletionMessageParam`, that a dict has only where that client is imported.
+"""
 
 BlockKey = NewType("BlockKey", bytes)
 """A block's identity: 16 bytes that stand for its id (type included) and its text."""

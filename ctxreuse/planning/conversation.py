@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
@@ -75,7 +75,7 @@ class Conversation:
             self._unanswered = self._plan(request)
             return self._unanswered
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[OpenAIMessage]:
         """Return the messages so far: system, all turns, the unanswered one included."""
         with self._lock:
             if self._unanswered is not None:

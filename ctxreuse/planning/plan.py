@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import (
     Reference,
@@ -101,7 +101,7 @@ class Plan:
             order = self.templates.with_legend(order, shown)
         return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[OpenAIMessage]:
         """Return the prompt as OpenAI chat messages: system, history, this turn."""
         return render_messages(self.request.system, self.request.history, self.content)
 

@@ -7,7 +7,7 @@ client is made.
 from ctxreuse.serving.client.completion import Completion, ToolCall
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.request import CompletionStream
-from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
+from ctxreuse.serving.dispatch import Answered, Failed, Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.pool.engine_pool import EnginePool
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
@@ -20,12 +20,14 @@ Served = PoolResult
 """The former name of `PoolResult`."""
 
 __all__ = [
+    "Answered",
     "Completion",
     "CompletionStream",
     "EmulatedEngine",
     "EngineClient",
     "EnginePool",
     "EngineSpec",
+    "Failed",
     "Outcome",
     "PoolResult",
     "PoolStream",

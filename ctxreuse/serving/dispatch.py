@@ -23,18 +23,37 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one request: either an answer or an error.
+class Answered:
+    """The outcome of a request that was answered.
 
     Attributes:
         plan: What was sent.
-        completion: The answer; None if the request failed.
-        error: Why it failed; None if it was answered.
+        completion: The answer.
+        error: None.
     """
 
     plan: Plan
-    completion: Completion | None = None
-    error: EngineError | None = None
+    completion: Completion
+    error: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The outcome of a request that failed.
+
+    Attributes:
+        plan: What was sent.
+        error: Why it failed.
+        completion: None.
+    """
+
+    plan: Plan
+    error: EngineError
+    completion: None = None
+
+
+Outcome: TypeAlias = Answered | Failed
+"""What became of one request: an answer, where `error` is None, or an error."""
 
 
 async def dispatch(
@@ -188,9 +207,9 @@ class _Batch:
         let_go = partial(self._release_followers, position)
         try:
             completion = await self.client.complete(plan, on_first_token=let_go, **self.params)
-            outcome = Outcome(plan, completion)
+            outcome: Outcome = Answered(plan, completion)
         except EngineError as error:
-            outcome = Outcome(plan, error=error)
+            outcome = Failed(plan, error)
         self._outcomes[position] = outcome
         let_go()
         if self.progress is not None:

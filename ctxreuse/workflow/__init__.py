@@ -21,6 +21,7 @@ from ctxreuse.workflow.models.embedders import (
     LangChainEmbedder,
     SentenceTransformerEmbedder,
     TfidfEmbedder,
+    WordLlamaEmbedder,
 )
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece
@@ -85,6 +86,7 @@ __all__ = [
     "ThroughputTable",
     "VectorRetriever",
     "VisitLimitError",
+    "WordLlamaEmbedder",
     "WorkflowEngine",
     "WorkflowError",
     "WorkflowGraph",

@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.copies import OnePerProcess
@@ -206,6 +206,28 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         await self._run(graph, query, {}, deadline_s, tenant, session, keep)
         return found[0]
 
+    @overload
+    async def arun_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: Literal[False] = False,
+        progress: bool = False,
+    ) -> list[WorkflowResult]: ...
+
+    @overload
+    async def arun_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: bool,
+        progress: bool = False,
+    ) -> list[WorkflowResult | Exception]: ...
+
     async def arun_batch(
         self,
         jobs: Iterable[Job],
@@ -214,7 +236,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = False,
-    ) -> list[WorkflowResult | Exception]:
+    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
         """Run many graphs, as many at a time as the options allow.
 
         Args:
@@ -248,6 +270,28 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
             return await all_of(one(*job) for job in jobs)
 
+    @overload
+    def run_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: Literal[False] = False,
+        progress: bool = True,
+    ) -> list[WorkflowResult]: ...
+
+    @overload
+    def run_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: bool,
+        progress: bool = True,
+    ) -> list[WorkflowResult | Exception]: ...
+
     def run_batch(
         self,
         jobs: Iterable[Job],
@@ -256,7 +300,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = True,
-    ) -> list[WorkflowResult | Exception]:
+    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
         """Run many graphs from code that is not asynchronous; arguments as in `arun_batch`."""
         return sync_bridge.run(
             lambda: self.arun_batch(

@@ -21,7 +21,7 @@ from ctxreuse.adapters.memory_planner import (
     asked,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.blocks import Message
+from ctxreuse.context.blocks import Message, OpenAIMessage
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
@@ -317,7 +317,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         history: Iterable[Message] | None = None,
         conversation_id: str | int | None = None,
         **kwargs: Any,
-    ) -> list[dict[str, Any]]:
+    ) -> list[OpenAIMessage]:
         """Search, and return OpenAI chat messages that answer the query with what was found.
 
         Takes the arguments of `context`.
@@ -393,7 +393,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         history: Iterable[Message] | None = None,
         conversation_id: str | int | None = None,
         **kwargs: Any,
-    ) -> list[dict[str, Any]]:
+    ) -> list[OpenAIMessage]:
         """Do what `ReuseMemory.messages` does."""
         context = await self.context(
             query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs

@@ -170,5 +170,5 @@ def test_wrong_kinds_are_named():
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"ctxreuse\[metrics\]"):
+    with pytest.raises(MissingExtraError, match=r"\[metrics\]"):
         PlannerCollector(ReusePlanner())

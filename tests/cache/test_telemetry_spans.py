@@ -125,5 +125,5 @@ def test_copies_go_on_tracing():
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(MissingExtraError, match=r"ctxreuse\[metrics\]"):
+    with pytest.raises(MissingExtraError, match=r"\[metrics\]"):
         PlannerSpans()

@@ -392,5 +392,5 @@ def test_only_all_is_100_percent_and_only_nothing_is_0(share: float, words: str)
 def test_a_missing_jinja2_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(trace_page._PAGE).pop("_template", None)  # it is compiled once
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r"Trace\.to_html .*'ctxreuse\[agents\]'"):
+    with pytest.raises(MissingExtraError, match=r"Trace\.to_html .*\[agents\]'"):
         Trace(question="Why?", mode="parallel").to_html()

@@ -12,6 +12,7 @@ from doc_pages import ROOT
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
+from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.datasets import LOADERS
 from ctxreuse.evaluation.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
@@ -534,7 +535,7 @@ runpy.run_module("ctxreuse", run_name="__main__")
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_its_extra_the_command_says_what_to_install(run, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    remedy = "the command ctxreuse needs optional packages: pip install 'ctxreuse[cli]'"
+    remedy = MissingExtraError("the command ctxreuse", "cli")
     assert run("demo") == (2, "", f"ctxreuse: {remedy}\n")
 
 
@@ -543,7 +544,7 @@ def test_without_its_extra_python_m_ctxreuse_says_what_to_install():
         [sys.executable, "-c", WITHOUT_TYPER], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("pip install 'ctxreuse[cli]'\n")
+    assert done.stderr.endswith(f"{MissingExtraError('the command ctxreuse', 'cli')}\n")
     assert done.stderr.count("\n") == 1
 
 

@@ -185,7 +185,7 @@ def test_cutting_without_the_library_names_the_extra(monkeypatch):
     assert split_text("fits", 1) == ["fits"]
     with pytest.raises(MissingExtraError) as caught:
         split_text("does not fit", 1)
-    assert str(caught.value) == ("chunking needs optional packages: pip install 'ctxreuse[bench]'")
+    assert str(caught.value) == str(MissingExtraError("chunking", "bench"))
 
 
 # JSON lines

@@ -358,8 +358,8 @@ runpy.run_module("ctxreuse", run_name="__main__")
     ("gone", "arguments", "code", "said"),
     [
         (["llama_index.core"], ["app.py", "why"], 3, "1 requests recorded in out"),
-        (["llama_index.core"], ["--source", "llamaindex", "app.py"], 2, "ctxreuse[llamaindex]"),
-        (["llama_index", "langchain_core"], ["app.py"], 2, "pip install 'ctxreuse[langchain]'"),
+        (["llama_index.core"], ["--source", "llamaindex", "app.py"], 2, "[llamaindex]'"),
+        (["llama_index", "langchain_core"], ["app.py"], 2, "[langchain]'"),
         ([], ["--source", "haystack", "app.py"], 2, "there is no source 'haystack' (str); choose "),
     ],
 )

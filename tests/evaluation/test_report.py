@@ -1,14 +1,13 @@
 """Reports: results as JSON, as a page, and as pictures."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 
 import pytest
+from browsers import chromium
 from cli_helpers import run
 from jinja2 import UndefinedError
 from test_estimate import replay
@@ -146,7 +145,7 @@ def test_a_page_allows_inline_styles_and_nothing_else(tmp_path, monkeypatch):
 def test_a_page_says_what_to_install_for_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     shown = HtmlPage("ctxreuse", "one.html.j2", feature="a picture", extra="agents")
-    with pytest.raises(MissingExtraError, match=r"a picture .*'ctxreuse\[agents\]'"):
+    with pytest.raises(MissingExtraError, match=r"a picture .*\[agents\]'"):
         shown.render()
 
 
@@ -198,16 +197,7 @@ def test_the_commands_write_the_same_page(run, measured, tmp_path):
 
 @pytest.fixture
 def browser():
-    """Chromium: what CTXREUSE_BROWSER names, which has to be there, or what is found."""
-    named = os.environ.get("CTXREUSE_BROWSER")
-    found = shutil.which(named or "chromium")
-    if named and found is None:
-        pytest.fail(
-            f"CTXREUSE_BROWSER is {named!r}, and there is no such program; unset it or mend it"
-        )
-    if found is None:
-        pytest.skip("needs chromium")
-    return found
+    return chromium()
 
 
 @pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])

@@ -21,6 +21,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.plan_metadata import DocumentPosition, believed, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from ctxreuse.errors import MissingExtraError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, by_rank, format_context
 from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
@@ -98,9 +99,7 @@ def test_documents_need_langchain_core_only():
         "    print(error)\n"
     )
     run = python(code)
-    assert (
-        run.stdout == "ReuseMiddleware needs optional packages: pip install 'ctxreuse[langchain]'\n"
-    )
+    assert run.stdout == f"{MissingExtraError('ReuseMiddleware', 'langchain')}\n"
 
 
 def test_a_missing_langchain_names_the_pip_command():
@@ -112,9 +111,7 @@ def test_a_missing_langchain_names_the_pip_command():
         "    print(error)\n"
     )
     run = python(code)
-    assert run.stdout == (
-        "langchain_ctxreuse needs optional packages: pip install 'ctxreuse[langchain]'\n"
-    )
+    assert run.stdout == f"{MissingExtraError('langchain_ctxreuse', 'langchain')}\n"
 
 
 def test_a_documents_identity_is_its_id_and_text():

@@ -286,7 +286,7 @@ class TestPackage:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        assert done.stdout.strip().endswith("pip install 'ctxreuse[llamaindex]'")
+        assert "[llamaindex]" in done.stdout
 
     def test_the_public_names_are_these(self) -> None:
         import llamaindex_ctxreuse

@@ -576,3 +576,10 @@ def test_the_bounds_on_work_are_those_of_the_code():
         "overlaps": [rendering._COMPARED_TEXTS, rendering._LONGEST_OVERLAP, rendering._TRIES],
     }
     assert stated.keys() == ctxreuse.ReusePlanner().statistics().limits_reached.keys()
+
+
+def test_the_page_of_the_planner_lists_all_that_it_can_do():
+    page = (ROOT / "docs/reference/ctxreuse.md").read_text()
+    [listed] = re.findall(r"^::: ctxreuse\.ReusePlanner\n.*?\[(.*?)\]", page, re.MULTILINE | re.S)
+    public = [name for name in vars(ctxreuse.ReusePlanner) if not name.startswith("_")]
+    assert sorted(re.findall(r"\w+", listed)) == sorted(public)

@@ -1,5 +1,8 @@
+import json
+import os
 import re
 import sys
+from importlib import metadata
 
 import pytest
 from hypothesis import given
@@ -51,7 +54,48 @@ def test_the_tree_in_the_docstring_names_every_error():
 def test_a_missing_extra_names_the_pip_command():
     error = MissingExtraError("ctxreuse demo", "demo")
     assert isinstance(error, CtxreuseError)
-    assert str(error) == "ctxreuse demo needs optional packages: pip install 'ctxreuse[demo]'"
+    assert str(error).startswith("ctxreuse demo needs optional packages: pip install ")
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "command"),
+    [
+        (None, "pip install 'ctxreuse[demo]'"),
+        ({"url": "file:///src/ctx%20reuse", "dir_info": {}}, "pip install '/src/ctx reuse[demo]'"),
+        (
+            {"url": "file:///src/it%27s", "dir_info": {"editable": True}},
+            """pip install -e '/src/it'"'"'s[demo]'""",
+        ),
+        (
+            {"url": "file:///tmp/ctxreuse-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install 'ctxreuse[demo] @ file:///tmp/ctxreuse-0.1.0-py3-none-any.whl'",
+        ),
+        (
+            {"url": "https://x.invalid/r", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            f"pip install 'ctxreuse[demo] @ git+https://x.invalid/r@{COMMIT}'",
+        ),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="paths are written otherwise")
+def test_the_command_installs_from_where_the_package_is(monkeypatch, direct_url, command):
+    class Installed:
+        def read_text(self, name):
+            assert name == "direct_url.json"
+            return direct_url and json.dumps(direct_url)
+
+    monkeypatch.setattr(metadata, "distribution", {"ctxreuse": Installed()}.__getitem__)
+    assert str(MissingExtraError("x", "demo")) == f"x needs optional packages: {command}"
+
+
+def test_a_package_that_was_never_installed_names_a_command_too(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    assert str(MissingExtraError("x", "demo")).endswith("pip install 'ctxreuse[demo]'")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +105,7 @@ def test_a_missing_extra_names_the_pip_command():
 )
 def test_a_progress_bar_says_what_to_install(monkeypatch, show):
     monkeypatch.setitem(sys.modules, "rich.progress", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'ctxreuse\[cli\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[cli\]"):
         show()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ctxreuse"
 FOREIGN = re.compile(
-    r"(langchain\w+|langgraph|llama_index|llamaindex_ctxreuse|mem0_ctxreuse|chain_of_agents)"
+    r"(langchain\w+|langgraph|llama_index|llamaindex_ctxreuse|mem0_ctxreuse|chain_of_agents(?:_ctxreuse)?)"
     r"([.:][\w.:]+)?"
 )
 """Packages of frameworks and of their integrations, or something in one."""

@@ -83,3 +83,16 @@ def test_the_readme_lists_each_with_a_line_on_what_it_shows() -> None:
         r"^- \[(.+)\]\((.+)\): \S", (FOLDER / "README.md").read_text(), re.MULTILINE
     )
     assert listed == [(path.name, path.name) for path in PATHS]
+
+
+def test_the_first_wraps_the_model_as_the_guide_recommends() -> None:
+    [path] = FOLDER.glob("1_*.ipynb")
+    code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    assert "ReuseChatModel(inner=new_llm(), planner=planner)" in code
+    assert "ReuseRetriever" not in code
+
+
+@each_notebook
+def test_its_texts_are_embedded_by_a_real_model(path: Path) -> None:
+    code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    assert "Tfidf" not in code

@@ -185,3 +185,12 @@ def test_importing_and_planning_load_numpy_and_scipy_only_and_touch_no_network()
     assert set(loaded) <= {"ctxreuse", "numpy", "scipy"}
     assert "ctxreuse" in loaded
     assert (events, handlers, commands, result.stderr) == ([], [], [], "")
+
+
+def test_chain_of_agents_has_a_name_that_says_whose_it_is():
+    import chain_of_agents
+    import chain_of_agents_ctxreuse
+
+    assert chain_of_agents_ctxreuse.__all__ == chain_of_agents.__all__
+    for name in chain_of_agents.__all__:
+        assert getattr(chain_of_agents_ctxreuse, name) is getattr(chain_of_agents, name)

@@ -103,6 +103,8 @@ def raising(error):
     ("message", "state"),
     [
         ("one needs optional packages: pip install 'ctxreuse[one]'", "names its extra"),
+        ("one needs optional packages: pip install -e '/src/it[one]'", "names its extra"),
+        ("one needs optional packages: pip install 'ctxreuse[one] @ file:///a'", "names its extra"),
         ("one needs optional packages: pip install 'ctxreuse[two]'", "fails"),
         ("No module named 'one'", "fails"),
     ],
@@ -138,3 +140,10 @@ def test_files_that_should_not_be_published_are_found(tools):
     assert "the wheel lacks mem0_ctxreuse/py.typed" in faults
     assert "the wheel lacks ctxreuse/evaluation/report/report.html.j2" in faults
     assert faults[-1] == "the wheel holds tests"
+
+
+def test_addresses_that_are_placeholders_are_named_before_a_release(tools):
+    from release_check import without_address
+
+    urls = {"Source": "https://ctxreuse.invalid/source", "Issues": "https://host.example/issues"}
+    assert without_address({"urls": urls}) == ["Source"]

@@ -444,9 +444,7 @@ async def test_wrong_arguments_of_a_call_are_named(prompt, params, message):
 @pytest.mark.parametrize("name", ["openai", "tenacity"])
 def test_a_missing_package_names_the_extra(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        MissingExtraError, match=r"EngineClient .* pip install 'ctxreuse\[openai\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=r"EngineClient .* pip install .*\[openai\]"):
         EngineClient("http://engine")
 
 

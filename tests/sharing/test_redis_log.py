@@ -280,7 +280,7 @@ def test_without_the_client_the_error_says_what_to_install(monkeypatch: pytest.M
     import sys
 
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(MissingExtraError, match=r"ctxreuse\[redis\]"):
+    with pytest.raises(MissingExtraError, match=r"\[redis\]"):
         log_at("redis://host")
 
 

@@ -1,6 +1,8 @@
-"""Embedders: TF-IDF with SVD, sentence-transformers (its interface), LangChain embeddings."""
+"""Embedders: static, TF-IDF with SVD, sentence-transformers (its interface), LangChain's."""
 
 import io
+import os
+import subprocess
 import sys
 import zipfile
 from types import ModuleType
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError
+from ctxreuse.workflow.models import embedders
 from ctxreuse.workflow.models.embedders import (
     Embedder,
     LangChainEmbedder,
     SentenceTransformerEmbedder,
     TfidfEmbedder,
+    WordLlamaEmbedder,
     checked_embedder,
 )
 
@@ -29,6 +33,77 @@ TEXTS = [
 def nearest(embedder, query):
     scores = embedder.embed([query]) @ embedder.embed_passages(TEXTS).T
     return TEXTS[int(scores.argmax())]
+
+
+# static embeddings
+
+
+@pytest.fixture(scope="module")
+def words():
+    return WordLlamaEmbedder()
+
+
+def test_other_words_for_the_same_are_near(words):
+    assert nearest(words, "Which stream runs by the Louvre?") == TEXTS[2]
+    assert nearest(words, "pets") == TEXTS[4]
+
+
+def test_its_vectors_are_those_of_the_package_whose_weights_it_reads(words):
+    # first numbers of WordLlama.load().embed(["river in Paris", "The Seine"], norm=True)
+    vectors = words.embed(["river in Paris", "The Seine"])
+    assert (vectors.shape, vectors.dtype, words.dimension) == ((2, 256), np.float32, 256)
+    expected = [[0.01175603, -0.01331524, -0.06775159], [-0.07613108, 0.00484399, -0.08685172]]
+    np.testing.assert_allclose(vectors[:, :3], expected, atol=1e-6)
+    np.testing.assert_array_equal(words.embed_passages(["The Seine"]), vectors[1:])
+
+
+def test_a_vector_does_not_depend_on_the_texts_beside_it(words):
+    texts = [*TEXTS, "", "Seine " * 1000]
+    np.testing.assert_array_equal(
+        words.embed(texts), np.concatenate([words.embed([text]) for text in texts])
+    )
+
+
+def test_any_text_has_a_vector_of_length_1_and_none_the_zero_vector(words):
+    vectors = words.embed(["\ud800", "\x00", "日本", "x" * 100_000, ""])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 1, 1, 0], atol=1e-6)
+    assert words.embed([]).shape == (0, 256)
+
+
+STATIC = """
+import logging, socket, sys
+from ctxreuse.workflow import WordLlamaEmbedder
+
+def refuse(*_): raise OSError("no network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+
+WordLlamaEmbedder().embed(["The Seine"])
+print("wordllama" in sys.modules, logging.getLogger().handlers)
+"""
+
+
+def test_it_reads_weights_alone_and_asks_no_network(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STATIC],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert (done.stdout, done.stderr) == ("False []\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["wordllama", "safetensors.numpy", "tokenizers"])
+def test_each_package_of_static_embeddings_may_be_missing(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    find_spec = embedders.find_spec
+    monkeypatch.setattr(
+        embedders, "find_spec", lambda name: None if name == module else find_spec(name)
+    )
+    with pytest.raises(MissingExtraError, match=r"static embeddings .*\[embeddings\]"):
+        WordLlamaEmbedder()
 
 
 # TF-IDF
@@ -235,9 +310,8 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtraError) as caught:
         SentenceTransformerEmbedder("some/model")
-    assert str(caught.value) == (
-        "embedding with sentence-transformers needs optional packages: "
-        "pip install 'ctxreuse[workflow]'"
+    assert str(caught.value) == str(
+        MissingExtraError("embedding with sentence-transformers", "workflow")
     )
 
 
@@ -245,7 +319,7 @@ def test_scikit_learn_may_be_missing(monkeypatch):
     for name in [one for one in sys.modules if one.startswith("sklearn")]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
-    with pytest.raises(MissingExtraError, match=r"ctxreuse\[workflow\]"):
+    with pytest.raises(MissingExtraError, match=r"\[workflow\]"):
         TfidfEmbedder.fit(TEXTS)
 
 
@@ -329,6 +403,7 @@ def test_what_is_no_embeddings_is_refused(embeddings):
 
 def test_all_are_embedders_and_other_things_are_not():
     for embedder in (
+        WordLlamaEmbedder(),
         TfidfEmbedder.fit(TEXTS),
         SentenceTransformerEmbedder(FakeTransformer()),
         LangChainEmbedder(Letters()),

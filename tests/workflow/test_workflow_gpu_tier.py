@@ -215,5 +215,5 @@ def test_without_torch_the_tier_is_in_ram(monkeypatch: pytest.MonkeyPatch):
     searched = IVFIndex(shared_index("L2"))
     assert not gpu_is_usable()
     assert type(fastest_tier(searched, PLENTY)) is HotTier
-    with pytest.raises(MissingExtraError, match=r"the GPU tier needs .*ctxreuse\[gpu\]"):
+    with pytest.raises(MissingExtraError, match=r"the GPU tier needs .*\[gpu\]"):
         GpuTier(searched, PLENTY)

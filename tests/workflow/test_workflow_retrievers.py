@@ -222,7 +222,7 @@ def test_a_corpus_without_words_is_refused(corpus, message):
 
 def test_bm25s_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(MissingExtraError, match=r"keyword search needs .*ctxreuse\[workflow\]"):
+    with pytest.raises(MissingExtraError, match=r"keyword search needs .*\[workflow\]"):
         KeywordRetriever(CORPUS)
 
 

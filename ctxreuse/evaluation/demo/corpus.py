@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.workflow.models.embedders import TfidfEmbedder
+from ctxreuse.workflow.models.embedders import WordLlamaEmbedder
 
 _MIN_CHARACTERS = 80
 _PARAGRAPH = re.compile(r"^.*\S.*(?:\n.*\S.*)*", re.MULTILINE)
@@ -144,26 +144,23 @@ QUESTIONS: tuple[DemoQuestion, ...] = tuple(_parse(_LOG.read_text(encoding="utf-
 """Every question in arrival order."""
 
 
-def retrieve(
-    texts: Sequence[str], queries: Sequence[str], k: int, dimensions: int = 128
-) -> list[list[int]]:
+def retrieve(texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
     """Return for each query the positions of the k nearest texts, best first.
 
     Args:
         texts: What is searched.
         queries: The questions.
         k: The number of texts a question gets.
-        dimensions: Size of the embeddings.
 
     Raises:
         MissingExtraError: The extra `demo` is not installed.
     """
     try:
         import faiss
-        import sklearn  # noqa: F401
+
+        embedder = WordLlamaEmbedder()
     except ImportError as error:
         raise MissingExtraError("the demo's retrieval", "demo") from error
-    embedder = TfidfEmbedder.fit(texts, dimensions)
     index = faiss.IndexFlatIP(embedder.dimension)
     index.add(embedder.embed(texts))
     _, found = index.search(embedder.embed(queries), k)

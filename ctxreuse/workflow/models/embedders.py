@@ -1,8 +1,9 @@
-"""Embedders turn texts into vectors: a model, TF-IDF with SVD, or a framework's embeddings."""
+"""Embedders turn texts into vectors: static embeddings, a model, TF-IDF, or a framework's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -177,6 +178,59 @@ def _tfidf_parts(
     return known, frequencies, rows
 
 
+class WordLlamaEmbedder:
+    """Static embeddings that come with the package wordllama: the mean of a text's token vectors.
+
+    Small, fast, deterministic and English; nothing is downloaded. A text without a token gets the
+    zero vector, all others have length 1.
+
+    Attributes:
+        dimension: Length of a vector, 256.
+
+    Raises:
+        MissingExtraError: wordllama is not installed.
+
+    Source: Miller, WordLlama: Recycled Token Embeddings from Large Language Models, 2024.
+    """
+
+    def __init__(self) -> None:
+        package = find_spec("wordllama")
+        try:
+            from safetensors.numpy import load_file
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingExtraError("static embeddings", "embeddings") from error
+        if package is None or package.origin is None:
+            raise MissingExtraError("static embeddings", "embeddings")
+        # its data alone: importing the package sets up the root logger, and its loader may download
+        folder = Path(package.origin).parent
+        weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
+        tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+        self._vectors = weights["embedding.weight"].astype(np.float32)
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self.dimension = self._vectors.shape[1]
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the texts' vectors, shape (n, dimension); queries and passages are alike."""
+        known = checked_texts("texts", texts)
+        means = np.zeros((len(known), self.dimension), np.float32)
+        for mean, text in zip(means, known, strict=True):
+            # each token once, with its number: a long text takes no more memory than the vocabulary
+            tokens, counts = np.unique(self._tokens(text), return_counts=True)
+            if len(tokens):
+                mean[:] = np.average(self._vectors[tokens], axis=0, weights=counts)
+        return _normalized(means)
+
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """Return the texts' vectors, as `embed` does."""
+        return self.embed(texts)
+
+    def _tokens(self, text: str) -> NDArray[np.int64]:
+        known = text.encode(errors="replace").decode()  # lone surrogates are in no vocabulary
+        encoded = self._tokenizer.encode(known, add_special_tokens=False)
+        return np.array(encoded.ids, np.int64)
+
+
 class SentenceTransformerEmbedder:
     """A model of sentence-transformers.
 
@@ -290,7 +344,8 @@ def checked_embedder(embedder: object) -> Embedder:
     if isinstance(embedder, type) or not isinstance(embedder, Embedder):
         raise InvalidRequestError(
             f"embedder must have dimension and embed(texts), not be {describe(embedder)}; pass a "
-            "TfidfEmbedder, a SentenceTransformerEmbedder, a LangChainEmbedder or one of your own"
+            "WordLlamaEmbedder, a TfidfEmbedder, a SentenceTransformerEmbedder, a "
+            "LangChainEmbedder or one of your own"
         )
     return embedder
 
