@@ -20,6 +20,7 @@ from ctxreuse.cli.terminal import (
     AsJson,
     CorpusPath,
     PlanPath,
+    check_outputs,
     only_one_from_standard_input,
     progress,
     put,
@@ -139,6 +140,7 @@ def plan(
 ) -> None:
     """Plan the requests of a trace: one JSON line a request, in execution order."""
     only_one_from_standard_input(trace, corpus)
+    _check_output(output)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)
     planner = ReusePlanner(capacity_tokens=capacity_tokens)
@@ -328,6 +330,7 @@ def export(
     id stands for a block of 512 tokens and everything before it.
     """
     only_one_from_standard_input(plan, corpus)
+    _check_output(output)
     blocks = read_corpus(corpus)
     planned = read_plan(plan)
     encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
@@ -345,6 +348,11 @@ def export(
             lines.append(one.as_json())
             advance()
     write_lines(output, lines)
+
+
+def _check_output(path: str) -> None:
+    """Check, before long work, that it could be written."""
+    check_outputs(None if path == STANDARD_STREAM else path)
 
 
 def explain(

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.evaluation.bench.baselines import (
     PublishedContextPilot,
@@ -43,8 +44,10 @@ from ctxreuse.evaluation.replay.simulate import (
     load_tokenizer,
     no_progress,
 )
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 WORDS, BLOCKS = "words", "blocks"
@@ -79,6 +82,9 @@ class BenchConfig:
         api_key: The server's key.
         answer_tokens: The longest answer of a server; one of 1 token is not scored.
         seed: Of the random choice and order of the questions.
+        prefill_rate: Prompt tokens that an engine computes in a second, for the verdict; None is a
+            usual rate where the cache is simulated, and nothing of seconds for a real server.
+        prices: What prompt tokens cost, for the verdict; None says nothing of money.
     """
 
     dataset: str
@@ -101,6 +107,8 @@ class BenchConfig:
     api_key: str = field(default="EMPTY", repr=False)
     answer_tokens: int = 32
     seed: int = 0
+    prefill_rate: float | None = None
+    prices: Prices | None = None
 
     @property
     def level(self) -> str:
@@ -134,9 +142,9 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         EngineError: The server does not answer at all.
     """
     tokenizer = _tokenizer(config.tokenizer)
-    workload = read_workload(config, progress)
     notes: list[str] = []
     policies = _policies(config, notes)
+    workload = read_workload(config, progress)
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
     sizes = config.capacities or summary.cache_sizes()[1:]
     matrix = RunMatrix(
@@ -172,7 +180,16 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         bounds=reuse_bounds(workload.in_order(), ks),
         settings=tuple(_settings(config, workload, summary)),
         notes=tuple(dict.fromkeys(notes)),
+        cache_tokens=next(iter(config.capacities), None),
+        prefill_tokens_per_s=_prefill_rate(config),
+        prices=config.prices,
     )
+
+
+def _prefill_rate(config: BenchConfig) -> float | None:
+    if config.prefill_rate is not None:
+        return checked_positive("prefill_rate", config.prefill_rate)
+    return COMMON_RATES.prefill_tokens_per_s if config.base_url is None else None
 
 
 def read_workload(config: BenchConfig, progress: Progress = no_progress) -> Workload:

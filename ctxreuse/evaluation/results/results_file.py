@@ -17,6 +17,7 @@ from ctxreuse.context.checks import (
     checked_integer,
     checked_kind,
     checked_list,
+    checked_positive,
 )
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
@@ -42,8 +43,10 @@ from ctxreuse.evaluation.replay.simulate import (
 )
 from ctxreuse.evaluation.replay.workers import estimate_workers, worker_policies
 from ctxreuse.evaluation.results import stored_results as read
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _WORST = 10
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
@@ -78,6 +81,12 @@ class Results:
         settings: How it was measured, in words.
         notes: What a reader has to know.
         version: The measuring package's version.
+        cache_tokens: What the cache holds that the verdict is about; None is unlimited.
+        prefill_tokens_per_s: Prompt tokens that the engine computes in a second, for the verdict;
+            None where nobody said.
+        prices: What prompt tokens cost, for the verdict; None where nobody said.
+        command: The command that measured; empty where none did.
+        date: The day on which it was measured, such as "2026-11-25"; empty if that is not known.
     """
 
     title: str
@@ -90,6 +99,11 @@ class Results:
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     version: str = ctxreuse.__version__
+    cache_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
+    prices: Prices | None = None
+    command: str = ""
+    date: str = ""
 
     @classmethod
     def of(
@@ -180,6 +194,13 @@ class Results:
             settings=stored.get("settings", read.each(read.row(read.text, read.text))),
             notes=stored.get("notes", read.each(read.text)),
             version=stored.get("version", read.text),
+            cache_tokens=stored.get("cache_tokens", read.optional(read.integer), None),
+            prefill_tokens_per_s=stored.get(
+                "prefill_tokens_per_s", read.optional(read.positive), None
+            ),
+            prices=stored.get("prices", read.optional(Prices.of), None),
+            command=stored.get("command", read.text, ""),
+            date=stored.get("date", read.text, ""),
         )
 
 
@@ -218,6 +239,8 @@ def measure_savings(
     capacities: Sequence[int] = (),
     tokenizer: str | Path | None = None,
     workers: int | None = None,
+    prefill_rate: float = COMMON_RATES.prefill_tokens_per_s,
+    prices: Prices | None = None,
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
@@ -226,10 +249,13 @@ def measure_savings(
     Args:
         trace: A trace, or a folder that holds a recording.
         corpus: Its blocks; None is `corpus.jsonl` beside the trace.
-        capacities: Tokens that the smaller caches hold; where empty, sizes that suit the trace.
+        capacities: Tokens that the smaller caches hold, the first of which the verdict is about;
+            where empty, sizes that suit the trace, and the verdict is about an unlimited cache.
         tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
         workers: Also measure this many worker processes that use one engine, each with a planner
             of its own and with a shared log.
+        prefill_rate: Prompt tokens that the engine computes in a second, for the verdict.
+        prices: What prompt tokens cost, for the verdict; None says nothing of money.
         for_report: Whether to measure what only a report shows, too: several numbers of blocks a
             request, and which requests lost most.
         progress: Is told how far it is.
@@ -242,6 +268,7 @@ def measure_savings(
     check_function("progress", progress, "a function")
     smaller = checked_list("capacities", capacities, "a list of tokens")
     number = None if workers is None else checked_integer("workers", workers, 2)
+    rate = checked_positive("prefill_rate", prefill_rate)
     blocks, requests = read_recording(trace, corpus)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
@@ -263,4 +290,7 @@ def measure_savings(
         shown(runs).planned if for_report else (),
         blocks,
         bounds=reuse_bounds(requests, ks),
+        cache_tokens=next(iter(smaller), None),
+        prefill_tokens_per_s=rate,
+        prices=prices,
     )

@@ -102,6 +102,11 @@ def number(place: str, value: Any) -> float:
     return float(integer(place, value))
 
 
+def positive(place: str, value: Any) -> float:
+    """Return a finite number above 0."""
+    return known if (known := number(place, value)) else _fail(place, value, "more than 0")
+
+
 def share(place: str, value: Any) -> float:
     """Return a number from 0 to 1."""
     return known if (known := number(place, value)) <= 1 else _fail(place, value, "from 0 to 1")
@@ -203,6 +208,7 @@ def run_result(place: str, value: Any) -> RunResult:
         part=stored.get("part", one_of(*Part), Part.policies),
         k=stored.get("k", optional(integer), None),
         sessions=stored.get("sessions", optional(integer), None),
+        workers=stored.get("workers", integer, 1),
         request_ids=stored.get("request_ids", each(text), []),
         first_token_s=stored.get("first_token_s", each(number), []),
         scores=stored.get("scores", each(row(text, share, share)), []),

@@ -15,7 +15,7 @@ from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.evaluation.results.verdict import verdict
 
 POLICY_COLOURS = {
     "as retrieved": "#8c8c8c",
@@ -35,7 +35,6 @@ POLICY_COLOURS = {
 _OURS = (OURS_ONLINE.name, OURS_BATCH.name)
 """This package's policies for one planner; its others are of several workers."""
 
-_SHARE = "Workers share a log by ReusePlanner(shared_log=SQLiteLog(path))."
 _POLICY = "order of the blocks"
 _DEDUPLICATED = "without what a chat shows"
 _TIMES = "hit ratio; prefilled tokens, as many times as retrieved"
@@ -82,10 +81,17 @@ _Runs: TypeAlias = Sequence[RunResult]
 
 def bench_output(results: Results) -> Iterator[Shown]:
     """Yield what a terminal shows of a benchmark."""
+    yield from verdict_output(results)
     yield f"{results.title}: {_in_words(results.trace)}"
     yield ", ".join(f"{name}: {value}" for name, value in results.settings)
     yield from tables(results)
     yield from results.notes
+
+
+def verdict_output(results: Results) -> Iterator[str]:
+    """Yield the verdict on results, and an empty line."""
+    yield from verdict(results).lines()
+    yield ""
 
 
 def estimate_output(results: Results) -> Iterator[Shown]:
@@ -93,16 +99,17 @@ def estimate_output(results: Results) -> Iterator[Shown]:
     runs = results.part()
     names = {run.policy for run in runs}
     too_large = [policy.name for policy in POLICIES if policy.name not in names]
+    yield from verdict_output(results)
     yield _in_words(results.trace)
-    yield _policies(runs)
     if too_large:
         yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
-    yield from _advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens])
+    yield _policies(runs)
 
 
 def estimate_json(results: Results) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
     return {
+        "verdict": verdict(results).as_json(),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
         "runs": [
             {
@@ -486,29 +493,6 @@ def _in_words(summary: TraceSummary) -> str:
         f"{summary.block_tokens:,} block tokens in all. {summary.reuse_bound:.0%} of them had been "
         f"sent before: no order can have more of them served{_HISTORIES if turns else ''}."
     )
-
-
-def _advice(runs: _Runs) -> Iterator[str]:
-    """Say what the best of this package's policies saves, one by one and as a batch."""
-    before = runs[0].total.prefilled_tokens
-    if not before:
-        return
-    for mode, best in best_of_ours(runs).items():
-        saved = before - best.total.prefilled_tokens
-        seconds = saved / COMMON_RATES.prefill_tokens_per_s
-        yield (
-            f"{'As they arrive' if mode == 'online' else 'As one batch'}: "
-            f"{saved / before:.0%} fewer tokens to compute "
-            f"({best.total.prefilled_tokens:,} instead of {before:,}); at "
-            f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
-        )
-    of_workers = [run for run in runs if run.strategy == "reuse" and run.policy not in _OURS]
-    for name in dict.fromkeys(run.policy for run in of_workers):
-        after = min(run.total.prefilled_tokens for run in of_workers if run.policy == name)
-        more = "more" if after > before else "fewer"
-        yield f"{name}: {abs(after - before) / before:.0%} {more} tokens to compute."
-    if of_workers:
-        yield _SHARE
 
 
 def best_of_ours(runs: _Runs) -> dict[str, RunResult]:
