@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 import sys
@@ -163,7 +164,12 @@ def report(
 def _stamped(results: Results) -> Results:
     """Return results with the command that made them, without passwords, and its day."""
     command = re.sub(r"(?<=://)[^/@\s]*@", "", shlex.join(["ctxreuse", *sys.argv[1:]]))
-    return replace(results, command=command, date=f"{date.today():%Y-%m-%d}")
+    return replace(
+        results,
+        command=command,
+        date=f"{date.today():%Y-%m-%d}",
+        python=platform.python_version(),
+    )
 
 
 def write_page(results: Results, path: str) -> None:

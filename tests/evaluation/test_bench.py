@@ -401,7 +401,8 @@ def test_a_config_makes_the_results_that_the_command_writes(run, folder, tmp_pat
 
 
 def without_times(results):
-    return replace(results, runs=tuple(replace(one, planning_ms=0.0) for one in results.runs))
+    runs = tuple(replace(one, planning_ms=0.0) for one in results.runs)
+    return replace(results, runs=runs, command="", date="", python="")
 
 
 def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
@@ -409,13 +410,14 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(written) == [
         *("format", "title", "level", "trace", "runs", "tree", "misses", "bounds"),
-        *("settings", "notes", "version"),
+        *("settings", "notes", "version", "cache_tokens", "prefill_tokens_per_s", "prices"),
+        *("command", "date", "python", "causes"),
     ]
     assert {tuple(one) for one in written["runs"]} == {
         (
             *("policy", "strategy", "mode", "deduplicated", "capacity_tokens", "planning_ms"),
-            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "request_ids"),
-            *("first_token_s", "scores", "failures"),
+            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "workers"),
+            *("request_ids", "first_token_s", "scores", "failures"),
         )
     }
 

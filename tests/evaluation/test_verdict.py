@@ -50,8 +50,8 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
         )
     )
     assert list(said.lines()) == [
-        "50% fewer prompt tokens to compute with ctxreuse, online (one worker, an unlimited cache): "
-        "40.0 s and 0.06 EUR less per 1,000 requests (at 1,000 tokens a second; prices of "
+        "50% fewer prompt tokens to compute with ctxreuse, online (one worker, an unlimited "
+        "cache): 40.0 s and 0.06 EUR less per 1,000 requests (at 1,000 tokens a second; prices of "
         "2026-11-01 from our contract).",
         "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex), or plan "
         'with ReusePlanner(); ReusePlanner(mode="shadow") counts first and changes nothing.',
@@ -139,8 +139,9 @@ def test_a_cache_that_is_too_small_is_the_reason():
         of("ctxreuse, online", 0, 50),
     )
     said = verdict(results(*runs, cache_tokens=50))
-    assert "because the cache has lost blocks before they come again (one worker, a cache of 50" in (
-        said.sentence
+    assert (
+        "because the cache has lost blocks before they come again (one worker, a cache of 50"
+        in (said.sentence)
     )
     assert said.also == ("The same with other caches: 50% fewer with an unlimited cache.",)
 
@@ -179,7 +180,7 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     options = ("--prices", prices, "--prefill-rate", "500", "--html", html, "--results", stored)
     code, out, err = run("estimate", trace, *options)
     assert code == 0, err
-    sentence = out.partition("\nNext: ")[0].replace("\n", " ")
+    sentence = words(out.partition("\nNext: ")[0])
     assert sentence.startswith("67% fewer prompt tokens to compute with ctxreuse, online (one ")
     assert "400.0 s and 0.30 EUR less per 1,000 requests (at 500 tokens a second" in sentence
     assert "prices of 2026-11-01 from our contract" in sentence

@@ -18,7 +18,7 @@ from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
+from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -188,12 +188,13 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
         shown = [run for run in runs if run.capacity_tokens == capacity]
         for run in shown:
             ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
+            style = POLICY_STYLES[run.policy]
             panel.plot(
                 range(1, len(ratios) + 1),
                 ratios,
                 label=run.policy,
-                color=POLICY_COLOURS.get(run.policy),
-                linestyle="--" if run.mode == "offline" else "-",
+                color=style.colour,
+                linestyle=(0, style.dashes) if style.dashes else "-",
             )
         panel.set_title(title)
         panel.set_xlabel("requests, in the order in which they ran")

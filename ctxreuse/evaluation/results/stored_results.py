@@ -184,6 +184,7 @@ def _node(place: str, value: Any, levels: int) -> TreeNode:
         requests=stored.get("requests", integer),
         sent_tokens=stored.get("sent_tokens", integer),
         children=children,
+        label=stored.get("label", text, ""),
     )
     for name in ("requests", "sent_tokens"):
         if sum(getattr(child, name) for child in children) > getattr(node, name):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
@@ -17,20 +17,36 @@ from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.verdict import verdict
 
-POLICY_COLOURS = {
-    "as retrieved": "#8c8c8c",
-    "papers' order, online": "#e0a030",
-    "papers' order, batch": "#b06000",
-    "CacheWeaver, online": "#8a6fb8",
-    "ctxreuse, online": "#3f8fd2",
-    "ctxreuse, batch": "#2a9d5c",
-    "as retrieved, de-duplicated": "#5c5c5c",
-    "LangChain LongContextReorder": "#5b8c8c",
-    "LlamaIndex LongContextReorder": "#9c8b4a",
-    "contextpilot, online": "#c9607b",
-    "contextpilot, batch": "#9c3450",
+
+class PolicyStyle(NamedTuple):
+    """How a chart shows a policy: no two alike in colour, and none in line.
+
+    Attributes:
+        colour: It stands out on white and on black.
+        dashes: Lengths of dashes and gaps, in widths of the line; empty for a whole line.
+    """
+
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+
+POLICY_STYLES = {
+    "as retrieved": PolicyStyle("#8c8c8c"),
+    "papers' order, online": PolicyStyle("#d98c00", (5, 2)),
+    "papers' order, batch": PolicyStyle("#c2452d", (5, 2, 1, 2)),
+    "CacheWeaver, online": PolicyStyle("#a259c4", (1, 1.5)),
+    "ctxreuse, online": PolicyStyle("#2f86d6", (14, 1.5)),
+    "ctxreuse, batch": PolicyStyle("#1fa06a", (8, 2)),
+    "as retrieved, de-duplicated": PolicyStyle("#a07850", (3, 1.5)),
+    "LangChain LongContextReorder": PolicyStyle("#2fa3a8", (2, 1)),
+    "LlamaIndex LongContextReorder": PolicyStyle("#a89600", (6, 1.5, 1, 1.5, 1, 1.5)),
+    "contextpilot, online": PolicyStyle("#e0679a", (4, 1)),
+    "contextpilot, batch": PolicyStyle("#93407c", (4, 1, 1, 1)),
 }
-"""A policy's colour in every chart."""
+"""A policy's style in every chart."""
+
+OTHER_STYLES = (PolicyStyle("#7d7aff", (3, 3)), PolicyStyle("#6f9a1f", (10, 3, 2, 3)))
+"""For policies that not every report has, in turn."""
 
 _OURS = (OURS_ONLINE.name, OURS_BATCH.name)
 """This package's policies for one planner; its others are of several workers."""
