@@ -59,8 +59,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     if problems:
         first = problems[0]
         step = printable(first.remedy or first.found)
-        words = "is a problem" if len(problems) == 1 else "are problems"
-        return f"{len(problems)} of {checks} {words}{open_}. Next: {first.check}: {step}"
+        words = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        return f"{words} in {checks}{open_}. Next, {first.check}: {step}"
     if len(unknown) == len(findings):
         return f"Nothing can be told from outside: {', '.join(unknown)}. Next: see what each needs."
     return f"No problem found in {checks}{open_}. Next: nothing to mend here."
