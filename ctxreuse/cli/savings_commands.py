@@ -47,6 +47,9 @@ from ctxreuse.evaluation.results.tables import (
 )
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
+_STOPPED = 130
+"""The exit code of what Ctrl-C ends."""
+
 PrefillRate = Annotated[
     float | None,
     typer.Option(
@@ -255,7 +258,12 @@ def bench(
         ),
     ] = "words",
     chunk_tokens: Annotated[
-        int, typer.Option(min=16, help="Length of the pieces that long documents are cut into.")
+        int,
+        typer.Option(
+            min=16,
+            help="Length of the pieces that long documents are cut into; of jsonl, those of more "
+            "than twice as many tokens.",
+        ),
     ] = 512,
     contextpilot_python: Annotated[
         str | None,
@@ -314,6 +322,8 @@ def bench(
     left out at a time (ablations).
 
     `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
+
+    It keeps every run as it ends: stopped by Ctrl-C, the same command goes on there.
 
     Part quality asks an engine the same questions with the blocks shown in several ways ("arms"),
     greedily, and says how much F1, exact matches and answers that hold the right one change against
@@ -386,9 +396,19 @@ def bench(
     if is_quality:
         bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
         return
-    results = _stamped(run(config, progress))
+    kept = output / "unfinished.jsonl"
+    try:
+        measured = run(config, progress, kept, lambda words: say(f"ctxreuse: {words}"))
+    except KeyboardInterrupt:
+        say(
+            f"ctxreuse: stopped; what is complete is kept in {kept}: the same command goes on from "
+            "there, and with --part NAME shows a part that is complete"
+        )
+        raise typer.Exit(_STOPPED) from None
+    results = _stamped(measured)
     results.write(output / "results.json")
     results.write_csv(output / "results.csv")
+    kept.unlink(missing_ok=True)
     show(bench_output(results))
     say(f"ctxreuse: wrote {output / 'results.json'} and {output / 'results.csv'}")
     if html is not None:
