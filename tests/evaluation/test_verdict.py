@@ -107,7 +107,7 @@ def test_several_workers_are_told_what_holds_for_them():
 @pytest.mark.parametrize(
     ("cached", "more", "reason"),
     [
-        ((0, 0), {"repeated": 0}, "hardly any block comes again (0.0% of the block tokens)"),
+        ((0, 0), {"repeated": 0}, "hardly any block comes again: 0.0% of the block tokens"),
         (
             (89, 89),
             {},

@@ -18,7 +18,7 @@ from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_table
+from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_tables
 from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -63,11 +63,10 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
         ]
     yield from _verdict(corpus, trace, runs)
     yield _setting(corpus, trace)
-    yield demo_table(runs)
+    yield from demo_tables(runs)
     yield (
         "hit ratio: prompt tokens served from the cache / prompt tokens\n"
         "prefilled: tokens that the engine has to compute, so lower is better\n"
-        f"unlimited, {SMALL_CACHE_TOKENS:,}: tokens that the cache holds\n"
         "de-duplication: blocks that a conversation shows already are left out"
     )
     yield from _example(corpus, runs)

@@ -255,23 +255,25 @@ def tables(results: Results) -> Iterator[Table]:
         yield _ablations(ablations, policies)
 
 
-def demo_table(runs: _Runs) -> Table:
-    """Return hit ratios, prefilled tokens and planning time of all policies, by cache size.
+def demo_tables(runs: _Runs) -> Iterator[Table]:
+    """Yield hit ratios, prefilled tokens and planning time of all policies: a table a cache size.
 
     Args:
         runs: Without and with de-duplication, each with the same cache sizes; as retrieved first.
     """
-    return _by_cache_size(
-        "What the engine's prefix cache serves",
-        runs,
-        ("without de-duplication", "with de-duplication"),
-        lambda size: (f"hit ratio\n{size}", f"prefilled\n{size}", "to as\nretrieved"),
-        lambda run, base: (
-            f"{run.total.hit_ratio:.3f}",
-            f"{run.total.prefilled_tokens:,}",
-            f"{_times(run, base):.2f}",
-        ),
-    )
+    for size in _sizes(runs):
+        cache = "an unlimited cache" if size is None else f"a cache of {size:,} tokens"
+        yield _by_cache_size(
+            f"What {cache} serves",
+            [run for run in runs if run.capacity_tokens == size],
+            ("without de-duplication", "with de-duplication"),
+            lambda _: ("hit\nratio", "prefilled", "to as\nretrieved"),
+            lambda run, base: (
+                f"{run.total.hit_ratio:.3f}",
+                f"{run.total.prefilled_tokens:,}",
+                f"{_times(run, base):.2f}",
+            ),
+        )
 
 
 def _policies(runs: _Runs) -> Table:

@@ -266,7 +266,7 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
         number = "no request" if not results.trace.requests else "one request"
         return f"there is {number}, and so nothing that comes again", NO_STEP
     if bound < LEAST_SHARE:
-        return f"hardly any block comes again ({bound:.1%} of the block tokens)", NO_STEP
+        return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
     larger = [
         one
         for one in savings
@@ -302,7 +302,7 @@ def _also(
     if others:
         sizes = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in others.values())
         yield f"The same with other caches: {sizes}."
-    if together is not None and together.policy != chosen.policy and chosen.workers == 1:
+    if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield (
             f"Planned together, all requests as one batch ({together.policy}): {_percent(together)}"
             f" ({_conditions(results, together)})."
