@@ -12,6 +12,7 @@ from doc_pages import ROOT
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
+from ctxreuse.cli import main
 from ctxreuse.evaluation.datasets import LOADERS
 from ctxreuse.evaluation.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
@@ -488,6 +489,33 @@ def test_help_mentions_every_option(run, command, mentioned):
     assert (code, err) == (0, "")
     for text in mentioned:
         assert text.strip("`") in words(out)
+
+
+@pytest.mark.parametrize("command", ["", "demo", "record", "estimate", "bench", "plan", "doctor"])
+def test_help_says_nothing_of_the_type_of_a_flag(run, command):
+    code, out, _ = run(*command.split(), "--help")
+    assert code == 0
+    assert "bool" not in out
+
+
+def test_a_shell_can_complete_the_command(monkeypatch, capsys):
+    monkeypatch.setenv("_CTXREUSE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "ctxreuse est")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setattr(sys, "argv", ["ctxreuse"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == ["estimate"]
+
+
+@pytest.mark.parametrize("command", ["plan", "export"])
+def test_what_could_not_be_written_is_named_before_anything_is_read(run, tmp_path, command):
+    path, missing = tmp_path / "no" / "folder", tmp_path / "missing"
+    options = ["--corpus", missing, "-o", path]
+    options += ["--plan", missing] if command == "export" else ["--trace", missing]
+    options += ["--mode", "online"] if command == "plan" else []
+    code, _, err = run(command, *options)
+    assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True), err
 
 
 def test_the_command_alone_shows_its_help(run):
