@@ -12,7 +12,6 @@ from doc_pages import ROOT
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
-from ctxreuse.cli import main
 from ctxreuse.evaluation.datasets import LOADERS
 from ctxreuse.evaluation.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
@@ -498,14 +497,17 @@ def test_help_says_nothing_of_the_type_of_a_flag(run, command):
     assert "bool" not in out
 
 
-def test_a_shell_can_complete_the_command(monkeypatch, capsys):
-    monkeypatch.setenv("_CTXREUSE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "ctxreuse est")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    monkeypatch.setattr(sys, "argv", ["ctxreuse"])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().out.split() == ["estimate"]
+def test_a_shell_can_complete_the_command():
+    program = "import sys; sys.argv = ['ctxreuse']; from ctxreuse.cli import main; main()"
+    asked = {"COMP_WORDS": "ctxreuse est", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **asked, "_CTXREUSE_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["estimate"]
 
 
 @pytest.mark.parametrize("command", ["plan", "export"])

@@ -62,6 +62,17 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
     assert said.as_json()["money_per_1000_requests"] == 0.06
 
 
+def test_what_de_duplication_gives_by_itself_is_said():
+    shorter = replace(of("as retrieved", 40), deduplicated=True)
+    ours = replace(of("ctxreuse, online", 60), deduplicated=True)
+    said = verdict(results(of("as retrieved", 20), shorter, ours))
+    assert "ctxreuse, online, de-duplicated (one worker" in said.sentence
+    assert said.also == (
+        "Of it, leaving out what a conversation shows already gives 25% fewer in the retriever's "
+        "order, too.",
+    )
+
+
 def test_the_cache_that_was_asked_for_decides():
     runs = (
         of("as retrieved", 20),

@@ -302,6 +302,18 @@ def _also(
     if others:
         sizes = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in others.values())
         yield f"The same with other caches: {sizes}."
+    shortened = [
+        one
+        for one in savings
+        if one.policy == AS_SENT.name
+        and one.deduplicated
+        and one.capacity_tokens == chosen.capacity_tokens
+    ]
+    if chosen.deduplicated and shortened:
+        yield (
+            "Of it, leaving out what a conversation shows already gives "
+            f"{_percent(shortened[0])} in the retriever's order, too."
+        )
     if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield (
             f"Planned together, all requests as one batch ({together.policy}): {_percent(together)}"
