@@ -20,6 +20,7 @@ from chain_of_agents.question import Mode, Settings, conversation_name, question
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
+from ctxreuse.adapters.environment import default_planner
 from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
@@ -134,7 +135,7 @@ class ChainOfAgents(
     ) -> None:
         planner = checked_kind(
             "planner",
-            ReusePlanner(annotate=False) if planner is None else planner,
+            default_planner(annotate=False) if planner is None else planner,
             ReusePlanner,
             "a ReusePlanner",
         )

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
@@ -376,13 +377,13 @@ def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
 
 
 def planner_or_new(planner: object) -> ReusePlanner:
-    """Return the planner that was given, or a new one for None.
+    """Return the planner that was given, or for None a new one, as the environment says.
 
     Raises:
         InvalidRequestError: wrong type.
     """
     if planner is None:
-        return ReusePlanner()
+        return default_planner()
     wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
     return checked_kind("planner", planner, ReusePlanner, wanted)
 

@@ -74,16 +74,16 @@ def doctor(
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say why an engine's prefix cache does not hit, and what to do: a line for each check.
+    """Say why an engine's prefix cache does not hit, and what to do.
 
-    Ends with exit code 1 if there is a problem. What cannot be told from outside is "not known",
-    and no problem. Prompts are made up, and what they cost is said before they are sent; nothing of
-    a recording is sent anywhere.
+    A verdict, then a line for each check. Ends with exit code 1 if there is a problem. What cannot
+    be told from outside is "not known", and no problem. Prompts are made up, and what they cost is
+    said before they are sent; nothing of a recording is sent anywhere.
 
     `ctxreuse doctor recording --base-url http://127.0.0.1:8000/v1`
     """
     # loads clients of engines
-    from ctxreuse.evaluation.doctor import DoctorConfig, examine, findings_json, is_healthy
+    from ctxreuse.evaluation.doctor import DoctorConfig, examine, findings_json, is_healthy, verdict
 
     findings = examine(
         DoctorConfig(
@@ -105,6 +105,7 @@ def doctor(
     if as_json:
         put(json.dumps(findings_json(findings)))
     else:
+        put(f"{verdict(findings)}\n")
         for line in (line for one in findings for line in one.lines()):
             put(line)
     if not is_healthy(findings):

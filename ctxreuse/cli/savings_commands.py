@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import shlex
+import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated
@@ -26,11 +32,12 @@ from ctxreuse.cli.quality_part import (
     bench_quality,
     check_parts,
 )
-from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, put, say, show
+from ctxreuse.cli.terminal import AsJson, HtmlPath, check_outputs, progress, put, say, show
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
 from ctxreuse.evaluation.results.tables import (
     bench_output,
@@ -38,6 +45,26 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
+from ctxreuse.serving.emulation.rates import COMMON_RATES
+
+_STOPPED = 130
+"""The exit code of what Ctrl-C ends."""
+
+PrefillRate = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Prompt tokens that your engine computes in a second, for the seconds saved; without "
+        "it, 10,000, about a model of 8 billion parameters on one H100.",
+    ),
+]
+PricesPath = Annotated[
+    Path | None,
+    typer.Option(
+        help="Your prices, for the money saved: a JSON file with input and cached_input (for a "
+        "million tokens), currency, date and source."
+    ),
+]
 
 
 def estimate(
@@ -77,6 +104,8 @@ def estimate(
             "request once as many others have come as there are workers.",
         ),
     ] = None,
+    prefill_rate: PrefillRate = None,
+    prices: PricesPath = None,
     html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
@@ -91,15 +120,20 @@ def estimate(
     `ctxreuse estimate recording --workers 8` also says what eight processes on one engine reach:
     without a shared log they may compute more than as retrieved, with it about what one does.
     """
+    known_prices = None if prices is None else Prices.read(prices)
+    check_outputs(html, results)
     measured = measure_savings(
         trace,
         corpus,
         capacities=capacity_tokens or (),
         tokenizer=tokenizer,
         workers=workers,
+        prefill_rate=prefill_rate or COMMON_RATES.prefill_tokens_per_s,
+        prices=known_prices,
         for_report=html is not None or results is not None,
         progress=progress,
     )
+    measured = _stamped(measured)
     if results is not None:
         measured.write(results)
     if html is not None:
@@ -122,11 +156,23 @@ def report(
     ] = None,
 ) -> None:
     """Make a page of results that people can look at."""
+    check_outputs(output)
     measured = Results.read(results)
     write_page(measured, output)
     if pictures is not None:
         for path in write_pictures(measured, pictures):
             say(f"ctxreuse: wrote {path}")
+
+
+def _stamped(results: Results) -> Results:
+    """Return results with the command that made them, without passwords, and its day."""
+    command = re.sub(r"(?<=://)[^/@\s]*@", "", shlex.join(["ctxreuse", *sys.argv[1:]]))
+    return replace(
+        results,
+        command=command,
+        date=f"{date.today():%Y-%m-%d}",
+        python=platform.python_version(),
+    )
 
 
 def write_page(results: Results, path: str) -> None:
@@ -212,7 +258,12 @@ def bench(
         ),
     ] = "words",
     chunk_tokens: Annotated[
-        int, typer.Option(min=16, help="Length of the pieces that long documents are cut into.")
+        int,
+        typer.Option(
+            min=16,
+            help="Length of the pieces that long documents are cut into; of jsonl, those of more "
+            "than twice as many tokens.",
+        ),
     ] = 512,
     contextpilot_python: Annotated[
         str | None,
@@ -239,6 +290,8 @@ def bench(
             "scored.",
         ),
     ] = None,
+    prefill_rate: PrefillRate = None,
+    prices: PricesPath = None,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
         Path,
@@ -269,6 +322,8 @@ def bench(
     left out at a time (ablations).
 
     `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
+
+    It keeps every run as it ends: stopped by Ctrl-C, the same command goes on there.
 
     Part quality asks an engine the same questions with the blocks shown in several ways ("arms"),
     greedily, and says how much F1, exact matches and answers that hold the right one change against
@@ -301,6 +356,8 @@ def bench(
         "--at-sessions": at_sessions,
         "--capacity-tokens": capacity_tokens,
         "--contextpilot-python": contextpilot_python,
+        "--prefill-rate": prefill_rate,
+        "--prices": prices,
         "--html": html,
         "--compare": compare,
     }
@@ -310,6 +367,7 @@ def bench(
         raise InvalidRequestError(
             "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
         )
+    check_outputs(html)
     _make_folder(output)  # before a long measurement whose results could not be written
     config = BenchConfig(
         dataset=dataset or "",
@@ -332,13 +390,25 @@ def bench(
         api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
         answer_tokens=ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
+        prefill_rate=prefill_rate,
+        prices=None if prices is None else Prices.read(prices),
     )
     if is_quality:
         bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
         return
-    results = run(config, progress)
+    kept = output / "unfinished.jsonl"
+    try:
+        measured = run(config, progress, kept, lambda words: say(f"ctxreuse: {words}"))
+    except KeyboardInterrupt:
+        say(
+            f"ctxreuse: stopped; what is complete is kept in {kept}: the same command goes on from "
+            "there, and with --part NAME shows a part that is complete"
+        )
+        raise typer.Exit(_STOPPED) from None
+    results = _stamped(measured)
     results.write(output / "results.json")
     results.write_csv(output / "results.csv")
+    kept.unlink(missing_ok=True)
     show(bench_output(results))
     say(f"ctxreuse: wrote {output / 'results.json'} and {output / 'results.csv'}")
     if html is not None:

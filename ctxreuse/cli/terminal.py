@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +18,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from typer.core import TyperCommand, TyperGroup
 
-from ctxreuse.context.files import file_errors
+from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.results.tables import Bad, Good, Shown, Table
@@ -58,19 +61,27 @@ def show(things: Iterable[Shown]) -> None:
     Raises:
         InputFileError: They cannot be written.
     """
-    console = _Console()
-    if not console.is_terminal:
-        console = _Console(width=110)  # tables are not squeezed where no terminal sets a width
+    console = _Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = _Console(width=_PIPED_WIDTH, highlight=False)
     for one in things:
         with file_errors("standard output", "written"):
             if isinstance(one, Table):
-                console.print(_rich_table(one, console))
+                for part in _rich_tables(one, console):
+                    console.print(part)
             else:
                 console.print(well_formed(one), markup=False)
 
 
 class _WritesHelp:
-    """A command whose help is standard output as any other."""
+    """A command whose help is standard output as any other, and says nothing of a flag's type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of Typer's own class
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with file_errors("standard output", "written"):
@@ -103,30 +114,145 @@ def only_one_from_standard_input(*paths: str) -> None:
         raise InputFileError("only one file can be read from standard input ('-')")
 
 
+def check_outputs(*paths: str | Path | None) -> None:
+    """Check, before long work, that files could be written.
+
+    Raises:
+        InputFileError: A file's folder is missing or must not be written to, or it is a folder.
+    """
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
 @contextmanager
 def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
-    """Show a progress bar on standard error, if people are looking at it."""
+    """Show how far a task is, on standard error: a bar, or in a file or a pipe now and then a line.
+
+    Args:
+        task: What is done.
+        steps: How often the function that is given will be called.
+    """
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield ProgressLines(task, steps).advance
+        return
+    with Progress(console=console, transient=True) as bar:
         number = bar.add_task(task, total=steps)
         yield lambda: bar.advance(number)
 
 
+class ProgressLines:
+    """Says now and then how far a task is, and when it will be done; nothing of a short one.
+
+    Args:
+        task: What is done.
+        steps: How many steps it has.
+        clock: Seconds from any point in time.
+    """
+
+    def __init__(self, task: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._task = task
+        self._steps = steps
+        self._clock = clock
+        self._done = 0
+        self._begun = clock()
+        self._next = self._begun + _SECONDS_A_LINE
+
+    def advance(self) -> None:
+        """Count a step."""
+        self._done += 1
+        now = self._clock()
+        if now < self._next or self._done >= self._steps:
+            return
+        passed = now - self._begun
+        left = passed / self._done * (self._steps - self._done)
+        share = self._done / self._steps
+        say(f"ctxreuse: {self._task}: {share:.0%}, about {_duration(left)} left")
+        self._next = now + max(_SECONDS_A_LINE, passed / 4)  # fewer lines of a long task
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in words, rounded up to what people care for."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} minutes"
+    return f"{seconds / 3_600:.1f} hours"
+
+
+_PIPED_WIDTH = 80
+_SECONDS_A_LINE = 5.0
 _WIDEST = 10_000
-_LAYOUTS = ((False, 20), (True, 8))
+_NAME_WIDTH = 20
+_LAYOUTS = ((False, _NAME_WIDTH), (True, 8))
 """Whether numbers and their intervals are parted, and the width that the names then need."""
+_LEAST_TEXT_WIDTH = 12
+"""Of a column of words."""
 
 
-def _rich_table(table: Table, console: Console) -> rich_tables.Table:
-    """Lay a table out; where it is too wide, break names, then intervals, but no number."""
+def _rich_tables(table: Table, console: Console) -> Iterator[rich_tables.Table]:
+    """Lay a table out; where it is too wide, break names, else make several of fewer columns.
+
+    Where not even one column of numbers fits, numbers and their intervals are parted; no number is.
+    A table of words that is too wide becomes one row a cell.
+    """
     wide = _laid_out(table)
-    if table.is_text or _width(wide, console) <= console.width:
+    if _width(wide, console) <= console.width:
+        yield wide
+    elif table.is_text:
+        is_roomy = console.width >= (_LEAST_TEXT_WIDTH + 3) * len(table.head)
+        yield wide if is_roomy or len(table.head) < 4 else _laid_out(_turned(table))
+    else:
+        for part in _parts(table, console):
+            yield _fitting(part, console)
+
+
+def _fitting(table: Table, console: Console) -> rich_tables.Table:
+    wide = _laid_out(table)
+    if _width(wide, console) <= console.width:
         return wide
     for parts_numbers, least in _LAYOUTS:
         room = console.width - _width(_laid_out(table, 0, parts_numbers), console)
         if room >= least:
             return _laid_out(table, room, parts_numbers)
     return wide
+
+
+def _parts(table: Table, console: Console) -> Iterator[Table]:
+    """Yield a table's columns in as few tables as fit, each with the names in front."""
+    first = 1
+    while first < len(table.head):
+        last = first + 1
+        while last < len(table.head) and _fits(_columns(table, first, last + 1), console):
+            last += 1
+        yield _columns(table, first, last)
+        first = last
+
+
+def _fits(table: Table, console: Console) -> bool:
+    room = console.width - _width(_laid_out(table, 0), console)
+    return room >= min(_NAME_WIDTH, max(map(cell_len, (row[0] for row in table.rows)), default=0))
+
+
+def _columns(table: Table, first: int, last: int) -> Table:
+    """Return a table with its first column and some others."""
+
+    def cut(row: tuple[str, ...]) -> tuple[str, ...]:
+        return row if len(row) == 1 else (row[0], *row[first:last])
+
+    title = table.title if first == 1 else f"{table.title} (continued)" if table.title else ""
+    return Table(title, cut(table.head), tuple(map(cut, table.rows)))
+
+
+def _turned(table: Table) -> Table:
+    """Return a table of words with a row for each cell, under the name of its column."""
+    rows: list[tuple[str, ...]] = []
+    for row in table.rows:
+        rows.append((row[0],))
+        if len(row) > 1:
+            rows += zip(table.head[1:], row[1:], strict=True)
+    return Table(table.title, (table.head[0], ""), tuple(rows), is_text=True)
 
 
 def _width(laid_out: rich_tables.Table, console: Console) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -20,6 +21,7 @@ from ctxreuse.cli.terminal import (
     AsJson,
     CorpusPath,
     PlanPath,
+    check_outputs,
     only_one_from_standard_input,
     progress,
     put,
@@ -28,7 +30,7 @@ from ctxreuse.cli.terminal import (
 )
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
-from ctxreuse.errors import InputFileError, MissingExtraError, describe
+from ctxreuse.errors import CtxreuseError, InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.plugins import (
     RECORDERS,
     NotInstalledError,
@@ -72,13 +74,16 @@ def record(
     source: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to listen to: langchain, llamaindex (their retrievers) or openai (reads "
-            "paragraphs of prompts as blocks); several may be given. Without it, all retrievers."
+            help="What to listen to: langchain (retrievers, vector stores), llamaindex (query "
+            "engines, chat engines, retrievers) or openai (reads paragraphs of prompts as blocks); "
+            "several may be given. Without it, all but openai."
         ),
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
 ) -> None:
     """Run a program as it is, and record what it retrieves or sends.
+
+    Says what it saw; ends with exit code 2 if that was nothing.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
@@ -93,15 +98,34 @@ def record(
     with TraceRecorder(output, hash_only=hash_only) as recorder:
         try:
             _run_recorded(program, arguments or [], recorder, recordings, module)
+        except BaseException as end:
+            if recorder.requests or not isinstance(end, SystemExit) or end.code:
+                if not recorder.requests and not isinstance(end, CtxreuseError):
+                    say(f"ctxreuse: {_nothing_recorded(program, recorder, source or ())}")
+                raise
         finally:
             if recorder.requests:
-                say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
+                say(f"ctxreuse: recorded in {output}: {recorder.summary()}")
+                say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(output))}")
             else:
                 recorder.discard()  # an empty recording would stand in the next one's way
-                if not recorder.faults:
-                    say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
             if recorder.faults:
                 say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
+    if not recorder.requests:
+        raise InputFileError(_nothing_recorded(program, recorder, source or ()))
+
+
+def _nothing_recorded(program: str, recorder: TraceRecorder, sources: Sequence[str]) -> str:
+    """Return what to do where nothing of a program was recorded."""
+    if recorder.faults:
+        return f"{describe(program)}: nothing was recorded, because nothing could be; see the log"
+    remedy = "--source openai reads the prompts that OpenAI clients send"
+    if PROMPTS in sources:
+        remedy = "without --source, it listens to retrievers, vector stores and chat engines"
+    return (
+        f"{describe(program)}: nothing was recorded, so nothing is written; let the program answer "
+        f"some questions; {remedy}; TraceRecorder records from code"
+    )
 
 
 def plan(
@@ -139,6 +163,7 @@ def plan(
 ) -> None:
     """Plan the requests of a trace: one JSON line a request, in execution order."""
     only_one_from_standard_input(trace, corpus)
+    _check_output(output)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)
     planner = ReusePlanner(capacity_tokens=capacity_tokens)
@@ -328,6 +353,7 @@ def export(
     id stands for a block of 512 tokens and everything before it.
     """
     only_one_from_standard_input(plan, corpus)
+    _check_output(output)
     blocks = read_corpus(corpus)
     planned = read_plan(plan)
     encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
@@ -345,6 +371,11 @@ def export(
             lines.append(one.as_json())
             advance()
     write_lines(output, lines)
+
+
+def _check_output(path: str) -> None:
+    """Check, before long work, that it could be written."""
+    check_outputs(None if path == STANDARD_STREAM else path)
 
 
 def explain(

@@ -72,6 +72,18 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
     return value
 
 
+def checked_positive(name: str, value: Any) -> float:
+    """Return a finite number above 0.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    number = checked_number(name, value)
+    if not number:
+        raise InvalidRequestError(f"{name} must be more than 0, not {describe(value)}")
+    return number
+
+
 def reported_count(value: object) -> int | None:
     """Return a number of tokens that a model or server reports; None for what cannot be one.
 

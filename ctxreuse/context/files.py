@@ -140,6 +140,23 @@ def written_file(path: FilePath) -> Iterator[IO[bytes]]:
             raise
 
 
+def check_writable(path: FilePath) -> None:
+    """Check that `written_file` could write a file, without touching what stands there.
+
+    Raises:
+        InvalidRequestError: wrong type.
+        InputFileError: It could not.
+    """
+    checked_kind("path", path, (str, os.PathLike), "a path")
+    with file_errors(path, "written"):
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if Path(path).exists() and not Path(path).is_file():
+            return  # a device or a pipe
+        with tempfile.TemporaryFile(dir=_behind_links(Path(path)).parent, prefix=".ctxreuse-"):
+            pass
+
+
 def write_text(path: FilePath, text: str) -> None:
     """Write a text as UTF-8; see `written_file`.
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
+from langchain_core.vectorstores import VectorStore
 
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import TraceRecorder, document_title
 from langchain_ctxreuse.documents.document_plans import by_rank, document_block
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
@@ -82,12 +87,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         if asked is None:
             return
         query, scope = asked
-        self._recorder.record(
-            [document_block(document) for document in by_rank(documents)],
-            query,
-            conversation_id=scope.conversation_id,
-            tenant=scope.tenant or "",
-        )
+        _record(self._recorder, query, documents, scope, "LangChain retrievers")
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the query."""
@@ -125,6 +125,24 @@ class TraceCallbackHandler(BaseCallbackHandler):
             return self._asked.pop(run_id)
 
 
+def _record(
+    recorder: TraceRecorder,
+    query: str,
+    documents: Sequence[Document],
+    scope: RequestScope,
+    source: str,
+) -> None:
+    ranked = by_rank(documents)
+    recorder.record(
+        [document_block(document) for document in ranked],
+        query,
+        conversation_id=scope.conversation_id,
+        tenant=scope.tenant or "",
+        titles=[document_title(document.metadata) for document in ranked],
+        source=source,
+    )
+
+
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:
     named = (metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None)
     conversation = next(named, None)
@@ -135,9 +153,10 @@ def _scope(metadata: Mapping[str, Any]) -> RequestScope:
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
-    """Record what any retriever of this process returns meanwhile, in any thread or task.
+    """Record what any retriever or vector store of this process returns meanwhile.
 
-    Afterwards a handler that does nothing stays registered, because LangChain cannot remove it.
+    In any thread or task. A search that a retriever makes counts as the retriever's. Afterwards a
+    handler that does nothing stays registered, because LangChain cannot remove it.
 
     Args:
         recorder: Writes the records.
@@ -145,6 +164,123 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
     handler = TraceCallbackHandler(recorder)
     register_configure_hook(ContextVar("ctxreuse_recording", default=handler), inheritable=True)
     try:
-        yield handler
+        with recorded_searches(recorder):
+            yield handler
     finally:
         handler.ends()
+
+
+_SEARCHES = (
+    "search",
+    "similarity_search",
+    "similarity_search_with_score",
+    "similarity_search_with_relevance_scores",
+    "similarity_search_by_vector",
+    "max_marginal_relevance_search",
+    "max_marginal_relevance_search_by_vector",
+)
+_ASKED = ("invoke", "ainvoke")
+"""Methods of retrievers, whose callbacks say what they return."""
+
+_is_inside: ContextVar[bool] = ContextVar("ctxreuse_inside_a_search", default=False)
+
+
+@contextmanager
+def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
+    """Record what vector stores return that are asked directly, without a retriever.
+
+    Of searches inside a search the outermost counts. Stores whose classes are imported meanwhile
+    are recorded, too.
+
+    Args:
+        recorder: Writes the records.
+    """
+    replaced: list[tuple[type, str, Any]] = []
+
+    def replace_methods(kind: type, names: Sequence[str], recorded: TraceRecorder | None) -> None:
+        for name in names:
+            method = kind.__dict__.get(name)
+            if callable(method):
+                replaced.append((kind, name, method))
+                setattr(kind, name, _outermost(method, recorded))
+
+    def made(kind: type[VectorStore], /, **options: Any) -> None:
+        super(VectorStore, kind).__init_subclass__(**options)
+        replace_methods(kind, _BOTH, recorder)
+
+    for kind in (VectorStore, *_subclasses(VectorStore)):
+        replace_methods(kind, _BOTH, recorder)
+    for kind in (BaseRetriever, *_subclasses(BaseRetriever)):
+        replace_methods(kind, _ASKED, None)
+    VectorStore.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del VectorStore.__init_subclass__
+        for kind, name, method in reversed(replaced):
+            setattr(kind, name, method)
+
+
+_BOTH = (*_SEARCHES, *(f"a{name}" for name in _SEARCHES))
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    subclasses: list[type] = kind.__subclasses__()
+    for one in subclasses:
+        yield one
+        yield from _subclasses(one)
+
+
+def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Callable[..., Any]:
+    """Return a method that records what it returns, unless it is called inside another one.
+
+    Args:
+        method: A method of a vector store or a retriever, which may be a coroutine function.
+        recorder: Writes the records; None only has what is inside not recorded.
+    """
+
+    def note(arguments: tuple[Any, ...], fields: Mapping[str, Any], found: object) -> None:
+        if recorder is None or not isinstance(found, list):
+            return
+        documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
+        if all(isinstance(document, Document) for document in documents):
+            query = arguments[0] if arguments else fields.get("query")
+            config = ensure_config()
+            told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
+            _record(
+                recorder,
+                query if isinstance(query, str) else "",
+                documents,
+                _scope(told),
+                "LangChain vector stores",
+            )
+
+    if iscoroutinefunction(method):
+
+        @wraps(method)
+        async def aoutermost(self: Any, *arguments: Any, **fields: Any) -> Any:
+            if _is_inside.get():
+                return await method(self, *arguments, **fields)
+            token = _is_inside.set(True)
+            try:
+                found = await method(self, *arguments, **fields)
+            finally:
+                _is_inside.reset(token)
+            note(arguments, fields, found)
+            return found
+
+        return aoutermost
+
+    @wraps(method)
+    def outermost(self: Any, *arguments: Any, **fields: Any) -> Any:
+        if _is_inside.get():
+            return method(self, *arguments, **fields)
+        token = _is_inside.set(True)
+        try:
+            found = method(self, *arguments, **fields)
+        finally:
+            _is_inside.reset(token)
+        note(arguments, fields, found)
+        return found
+
+    return outermost

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
@@ -17,7 +19,11 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import (
+    ConversationNames,
+    TraceRecorder,
+    document_title,
+)
 from llamaindex_ctxreuse.nodes.node_plans import by_rank, node_block
 
 
@@ -28,6 +34,7 @@ class _RecordedCall:
     scope: RequestScope
     retrievals: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)
     has_synthesized: bool = False
+    source: str = ""
 
 
 class _RecordedSpan(BaseSpan):
@@ -36,13 +43,17 @@ class _RecordedSpan(BaseSpan):
     _call: _RecordedCall = PrivateAttr()
     _is_inside_retriever: bool = PrivateAttr(default=False)
     _is_retriever: bool = PrivateAttr(default=False)
+    _begins_call: bool = PrivateAttr(default=False)
+    _is_chat: bool = PrivateAttr(default=False)
 
 
 class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     """Records the nodes that query and chat engines give to their response synthesizer.
 
     The synthesizer comes after all postprocessors. Of a call without a synthesizer, the outermost
-    retrievals are recorded. `ctxreuse.request_context` says the conversation. Add the handler to
+    retrievals are recorded. `ctxreuse.request_context` says the conversation; without it each chat
+    engine has conversations of its own, a new one after `reset`, and a `chat_history` that is
+    passed belongs to the latest conversation that began with the same message. Add the handler to
     the dispatcher, or use `recording`.
 
     Args:
@@ -50,10 +61,15 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     """
 
     _recorder: TraceRecorder = PrivateAttr()
+    _names: ConversationNames = PrivateAttr()
+    _of_engine: WeakKeyDictionary[Any, str] = PrivateAttr()
+    _engines: int = PrivateAttr(default=0)
 
     def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self._names = ConversationNames()
+        self._of_engine = WeakKeyDictionary()
 
     @classmethod
     def class_name(cls) -> str:
@@ -72,14 +88,27 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         """Begin a span; record the nodes of a synthesizer."""
         span = _RecordedSpan(id_=id_, parent_id=parent_span_id)
         parent = None if parent_span_id is None else self.open_spans.get(parent_span_id)
-        span._call = _RecordedCall(current_scope()) if parent is None else parent._call
+        is_chat = isinstance(instance, BaseChatEngine) and _method(id_) in _CHAT
+        span._begins_call = parent is None or (is_chat and not parent._is_chat)
+        span._is_chat = is_chat or (parent is not None and parent._is_chat)
+        if parent is not None and not span._begins_call:
+            span._call = parent._call
+        else:
+            span._call = _RecordedCall(current_scope())
+        if is_chat and span._begins_call:
+            named = span._call.scope.conversation_id
+            own = self._conversation(instance, bound_args.arguments) if named is None else named
+            span._call.scope = replace(span._call.scope, conversation_id=own)
+            span._call.source = "LlamaIndex chat engines"
+        elif isinstance(instance, BaseChatEngine) and _method(id_) == "reset":
+            self._of_engine.pop(instance, None)
         span._is_retriever = isinstance(instance, BaseRetriever)
         if parent is not None:
             span._is_inside_retriever = parent._is_retriever or parent._is_inside_retriever
         nodes = bound_args.arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _method(id_) in _SYNTHESIZE and nodes:
             span._call.has_synthesized = True
-            self._record(bound_args.arguments.get("query"), nodes, span._call.scope)
+            self._record(bound_args.arguments.get("query"), nodes, span._call)
         return span
 
     def prepare_to_exit_span(
@@ -98,10 +127,10 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         if is_outermost and _method(id_) in _RETRIEVE and isinstance(result, list):
             query = next(iter(bound_args.arguments.values()), "")
             span._call.retrievals.append((query, result))
-        if span.parent_id not in self.open_spans:
+        if span._begins_call or span.parent_id not in self.open_spans:
             if not span._call.has_synthesized:
                 for query, nodes in span._call.retrievals:
-                    self._record(query, nodes, span._call.scope)
+                    self._record(query, nodes, span._call)
             span._call.retrievals.clear()
         return span
 
@@ -116,12 +145,28 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         """Drop a span that failed: its nodes were not sent."""
         return self.open_spans.get(id_)
 
-    def _record(self, query: Any, nodes: Sequence[NodeWithScore], scope: RequestScope) -> None:
+    def _conversation(self, engine: Any, arguments: Mapping[str, Any]) -> str:
+        """Return a name for the conversation that a call of a chat engine is a turn of."""
+        history = arguments.get("chat_history")
+        if history is None:
+            if engine not in self._of_engine:
+                self._engines += 1
+                self._of_engine[engine] = f"chat-{self._engines}"
+            return self._of_engine[engine]
+        beginning = history[0].content if history else arguments.get("message")
+        name = self._names.of(str(beginning), is_first=not history)
+        self._of_engine[engine] = name  # it goes on from there
+        return name
+
+    def _record(self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall) -> None:
+        ranked = [one.node for one in by_rank(nodes)]
         self._recorder.record(
-            [node_block(one.node, MetadataMode.LLM) for one in by_rank(nodes)],
+            [node_block(node, MetadataMode.LLM) for node in ranked],
             query.query_str if isinstance(query, QueryBundle) else str(query),
-            conversation_id=scope.conversation_id,
-            tenant=scope.tenant or "",
+            conversation_id=call.scope.conversation_id,
+            tenant=call.scope.tenant or "",
+            titles=[document_title(node.metadata) for node in ranked],
+            source=call.source or _SOURCES[call.has_synthesized],
         )
 
 
@@ -141,6 +186,8 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceSpanHandler]:
         dispatcher.span_handlers.remove(handler)
 
 
+_SOURCES = {False: "LlamaIndex retrievers", True: "LlamaIndex query engines"}
+_CHAT = {"chat", "achat", "stream_chat", "astream_chat"}
 _SYNTHESIZE = {"synthesize", "asynthesize"}
 _RETRIEVE = {"retrieve", "aretrieve"}
 

@@ -491,6 +491,36 @@ def test_help_mentions_every_option(run, command, mentioned):
         assert text.strip("`") in words(out)
 
 
+@pytest.mark.parametrize("command", ["", "demo", "record", "estimate", "bench", "plan", "doctor"])
+def test_help_says_nothing_of_the_type_of_a_flag(run, command):
+    code, out, _ = run(*command.split(), "--help")
+    assert code == 0
+    assert "bool" not in out
+
+
+def test_a_shell_can_complete_the_command():
+    program = "import sys; sys.argv = ['ctxreuse']; from ctxreuse.cli import main; main()"
+    asked = {"COMP_WORDS": "ctxreuse est", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **asked, "_CTXREUSE_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["estimate"]
+
+
+@pytest.mark.parametrize("command", ["plan", "export"])
+def test_what_could_not_be_written_is_named_before_anything_is_read(run, tmp_path, command):
+    path, missing = tmp_path / "no" / "folder", tmp_path / "missing"
+    options = ["--corpus", missing, "-o", path]
+    options += ["--plan", missing] if command == "export" else ["--trace", missing]
+    options += ["--mode", "online"] if command == "plan" else []
+    code, _, err = run(command, *options)
+    assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True), err
+
+
 def test_the_command_alone_shows_its_help(run):
     code, out, err = run()
     assert code in (0, 2)

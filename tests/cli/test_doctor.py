@@ -57,7 +57,8 @@ async def test_a_healthy_engine_gets_a_line_for_each_check(run):
         url = f"{server.url}/v1"
         code, out, err = await asyncio.to_thread(run, "doctor", "--base-url", url, *QUICK)
     assert code == 0
-    lines = out.splitlines()
+    said, empty, *lines = out.splitlines()
+    assert (said, empty) == ("No problem found in 7 checks. Next: nothing to mend here.", "")
     assert [line[:11] for line in lines] == ["ok         "] * 6 + [" " * 11] + ["ok         "]
     assert lines[1] == (
         "ok         prefix cache: 2,832 of 2,837 tokens cached of a prompt that came again"
@@ -421,7 +422,9 @@ async def test_replies_without_an_end_end_at_the_time_out_with_a_clear_line(run,
         arguments = ("--base-url", server.url, "--model", "m", "--timeout", "0.5", "--watch", "0")
         code, out, _ = await asyncio.to_thread(run, "doctor", *arguments)
     assert code == 1
-    [line] = [line for line in out.splitlines() if "engine: " in line]
+    said, *lines = out.splitlines()
+    assert said.startswith("1 problem in ")
+    [line] = [line for line in lines if "engine: " in line]
     assert line.startswith("problem    engine: 0 answers: the engine at 127.0.0.1:")
 
 
@@ -552,6 +555,9 @@ async def test_a_recording_whose_system_text_varies_is_a_problem_that_shows_wher
     code, out, _ = run("doctor", recording(tmp_path, systems))
     assert code == 1
     assert out.splitlines() == [
+        "1 problem in 1 check. Next, in front of the contexts: say a date or time behind the "
+        "contexts, such as in the question: nothing behind it is found again",
+        "",
         "problem    in front of the contexts: 20 forms of the system text in 20 requests; they "
         "part at token 8: “rivers. Today is” is followed by “2026-11-10.” and by “2026-11-11.”",
         "           say a date or time behind the contexts, such as in the question: nothing "

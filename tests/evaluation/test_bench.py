@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import tomllib
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 from cli_helpers import run, words
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_helpers import write_jsonl
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
@@ -32,6 +34,7 @@ from ctxreuse.evaluation.plugins import (
 from ctxreuse.evaluation.replay.estimate import cut
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part
+from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
@@ -401,7 +404,8 @@ def test_a_config_makes_the_results_that_the_command_writes(run, folder, tmp_pat
 
 
 def without_times(results):
-    return replace(results, runs=tuple(replace(one, planning_ms=0.0) for one in results.runs))
+    runs = tuple(replace(one, planning_ms=0.0) for one in results.runs)
+    return replace(results, runs=runs, command="", date="", python="")
 
 
 def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
@@ -409,13 +413,14 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(written) == [
         *("format", "title", "level", "trace", "runs", "tree", "misses", "bounds"),
-        *("settings", "notes", "version"),
+        *("settings", "notes", "version", "cache_tokens", "prefill_tokens_per_s", "prices"),
+        *("command", "date", "python", "causes"),
     ]
     assert {tuple(one) for one in written["runs"]} == {
         (
             *("policy", "strategy", "mode", "deduplicated", "capacity_tokens", "planning_ms"),
-            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "request_ids"),
-            *("first_token_s", "scores", "failures"),
+            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "workers"),
+            *("request_ids", "first_token_s", "scores", "failures"),
         )
     }
 
@@ -470,6 +475,102 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_read(run, t
     for path in (tmp_path / "file", tmp_path / "file" / "out"):
         code, _, err = run("bench", "jsonl", "--data", tmp_path / "nothing", "-o", path)
         assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True)
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C."""
+
+
+def stopping_after(monkeypatch, runs):
+    """Have Ctrl-C come after some runs; return the names of those that are measured."""
+    whole, seen = Replay.measure, []
+
+    def measure(self, run):
+        if len(seen) == runs:
+            raise Stopped
+        seen.append(run.policy.name)
+        return whole(self, run)
+
+    monkeypatch.setattr(Replay, "measure", measure)
+    return seen
+
+
+def test_a_benchmark_that_was_stopped_goes_on_where_it_was(run, folder, tmp_path, monkeypatch):
+    command = options(folder, tmp_path, "--capacity-tokens", "300")
+    run(*command)
+    whole = Results.read(tmp_path / "out" / "results.json")
+    with monkeypatch.context() as patch:
+        stopping_after(patch, 9)
+        code, _, err = run(*command)
+    assert code == 130
+    assert "stopped; what is complete is kept in" in err
+    kept = tmp_path / "out" / "unfinished.jsonl"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with kept.open("ab") as file:
+        file.write(b'\n{"key": ["half of a li')
+    with monkeypatch.context() as patch:
+        again = stopping_after(patch, -1)
+        code, _, err = run(*command)
+    assert code == 0, err
+    assert "9 of them are kept in" in err
+    assert len(again) == len(whole.runs) - 9
+    assert not kept.exists()
+    results = Results.read(tmp_path / "out" / "results.json")
+    assert without_times(results) == without_times(whole)
+
+
+def test_another_benchmark_starts_anew(run, folder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopping_after(patch, 3)
+        run(*options(folder, tmp_path))
+    code, _, err = run(*options(folder, tmp_path, "--part", "policies", "--seed", "1"))
+    assert code == 0
+    assert "are kept in" not in err
+
+
+def test_a_part_that_is_complete_is_shown_at_once(run, folder, tmp_path, monkeypatch):
+    policies = options(folder, tmp_path, "--capacity-tokens", "300", "--part", "policies")
+    run(*policies)
+    of_part = len(Results.read(tmp_path / "out" / "results.json").runs)
+    with monkeypatch.context() as patch:
+        stopping_after(patch, of_part)
+        run(*options(folder, tmp_path, "--capacity-tokens", "300"))
+    with monkeypatch.context() as patch:
+        again = stopping_after(patch, 0)
+        code, _, err = run(*policies)
+    assert (code, again) == (0, []), err
+    assert Results.read(tmp_path / "out" / "results.json").tree.children
+
+
+def test_a_long_benchmark_says_how_long_it_takes(folder):
+    said = []
+    now = iter(range(0, 100_000, 60))
+    config = BenchConfig("jsonl", folder, k=3, parts=[Part.k])
+    run_bench(config, announce=said.append, clock=lambda: next(now))
+    first, forecast = said
+    assert re.fullmatch(r"\d+ runs, \d+ requests in all", first)
+    runs = int(first.split()[0])
+    assert forecast == (
+        f"this will take about {60 * (runs - 1):,} s, {runs - 1} minutes; Ctrl-C stops it"
+    )
+
+
+def test_long_documents_of_ones_own_are_cut(run, tmp_path):
+    paragraph = "The Seine flows through Paris, and the Loire does not.\n\n"
+    corpus = [
+        {"id": "long", "text": paragraph * 60},
+        {"id": "short", "text": "The Tiber flows through Rome."},
+    ]
+    write_jsonl(tmp_path / "corpus.jsonl", *corpus)
+    queries = [{"id": n, "question": "Which river flows through Paris?"} for n in range(2)]
+    write_jsonl(tmp_path / "queries.jsonl", *queries)
+    command = ("bench", "jsonl", "--data", tmp_path, "-o", tmp_path / "out", "--part", "policies")
+    code, out, err = run(*command, "--chunk-tokens", "100")
+    assert code == 0, err
+    assert "1 documents of more than 200 tokens were cut into 9 pieces" in words(out)
+    assert Results.read(tmp_path / "out" / "results.json").trace.blocks == 10
+    _, out, _ = run(*command, "--chunk-tokens", "1000")
+    assert "were cut into" not in out
 
 
 def test_blocks_can_be_counted_instead_of_prompts(run, folder, tmp_path):

@@ -382,3 +382,28 @@ def test_public_data_is_loaded_whole(name, passages, questions, scopes, gold):
     assert all(
         scope_of[one] == question.scope for question in data.questions for one in question.gold
     )
+
+
+def test_a_piece_with_an_answer_is_gold_and_what_was_retrieved_stays_whole(tmp_path):
+    long = " ".join(f"Word {number} stands here." for number in range(60))
+    corpus = [{"id": "long", "text": long}, {"id": "short", "text": "Another."}]
+    queries = [
+        {"id": "1", "question": "?", "gold": ["long", "short"], "answers": ["Word 3 stands"]},
+        {"id": "2", "question": "?", "gold": ["long"], "answers": ["elsewhere"]},
+    ]
+    data = load("jsonl", jsonl_folder(tmp_path, corpus, queries), chunk_tokens=50)
+    pieces = [one.id for one in data.passages]
+    assert pieces == [*(f"long#{number}" for number in range(len(pieces) - 1)), "short"]
+    assert len(pieces) > 4
+    text = "".join(one.text for one in data.passages[:-1])
+    assert squeeze(text) == squeeze(long)
+    assert data.questions[0].gold == {"long#0", "short"}
+    assert data.questions[1].gold == set(pieces[:-1])
+    assert data.notes == (
+        f"1 documents of more than 100 tokens were cut into {len(pieces) - 1} pieces; "
+        "--chunk-tokens sets their length",
+    )
+    retrieved = [{"id": "1", "question": "?", "blocks": ["long"]}]
+    whole = load("jsonl", jsonl_folder(tmp_path, corpus, retrieved), chunk_tokens=50)
+    assert [one.id for one in whole.passages] == ["long", "short"]
+    assert not whole.notes

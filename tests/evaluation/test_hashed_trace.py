@@ -203,7 +203,7 @@ def test_arguments_of_the_wrong_kind_are_named(arguments, problem):
 @pytest.mark.skipif(not MOONCAKE.is_file(), reason="needs CTXREUSE_DATA")
 def test_the_public_conversation_trace_is_served_as_an_independent_profiler_says(run):
     code, out, err = run("simulate", "--plan", MOONCAKE, "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err
     result = json.loads(out)
     assert result["requests"] == 12_031
     by_size = {one["capacity_tokens"]: one["second_half"]["hit_ratio"] for one in result["sizes"]}

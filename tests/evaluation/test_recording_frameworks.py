@@ -11,6 +11,8 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.vectorstores import VectorStore
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import Memory
@@ -22,6 +24,7 @@ from test_recording import recorded
 import ctxreuse
 from ctxreuse.evaluation.traces.recording import TraceRecorder, record_client
 from ctxreuse.evaluation.traces.recording import recording as recording_openai
+from ctxreuse.evaluation.traces.trace_files import read_titles
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseRetriever
 from langchain_ctxreuse import recording as langchain_recording
@@ -124,6 +127,62 @@ def test_everything_is_recorded_until_it_ends(tmp_path):
     ]
 
 
+class Store(VectorStore):
+    """A vector store whose searches call each other, as those of databases do."""
+
+    @classmethod
+    def from_texts(cls, texts, embedding, metadatas=None, **options):
+        return cls()
+
+    def similarity_search(self, query, k=4, **options):
+        return [document for document, _ in self.similarity_search_with_score(query, k)]
+
+    def similarity_search_with_score(self, query, k=4, **options):
+        if query == "fail":
+            raise LookupError("down")
+        return [
+            (Document(id=text[:1], page_content=text, metadata={"source": f"{text}.md"}), 0.5)
+            for text in TEXTS[:k]
+        ]
+
+
+def test_vector_stores_that_are_asked_directly_are_recorded(tmp_path):
+    store = Store()
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+
+        class Later(Store):
+            def similarity_search(self, query, k=4, **options):
+                return super().similarity_search(query, 1)
+
+        assert [one.id for one in store.similarity_search("a", k=2)] == ["r", "g"]
+        assert len(store.similarity_search_with_score(query="b", k=1)) == 1
+        assert len(store.search("c", "similarity", k=3)) == 3
+        assert len(asyncio.run(store.asimilarity_search("d", k=1))) == 1
+        assert len(Later().similarity_search("e")) == 1
+        with pytest.raises(LookupError):
+            store.similarity_search("fail")
+        assert [one.id for one in store.as_retriever(search_kwargs={"k": 1}).invoke("f")] == ["r"]
+        asyncio.run(store.as_retriever().ainvoke("g"))
+        chain = RunnableLambda(lambda text: store.similarity_search(text, k=1))
+        chain.invoke("h", {"configurable": {"thread_id": "t"}})
+    store.similarity_search("not recorded")
+    Later().similarity_search("not recorded")
+    trace = recorded(tmp_path)[1]
+    assert [(one.query, len(one.blocks)) for one in trace] == [
+        *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1)),
+    ]
+    assert trace[-1].conversation_id == "t"
+    assert recorder.sources == {"LangChain vector stores": 6, "LangChain retrievers": 2}
+    assert recorder.summary() == (
+        "8 requests with 3 different blocks, 1 of them in 1 conversation: 6 from LangChain vector "
+        "stores, 2 from LangChain retrievers"
+    )
+    assert read_titles(str(tmp_path / "corpus.jsonl")) == {text[:1]: f"{text}.md" for text in TEXTS}
+    assert "similarity_search" in Store.__dict__
+    assert not hasattr(Store.similarity_search, "__wrapped__")
+    assert not hasattr(LangChainRetriever.invoke, "__wrapped__")
+
+
 def test_planned_documents_are_recorded_best_first_without_their_annotation(tmp_path):
     planner = ctxreuse.ReusePlanner()
     with TraceRecorder(tmp_path) as recorder:
@@ -195,6 +254,47 @@ def test_chats_and_bare_retrievals_count_too(tmp_path):
         ("cd", "c"),
     ]
     assert not handler.open_spans
+
+
+def chat_engine(**options):
+    memory = Memory.from_defaults(chat_store=ListChatStore())
+    return CondensePlusContextChatEngine.from_defaults(
+        LetterRetriever(), llm=MockLLM(), memory=memory, **options
+    )
+
+
+def test_each_chat_engine_has_conversations_of_its_own(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_llamaindex(recorder) as handler:
+        one, other = chat_engine(), chat_engine()
+        one.chat("ab")
+        other.chat("ab")
+        asyncio.run(one.achat("cd"))
+        for _ in other.stream_chat("cd").response_gen:
+            pass
+        one.reset()
+        one.chat("ef")
+    trace = recorded(tmp_path)[1]
+    assert [(one.conversation_id, one.turn) for one in trace] == [
+        ("chat-1", 0),
+        ("chat-2", 0),
+        ("chat-1", 1),
+        ("chat-2", 1),
+        ("chat-3", 0),
+    ]
+    assert recorder.sources == {"LlamaIndex chat engines": 5}
+    assert not handler.open_spans
+
+
+def test_a_chat_whose_history_the_caller_keeps_is_known_by_its_beginning(tmp_path):
+    first = ChatMessage(role="user", content="ab")
+    answer = ChatMessage(role="assistant", content="...")
+    with TraceRecorder(tmp_path) as recorder, recording_llamaindex(recorder):
+        chat_engine().chat("ab", chat_history=[])
+        chat_engine().chat("cd", chat_history=[first, answer])
+        chat_engine().chat("ab", chat_history=[])
+        chat_engine().chat("ef", chat_history=[first, answer])
+    names = [one.conversation_id for one in recorded(tmp_path)[1]]
+    assert names[0] == names[1] != names[2] == names[3]
 
 
 # OpenAI
@@ -269,17 +369,21 @@ def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: 
     command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py", "--why", "how"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "red apples\nred apples\n")
-    assert done.stderr.endswith("ctxreuse: 2 requests recorded in out\n")
+    assert done.stderr.endswith(
+        "ctxreuse: recorded in out: 2 requests with 1 block: 2 from LangChain retrievers\n"
+        "ctxreuse: next: ctxreuse estimate out\n"
+    )
     assert asked(recorded(tmp_path / "out")[1])[0][0] == "--why"
 
 
 def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
-    for text, code in (("import nowhere", 1), ("", 0)):  # the second is the first one, mended
+    for text, code in (("import nowhere", 1), ("", 2)):  # the second is the first one, mended
         (tmp_path / "app.py").write_text(text)
         command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == code
-        assert "ctxreuse: nothing was retrieved, so nothing is written; see --source" in done.stderr
+        assert "ctxreuse: 'app.py' (str): nothing was recorded, so nothing is wr" in done.stderr
+        assert "; --source openai reads the prompts" in done.stderr
         assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -293,8 +397,8 @@ def test_a_program_may_change_its_folder(tmp_path: Path, retrieves: bool):
     away = "import os\nos.makedirs('away')\nos.chdir('away')\n"
     (tmp_path / "app.py").write_text(away + (PROGRAM if retrieves else ""))
     done = record(tmp_path, "app.py", "why")
-    assert done.returncode == (3 if retrieves else 0)
-    assert ("1 requests recorded in out" in done.stderr) == retrieves
+    assert done.returncode == (3 if retrieves else 2)
+    assert ("recorded in out: 1 request with 1 block" in done.stderr) == retrieves
     written = {one.name for one in (tmp_path / "out").iterdir()}
     assert written == ({"corpus.jsonl", "trace.jsonl"} if retrieves else set())
     assert list((tmp_path / "away").iterdir()) == []
@@ -329,7 +433,8 @@ def test_a_module_that_is_not_there_is_named_in_one_line(tmp_path: Path, name: s
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"ctxreuse: {name!r} (str): " in done.stderr
-    assert record(tmp_path, "--module", "app").returncode == 0
+    (tmp_path / "app.py").write_text(PROGRAM)
+    assert record(tmp_path, "--module", "app", "why").returncode == 3
 
 
 def test_an_unknown_source_is_named_before_anything_is_made(tmp_path: Path):
@@ -357,7 +462,7 @@ runpy.run_module("ctxreuse", run_name="__main__")
 @pytest.mark.parametrize(
     ("gone", "arguments", "code", "said"),
     [
-        (["llama_index.core"], ["app.py", "why"], 3, "1 requests recorded in out"),
+        (["llama_index.core"], ["app.py", "why"], 3, "recorded in out: 1 request with"),
         (["llama_index.core"], ["--source", "llamaindex", "app.py"], 2, "[llamaindex]'"),
         (["llama_index", "langchain_core"], ["app.py"], 2, "[langchain]'"),
         ([], ["--source", "haystack", "app.py"], 2, "there is no source 'haystack' (str); choose "),

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -22,8 +23,12 @@ from ctxreuse.evaluation.replay.estimate import (
     reuse_bounds,
     shown,
 )
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE
 from ctxreuse.evaluation.report import page, write_pictures, write_report
+from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.tables import OTHER_STYLES, POLICY_STYLES
+from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
@@ -106,6 +111,117 @@ def test_a_page_holds_all_it_shows(measured):
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_a_page_says_who_measured_what_and_when(measured):
+    stamped = replace(
+        measured, command="ctxreuse estimate <rec>", date="2026-11-25", python="3.11.7"
+    )
+    text = page(stamped)
+    assert "<title>What ctxreuse saves: Some &lt;trace&gt;</title>" in text
+    assert (
+        f"2026-11-25; <code>ctxreuse estimate &lt;rec&gt;</code>; ctxreuse {measured.version}, "
+        "Python 3.11.7"
+    ) in text
+    assert text.index(verdict(measured).sentence) < text.index('class="cards"')
+    assert text.index('class="cards"') < text.index("<figure") < text.index("<table")
+
+
+def test_the_four_cards_count_the_same_thing(measured):
+    cards = re.findall(r'<div class="card">(.*?)</div>', page(measured))
+    names, numbers, words = zip(
+        *(re.split("<b[^>]*>|</b>", re.sub("</?span[^>]*>", "", card)) for card in cards),
+        strict=True,
+    )
+    assert names == ("As retrieved", "As requests arrive", "As one batch", "Planning")
+    before, online, batch = (int(number.replace(",", "")) for number in numbers[:3])
+    assert before == measured.runs[0].total.prefilled_tokens / 8
+    assert words == (
+        "prompt tokens computed a request",
+        f"{1 - online / before:.0%} fewer to compute",
+        f"{1 - batch / before:.0%} fewer to compute",
+        "a request, as requests arrive",
+    )
+
+
+def test_every_line_has_its_name_beside_it(measured):
+    for chart in charts(measured):
+        if chart.name in ("tree", "first-token"):
+            continue
+        axes = chart.figure().axes[0]
+        names = "\n".join(text.get_text() for text in axes.texts)
+        policies = {one.policy for one in measured.part() if one.deduplicated}
+        for policy in policies - {"as retrieved"}:
+            assert policy in names, (chart.name, policy)
+        assert axes.get_legend() is None
+        assert not chart.figure().legends
+
+
+def test_lines_that_coincide_share_a_name_that_says_so(measured):
+    chart = next(one for one in charts(measured) if one.name == "cache-size")
+    names = [text.get_text() for text in chart.figure().axes[0].texts]
+    assert any("\n= " in one for one in names)
+
+
+def test_no_two_policies_look_alike():
+    styles = [*POLICY_STYLES.values(), *OTHER_STYLES]
+    assert len({one.colour for one in styles}) == len(styles)
+    assert len({one.dashes for one in styles}) == len(styles)
+
+
+QUESTIONS = ("Which river flows through Paris?", "Which bridge is the oldest of all?")
+
+
+def named_results(orders, titles=None):
+    """Return results of requests whose ids are those of databases, for three documents."""
+    texts = {f"0a1b2c3d-{n}": f"The {name} is a river. " * 40 for n, name in enumerate(NAMES)}
+    blocks = [ContextBlock(id=one, text=text, tokens=400) for one, text in texts.items()]
+    trace = [
+        TraceRequest(f"9f8e7d6c-{n}", QUESTIONS[n % 2], tuple(blocks[one] for one in order))
+        for n, order in enumerate(orders)
+    ]
+    again = replay(trace)
+    policy = replace(OURS_ONLINE, strategy="none")
+    runs = [again.run(AS_SENT, capacity_tokens=None), again.run(policy, capacity_tokens=None)]
+    shown_plans = runs[1].planned
+    return Results.of(
+        "named", "blocks", TraceSummary.of(trace), runs, shown_plans, again.corpus, titles
+    )
+
+
+NAMES = ("Seine", "Tiber", "Tagus")
+
+
+def test_people_read_questions_and_first_words_and_find_ids_where_they_point():
+    results = named_results([(0, 1, 2), (1, 0, 2)])
+    (miss,) = results.misses
+    assert miss.question == QUESTIONS[1]
+    assert miss.place == (
+        f"Begins unlike “{QUESTIONS[0]}”, which has most in common with it; then has “The Tiber "
+        "is a river. The Tiber is a river. The Tiber is a…” where that one has “The Seine is a "
+        "river. The Seine is a river. The Seine is a…”."
+    )
+    text = page(results)
+    seen = re.sub(r'<title>[^<]*</title>|title="[^"]*"', "", text)
+    assert "9f8e7d6c-1" in text
+    assert "0a1b2c3d-1" in text
+    assert "9f8e7d6c" not in seen
+    assert "0a1b2c3d" not in seen
+
+
+def test_titles_name_blocks_where_they_have_any():
+    titles = {"0a1b2c3d-0": "Rivers: Seine", "0a1b2c3d-1": "Rivers: Tiber"}
+    results = named_results([(0, 1, 2), (1, 0, 2)], titles)
+    assert "then has “Rivers: Tiber” where that one has “Rivers: Seine”" in results.misses[0].place
+    assert {child.label for child in results.tree.children} == {"Rivers: Seine", "Rivers: Tiber"}
+
+
+def test_misses_stand_under_their_cause_with_a_remedy():
+    results = named_results([(0, 1, 2), (1, 0, 2), (0, 1, 2), (2, 1, 0)])
+    assert results.causes[0].cause == "other order"
+    text = page(results)
+    heading = text.index("<h3>Other order: ")
+    assert heading < text.index("Plan such requests together (plan_batch") < text.index('"misses"')
 
 
 def test_a_page_is_the_same_each_time(measured):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,11 +13,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import ctxreuse
+from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.evaluation.bench.baselines import (
     PublishedContextPilot,
     framework_policies,
 )
+from ctxreuse.evaluation.bench.kept_runs import KeptRuns
 from ctxreuse.evaluation.bench.live_engine import LiveEngine
 from ctxreuse.evaluation.bench.workload import (
     USUAL_SESSIONS,
@@ -27,6 +32,7 @@ from ctxreuse.evaluation.bench.workload import (
 from ctxreuse.evaluation.datasets import load
 from ctxreuse.evaluation.replay.estimate import KS, TraceSummary, cut, deduplications, reuse_bounds
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.plan_trace import plan_under
 from ctxreuse.evaluation.replay.policies import (
     AS_SENT,
     OURS_BATCH,
@@ -43,8 +49,10 @@ from ctxreuse.evaluation.replay.simulate import (
     load_tokenizer,
     no_progress,
 )
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 WORDS, BLOCKS = "words", "blocks"
@@ -79,6 +87,9 @@ class BenchConfig:
         api_key: The server's key.
         answer_tokens: The longest answer of a server; one of 1 token is not scored.
         seed: Of the random choice and order of the questions.
+        prefill_rate: Prompt tokens that an engine computes in a second, for the verdict; None is a
+            usual rate where the cache is simulated, and nothing of seconds for a real server.
+        prices: What prompt tokens cost, for the verdict; None says nothing of money.
     """
 
     dataset: str
@@ -101,6 +112,8 @@ class BenchConfig:
     api_key: str = field(default="EMPTY", repr=False)
     answer_tokens: int = 32
     seed: int = 0
+    prefill_rate: float | None = None
+    prices: Prices | None = None
 
     @property
     def level(self) -> str:
@@ -120,12 +133,22 @@ class BenchConfig:
         return sorted(set(self.ks or [*(k for k in KS if k < self.k), self.k]))
 
 
-def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
+def run(
+    config: BenchConfig,
+    progress: Progress = no_progress,
+    kept: Path | None = None,
+    announce: Callable[[str], object] = lambda words: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Results:
     """Measure policies side by side on a data set.
 
     Args:
         config: What is measured, and how.
         progress: Is told how far it is.
+        kept: A file that keeps each run as it ends, and from which a benchmark that was stopped
+            goes on; None keeps none.
+        announce: Is told what will be done, and how long it will take.
+        clock: Seconds from any point in time, for that.
 
     Raises:
         InvalidRequestError: There is no such data set, retriever or policy.
@@ -134,9 +157,10 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         EngineError: The server does not answer at all.
     """
     tokenizer = _tokenizer(config.tokenizer)
-    workload = read_workload(config, progress)
     notes: list[str] = []
     policies = _policies(config, notes)
+    workload = read_workload(config, progress)
+    notes += workload.notes
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
     sizes = config.capacities or summary.cache_sizes()[1:]
     matrix = RunMatrix(
@@ -151,11 +175,19 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
     runs = matrix.runs(list(dict.fromkeys(config.parts or Part)))
     if Part.sessions in config.parts and not workload.has_turns:
         notes.append("sessions: left out, for no question is a turn of a conversation")
+    store = None if kept is None else KeptRuns(kept, _identity(config, workload))
+    requests = sum(len(one.trace) for one in runs)
+    announce(f"{len(runs):,} runs, {requests:,} requests in all")
+    if store:
+        announce(f"{len(store):,} of them are kept in {kept}")
     with (
-        progress("measuring", 2 * sum(len(one.trace) for one in runs)) as advance,
+        progress("measuring", 2 * requests) as advance,
         _measuring(config, workload, tokenizer, advance) as measure,
     ):
-        results, planned = _measured(runs, measure, notes)
+        forecast = _Forecast(requests, announce, clock)
+        results, planned = _measured(
+            runs, measure, notes, store, advance, forecast, config.base_url is not None
+        )
     if workload.has_turns:
         notes.append(
             "Later turns stand behind their conversation's history and keep the retriever's order: "
@@ -172,7 +204,16 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         bounds=reuse_bounds(workload.in_order(), ks),
         settings=tuple(_settings(config, workload, summary)),
         notes=tuple(dict.fromkeys(notes)),
+        cache_tokens=next(iter(config.capacities), None),
+        prefill_tokens_per_s=_prefill_rate(config),
+        prices=config.prices,
     )
+
+
+def _prefill_rate(config: BenchConfig) -> float | None:
+    if config.prefill_rate is not None:
+        return checked_positive("prefill_rate", config.prefill_rate)
+    return COMMON_RATES.prefill_tokens_per_s if config.base_url is None else None
 
 
 def read_workload(config: BenchConfig, progress: Progress = no_progress) -> Workload:
@@ -192,7 +233,8 @@ def read_workload(config: BenchConfig, progress: Progress = no_progress) -> Work
     with progress("retrieving", len(dataset.questions)) as advance:
         found = retrieve(dataset, config.retriever, max(config.k, *config.ks_to_try), advance)
     name = config.data.resolve().name if config.dataset == "jsonl" else config.dataset
-    return make_workload(f"{name}, {config.retriever}, k={config.k}", dataset.questions, found)
+    title = f"{name}, {config.retriever}, k={config.k}"
+    return replace(make_workload(title, dataset.questions, found), notes=dataset.notes)
 
 
 def _policies(config: BenchConfig, notes: list[str]) -> Sequence[Policy]:
@@ -244,24 +286,114 @@ def _simulated(replay: Replay, run: Run) -> RunResult | BatchTooLargeError:
         return error
 
 
+def _identity(config: BenchConfig, workload: Workload) -> dict[str, object]:
+    """Return what must be the same for a run to come to the same."""
+    names = (
+        *("dataset", "data", "retriever", "k", "requests", "independent", "in_order", "tokenizer"),
+        *("chunk_tokens", "contextpilot_python", "base_url", "model", "answer_tokens", "seed"),
+    )
+    digest = hashlib.blake2b(digest_size=16)
+    for request in workload.in_order():
+        digest.update(repr((request.request_id, request.query)).encode())
+        digest.update(b"".join(block.key for block in request.blocks))
+    fields = {name: str(getattr(config, name)) for name in names}
+    return {**fields, "requests_sent": digest.hexdigest(), "version": ctxreuse.__version__}
+
+
+_WORTH_SAYING_S = 10.0
+
+
+class _Forecast:
+    """Says once how long a benchmark will take, after some of it.
+
+    Args:
+        requests: All requests of all runs.
+        announce: Is told.
+        clock: Seconds from any point in time.
+    """
+
+    def __init__(
+        self, requests: int, announce: Callable[[str], object], clock: Callable[[], float]
+    ) -> None:
+        self._left = requests
+        self._announce = announce
+        self._clock = clock
+        self._begun = clock()
+        self._measured = 0
+        self._is_said = False
+
+    def count(self, requests: int, *, is_measured: bool = True) -> None:
+        """Count requests that are done."""
+        self._left -= requests
+        self._measured += requests * is_measured
+        if self._is_said or not self._measured or not is_measured:
+            return
+        self._is_said = True
+        seconds = (self._clock() - self._begun) / self._measured * self._left
+        if seconds >= _WORTH_SAYING_S:
+            minutes = f", {seconds / 60:,.0f} minutes" if seconds >= 90 else ""
+            self._announce(f"this will take about {seconds:,.0f} s{minutes}; Ctrl-C stops it")
+
+
 def _measured(
-    runs: Sequence[Run], measure: _Measure, notes: list[str]
+    runs: Sequence[Run],
+    measure: _Measure,
+    notes: list[str],
+    kept: KeptRuns | None,
+    advance: Callable[[], object],
+    forecast: _Forecast,
+    is_engine: bool,
 ) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
     """Return the runs' results, and what this package's online order sent; add to `notes`."""
     results: list[RunResult] = []
     planned: Sequence[PlannedRequest] = ()
     for _, compared in groupby(runs, attrgetter("part", "k", "sessions")):
         together = list(compared)
-        for one, result in zip(together, measure(together), strict=True):
+        for one, result in _known_or_measured(
+            together, measure, kept, advance, forecast, is_engine
+        ):
             if isinstance(result, BatchTooLargeError):
                 notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
                 continue
             notes += result.notes
             is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
             if is_ours and (one.part is Part.policies or not planned):
-                planned = result.planned
+                planned = result.planned or _planned_again(one)
             results.append(result.without_plans())
     return results, planned
+
+
+def _known_or_measured(
+    together: Sequence[Run],
+    measure: _Measure,
+    kept: KeptRuns | None,
+    advance: Callable[[], object],
+    forecast: _Forecast,
+    is_engine: bool,
+) -> Iterator[tuple[Run, RunResult | BatchTooLargeError]]:
+    """Yield runs that are compared with what they have come to, and keep that."""
+    known = [None if kept is None else kept.get(one) for one in together]
+    if is_engine and None in known:  # it is asked all of them in turn
+        known = [None] * len(together)
+    missing = [one for one, result in zip(together, known, strict=True) if result is None]
+    measured = iter(measure(missing) if missing else ())
+    for one, result in zip(together, known, strict=True):
+        if result is not None:
+            for _ in range(2 * len(one.trace)):
+                advance()
+            forecast.count(len(one.trace), is_measured=False)
+            yield one, result
+            continue
+        new = next(measured)
+        if kept is not None:
+            kept.put(one, new)
+        forecast.count(len(one.trace))
+        yield one, new
+
+
+def _planned_again(run: Run) -> Sequence[PlannedRequest]:
+    """Return the plans of a run whose result was kept, which no file holds."""
+    return plan_under(run.policy, run.reordered().requests, run.planner(), conversations=True)
 
 
 def _settings(

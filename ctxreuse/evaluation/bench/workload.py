@@ -38,6 +38,7 @@ class Workload:
         references: Question -> right answers, where they are known.
         recall: Share of the blocks known to hold an answer that were found; None where the data
             set names none.
+        notes: What a reader of results has to know of the data.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Workload:
     corpus: Mapping[BlockId, ContextBlock]
     references: Mapping[str, Sequence[str]]
     recall: float | None
+    notes: tuple[str, ...] = ()
 
     @property
     def has_turns(self) -> bool:

@@ -65,6 +65,7 @@ def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
         loaded.name,
         _distinct(path, "passage", loaded.passages),
         _distinct(path, "question", loaded.questions),
+        loaded.notes,
     )
 
 

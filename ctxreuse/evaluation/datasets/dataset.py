@@ -62,11 +62,13 @@ class Dataset:
         name: The format's name.
         passages: In the order of the files.
         questions: In the order of the files.
+        notes: What a reader of results has to know.
     """
 
     name: str
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
+    notes: tuple[str, ...] = ()
 
 
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]

@@ -7,11 +7,13 @@ perhaps `answers`, `gold` (ids of passages), `blocks` (ids, best first: what was
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import describe
-from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
+from ctxreuse.evaluation.datasets.dataset import ChunkedDocument, Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import Source, text_of, texts_of
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 
@@ -21,47 +23,106 @@ _SOURCE = Source(
 )
 
 
+_LONG = 2
+"""Times the length of a piece that a document may have: passages from elsewhere stay whole."""
+
+
 def load_jsonl(path: Path, chunk_tokens: int) -> Dataset:
     """Load a folder of JSON lines.
 
-    Passages stay as they are. Gold ids that the corpus lacks are skipped, unless it lacks all.
+    Documents of more than twice as many tokens as a piece has are cut into pieces, unless queries
+    say what was retrieved. A piece of a document that a query has as gold counts as gold if it
+    holds an answer or, where none does, as all pieces do. Gold ids that the corpus lacks are
+    skipped, unless it lacks all.
 
     Args:
         path: The folder.
-        chunk_tokens: Not needed: the corpus holds passages.
+        chunk_tokens: Length of a piece, about.
 
     Raises:
         InputFileError: A file is missing or broken, an id is there twice, a query names blocks
             that the corpus lacks, or all of the gold ids are unknown.
+        MissingExtraError: Documents must be cut, and langchain-text-splitters is not installed.
     """
     corpus_path = _SOURCE.find(path / "corpus.jsonl")
     queries_path = _SOURCE.find(path / "queries.jsonl")
-    passages = {
+    whole = {
         identity: Passage(
             id=identity, text=text_of(line, "text"), scope=_scope(line), tokens=_tokens(line)
         )
         for identity, line in _lines(corpus_path)
     }
+    queries = list(_lines(queries_path))
+    names_blocks = any(line.fields.get("blocks") is not None for _, line in queries)
+    cut = {} if names_blocks else dict(_pieces(whole.values(), chunk_tokens))
     named: list[str] = []
     questions: list[Question] = []
-    for identity, line in _lines(queries_path):
+    for identity, line in queries:
         gold = [str(entry) for entry in line.ids("gold")] if line.fields.get("gold") else []
         named += gold
         conversation_id = line.get("conversation_id", (str, int), None)
+        answers = tuple(texts_of(line, "answers"))
         questions.append(
             Question(
                 id=identity,
                 text=text_of(line, "question"),
-                answers=tuple(texts_of(line, "answers")),
-                gold=frozenset(gold) & passages.keys(),
+                answers=answers,
+                gold=_gold(frozenset(gold) & whole.keys(), answers, cut),
                 conversation_id=None if conversation_id is None else str(conversation_id),
                 turn=_turn(line),
                 scope=_scope(line),
-                blocks=_blocks(line, passages.keys()),
+                blocks=_blocks(line, whole.keys()),
             )
         )
-    _SOURCE.require_known(queries_path, named, passages)
-    return Dataset(_SOURCE.name, tuple(passages.values()), tuple(questions))
+    _SOURCE.require_known(queries_path, named, whole)
+    return Dataset(
+        _SOURCE.name,
+        tuple(piece for one in whole.values() for piece in _cut(one, cut)),
+        tuple(questions),
+        tuple(_notes(cut, chunk_tokens)),
+    )
+
+
+def _pieces(
+    passages: Iterable[Passage], chunk_tokens: int
+) -> Iterator[tuple[str, ChunkedDocument]]:
+    """Yield documents that are long, cut, by their ids."""
+    for passage in passages:
+        if estimate_tokens(passage.text) > _LONG * chunk_tokens:
+            document = ChunkedDocument(passage.id, chunk_tokens)
+            document.add(passage.text)
+            yield passage.id, document
+
+
+def _cut(passage: Passage, cut: Mapping[str, ChunkedDocument]) -> Iterator[Passage]:
+    if passage.id not in cut:
+        yield passage
+        return
+    for piece in cut[passage.id].passages:
+        yield replace(piece, scope=passage.scope)
+
+
+def _gold(
+    names: Iterable[str], answers: Iterable[str], cut: Mapping[str, ChunkedDocument]
+) -> frozenset[str]:
+    """Return the ids of the passages that hold a query's answer."""
+    gold: set[str] = set()
+    for name in names:
+        if name not in cut:
+            gold.add(name)
+            continue
+        held = {piece for answer in answers for piece in cut[name].holding(answer)}
+        gold |= held or {piece.id for piece in cut[name].passages}
+    return frozenset(gold)
+
+
+def _notes(cut: Mapping[str, ChunkedDocument], chunk_tokens: int) -> Iterator[str]:
+    if cut:
+        pieces = sum(len(document.passages) for document in cut.values())
+        yield (
+            f"{len(cut):,} documents of more than {_LONG * chunk_tokens:,} tokens were cut into "
+            f"{pieces:,} pieces; --chunk-tokens sets their length"
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[str, JsonLine]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,17 +12,26 @@ from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
+from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
-from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_tables
+from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 BLOCKS_PER_QUESTION = 10
 SMALL_CACHE_TOKENS = 20_000
 SYSTEM = "You answer questions about the Python language from the documents given."
+
+_NEXT_STEP = (
+    "see what your own program would save: `ctxreuse record -o recording app.py`, then "
+    "`ctxreuse estimate recording`."
+)
 
 _CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
 
@@ -51,12 +61,12 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
             for policy in POLICIES
             for capacity in _CACHES.values()
         ]
+    yield from _verdict(corpus, trace, runs)
     yield _setting(corpus, trace)
-    yield demo_table(runs)
+    yield from demo_tables(runs)
     yield (
         "hit ratio: prompt tokens served from the cache / prompt tokens\n"
         "prefilled: tokens that the engine has to compute, so lower is better\n"
-        f"unlimited, {SMALL_CACHE_TOKENS:,}: tokens that the cache holds\n"
         "de-duplication: blocks that a conversation shows already are left out"
     )
     yield from _example(corpus, runs)
@@ -65,6 +75,22 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
     results = output / "results.json"
     write_text(results, json.dumps(list(_results(runs)), indent=1) + "\n")
     yield f"\nplot: {plot}\nresults: {results}"
+
+
+def _verdict(
+    corpus: Corpus, trace: Sequence[TraceRequest], runs: Sequence[RunResult]
+) -> Iterator[Shown]:
+    """Yield what the demo comes to, and how to see the same of one's own program."""
+    results = Results.of(
+        "demo",
+        "tokens",
+        TraceSummary.of(trace),
+        runs,
+        (),
+        corpus,
+        prefill_tokens_per_s=COMMON_RATES.prefill_tokens_per_s,
+    )
+    yield from replace(verdict(results), next_step=_NEXT_STEP).lines()
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
@@ -161,12 +187,13 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
         shown = [run for run in runs if run.capacity_tokens == capacity]
         for run in shown:
             ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
+            style = POLICY_STYLES[run.policy]
             panel.plot(
                 range(1, len(ratios) + 1),
                 ratios,
                 label=run.policy,
-                color=POLICY_COLOURS.get(run.policy),
-                linestyle="--" if run.mode == "offline" else "-",
+                color=style.colour,
+                linestyle=(0, style.dashes) if style.dashes else "-",
             )
         panel.set_title(title)
         panel.set_xlabel("requests, in the order in which they ran")

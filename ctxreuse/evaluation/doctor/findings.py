@@ -50,9 +50,26 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
     return all(one.verdict is not Verdict.PROBLEM for one in findings)
 
 
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return what all checks come to, in one sentence, and what to do first."""
+    problems = [one for one in findings if one.verdict is Verdict.PROBLEM]
+    unknown = [one.check for one in findings if one.verdict is Verdict.UNKNOWN]
+    open_ = f"; not known from outside: {', '.join(unknown)}" if unknown else ""
+    checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
+    if problems:
+        first = problems[0]
+        step = printable(first.remedy or first.found)
+        words = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        return f"{words} in {checks}{open_}. Next, {first.check}: {step}"
+    if len(unknown) == len(findings):
+        return f"Nothing can be told from outside: {', '.join(unknown)}. Next: see what each needs."
+    return f"No problem found in {checks}{open_}. Next: nothing to mend here."
+
+
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return findings as a JSON object."""
     return {
+        "verdict": verdict(findings),
         "healthy": is_healthy(findings),
         "checks": [
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
@@ -14,8 +14,8 @@ from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.simulate import Tokenizer, checked_plans, prompt_tokens, sent_blocks
-from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
-from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Explanation, SentPrompt, explain
+from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, block_tokens
+from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
@@ -162,6 +162,37 @@ def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
     }
 
 
+_LONGEST_LABEL = 60
+
+
+def block_label(block: ContextBlock, titles: Titles) -> str:
+    """Return what people know a block by: its title, its first words or, without any, its id."""
+    words = " ".join((titles.get(block.id) or block.text[: 4 * _LONGEST_LABEL]).split())
+    return well_formed(shortened(words or str(block.id)))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, if it is long."""
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1].rstrip()}…"
+
+
+REMEDIES = {
+    Cause.other_order: "Plan such requests together (plan_batch, or a model's window_s): the "
+    "order in which the first of them was sent binds all that come later one by one.",
+    Cause.other_labels: "Show labels in all prompts or in none: ReusePlanner(labels=True).",
+    Cause.other_system: "Keep the system text the same, byte for byte; put what varies (a date, a "
+    "name) behind the documents.",
+    Cause.other_tenant: "Tenants share nothing, on purpose. Give one tenant to all who may see the "
+    "same documents.",
+    Cause.other_text: "Keep a document's text as it is between requests; what varies in it (a "
+    "score, a time) makes it another one.",
+    Cause.evicted: "Give the engine's cache more memory, tell the planner its size "
+    "(capacity_tokens), or plan requests together, so that those that share come together.",
+    Cause.too_short: "Nothing: it is less than a block of the engine's cache.",
+}
+"""What to do about what is computed again, by cause."""
+
+
 TREE_DEPTH = 5
 """Blocks of a prompt that the prefix tree shows."""
 
@@ -177,30 +208,46 @@ class TreeNode:
         requests: Prompts that go through this node.
         sent_tokens: Block tokens of these prompts.
         children: The next blocks, the heaviest first; light ones are left out.
+        label: What people know the block by; empty for the root.
     """
 
     name: str
     requests: int
     sent_tokens: int
     children: tuple[TreeNode, ...] = ()
+    label: str = ""
 
 
-def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus) -> TreeNode:
+def sent_tree(
+    planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles | None = None
+) -> TreeNode:
     """Return the top of the tree of the prompts' blocks; a later turn begins at the root.
 
     Args:
         planned: What was sent.
         corpus: The blocks.
+        titles: Blocks' titles, as far as they have any.
     """
     sent = []
     for request in planned:
         blocks = sent_blocks(request, corpus)
         sent.append((blocks, sum(map(block_tokens, blocks))))
-    return _node("", sent, 0, _LEAST_SHARE * sum(tokens for _, tokens in sent))
+    labels = {
+        (type(block.id), block.id): block_label(block, titles or {})
+        for blocks, _ in sent
+        for block in blocks[:TREE_DEPTH]
+    }
+    least = _LEAST_SHARE * sum(tokens for _, tokens in sent)
+    return _node("", "", sent, 0, least, labels)
 
 
 def _node(
-    name: str, sent: list[tuple[list[ContextBlock], int]], depth: int, least: float
+    name: str,
+    label: str,
+    sent: list[tuple[list[ContextBlock], int]],
+    depth: int,
+    least: float,
+    labels: Mapping[tuple[type, BlockId], str],
 ) -> TreeNode:
     """Return the node of prompts that begin with the same blocks, `depth` of them."""
     next_blocks: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
@@ -209,8 +256,9 @@ def _node(
             block_id = blocks[depth].id
             next_blocks.setdefault((type(block_id), block_id), []).append((blocks, tokens))
     children = [
-        (key, _node(str(key[1]), prompts, depth + 1, least)) for key, prompts in next_blocks.items()
+        (key, _node(str(key[1]), labels[key], prompts, depth + 1, least, labels))
+        for key, prompts in next_blocks.items()
     ]
     children.sort(key=lambda child: (-child[1].sent_tokens, str(child[0])))
     heavy = tuple(child for _, child in children if child.sent_tokens >= least)
-    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy)
+    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy, label)

@@ -40,6 +40,7 @@ class Run:
         part: The part of a benchmark that it belongs to.
         k: Blocks a request at most; None where the trace says.
         sessions: Conversations at a time; None where the trace says.
+        workers: Worker processes that send prompts to the engine.
     """
 
     policy: Policy
@@ -49,6 +50,7 @@ class Run:
     part: Part = Part.policies
     k: int | None = None
     sessions: int | None = None
+    workers: int = 1
 
     def planner(self) -> ReusePlanner:
         """Return a planner for an engine whose cache is empty."""
@@ -82,6 +84,7 @@ class RunResult:
         part: The part of a benchmark that it belongs to.
         k: Blocks a request at most; None where the trace says.
         sessions: Conversations at a time; None where the trace says.
+        workers: Worker processes that send prompts to the engine.
         request_ids: Ids of the answered requests; of a real engine only.
         first_token_s: Seconds from sending each request to its first token; of a real engine only.
         scores: Request id, F1 and exact match of each answered question with a known right answer;
@@ -102,6 +105,7 @@ class RunResult:
     part: str = Part.policies
     k: int | None = None
     sessions: int | None = None
+    workers: int = 1
     request_ids: tuple[str, ...] = ()
     first_token_s: tuple[float, ...] = ()
     scores: tuple[tuple[str, float, float], ...] = ()
@@ -159,6 +163,7 @@ class RunResult:
             part=run.part,
             k=run.k,
             sessions=run.sessions,
+            workers=run.workers,
             planned=planned,
             notes=(*([wrong] if reordered.wrong else []), *checked_texts("notes", notes)),
             **more,

@@ -49,7 +49,7 @@ def estimate_workers(
     for shares, policy in enumerate(worker_policies(workers)):
         for deduplicate in deduplications(replay.trace):
             for capacity in sizes:
-                run = Run(policy, replay.trace, deduplicate, capacity)
+                run = Run(policy, replay.trace, deduplicate, capacity, workers=workers)
                 yield _measured(replay, run, workers, shares=bool(shares))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.evaluation.html_page import HtmlPage
+from ctxreuse.evaluation.replay.explain_plan import REMEDIES
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.report.charts import charts
-from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.results_file import CauseTotal, Miss, Results
 from ctxreuse.evaluation.results.tables import best_of_ours, tables
+from ctxreuse.evaluation.results.verdict import SavingsVerdict, verdict
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -28,6 +31,15 @@ class _Card:
     is_good: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """What was computed again for one cause, and what to do about it."""
+
+    total: CauseTotal
+    remedy: str
+    misses: Sequence[Miss]
+
+
 def page(results: Results) -> str:
     """Return results as an HTML page that holds everything it shows.
 
@@ -36,11 +48,15 @@ def page(results: Results) -> str:
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
     _check_results(results)
+    said = verdict(results)
     return _PAGE.render(
         results=results,
+        verdict=said,
+        cards=list(_cards(results, said)),
         charts=charts(results),
-        cards=list(_cards(results)),
         tables=list(tables(results)),
+        causes=list(_causes(results)),
+        lossless=[one for one in results.causes if not one.lost_tokens],
     )
 
 
@@ -80,23 +96,41 @@ def _check_results(results: object) -> None:
     checked_kind("results", results, Results, "Results; read them with Results.read")
 
 
-def _cards(results: Results) -> Iterator[_Card]:
-    unlimited = [run for run in results.part() if run.capacity_tokens is None]
-    if not unlimited:
+def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
+    """Yield prompt tokens computed a request, as retrieved and by this package; and planning.
+
+    All are for the cache that the verdict is about, so that they can be compared.
+    """
+    size = None if said.saving is None else said.saving.capacity_tokens
+    runs = [run for run in results.part() if run.capacity_tokens == size and run.prompt_tokens]
+    best = best_of_ours(runs)
+    if not best:
         return
-    base = unlimited[0]
-    before = base.total.prefilled_tokens
-    yield _Card(
-        "As retrieved", f"{base.total.hit_ratio:.0%}", "of the prompt tokens served from the cache"
-    )
-    for mode, best in best_of_ours(unlimited).items():
+    before = _computed(runs[0])
+    yield _Card("As retrieved", f"{before:,.0f}", "prompt tokens computed a request")
+    for mode, run in best.items():
         name = "As requests arrive" if mode == "online" else "As one batch"
-        saved = (before - best.total.prefilled_tokens) / before if before else 0.0
-        change = "fewer" if saved >= 0 else "more"
-        yield _Card(
-            name,
-            f"{abs(saved):.0%}",
-            f"{change} tokens to compute; {best.total.hit_ratio:.0%} from the cache",
-            is_good=saved > 0,
-        )
-        yield _Card("Planning", f"{best.planning_ms:.2f} ms", f"a request, {name.lower()}")
+        saved = 1 - _computed(run) / before if before else 0.0
+        words = f"{abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} to compute"
+        yield _Card(name, f"{_computed(run):,.0f}", words, is_good=saved > 0)
+    mode, run = next(iter(best.items()))
+    how = "as requests arrive" if mode == "online" else "as one batch"
+    yield _Card("Planning", f"{run.planning_ms:.2f} ms", f"a request, {how}")
+
+
+def _computed(run: RunResult) -> float:
+    """Return the prompt tokens that are computed a request."""
+    return run.total.prefilled_tokens / len(run.prompt_tokens)
+
+
+def _causes(results: Results) -> Iterator[_Cause]:
+    """Yield the causes for which something was computed again, each with its worst requests."""
+    # results of earlier versions have no totals
+    totals = results.causes or [
+        CauseTotal(cause, 0, 0) for cause in dict.fromkeys(one.cause for one in results.misses)
+    ]
+    remedies: dict[str, str] = {cause.value: words for cause, words in REMEDIES.items()}
+    for total in totals:
+        misses = [one for one in results.misses if one.cause == total.cause]
+        if total.lost_tokens or misses:
+            yield _Cause(total, remedies.get(total.cause, ""), misses)

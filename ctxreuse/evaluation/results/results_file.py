@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
+from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.checks import (
     check_function,
     checked_each,
     checked_integer,
     checked_kind,
     checked_list,
+    checked_positive,
 )
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
@@ -29,7 +31,13 @@ from ctxreuse.evaluation.replay.estimate import (
     reuse_bounds,
     shown,
 )
-from ctxreuse.evaluation.replay.explain_plan import TreeNode, explain_plan, sent_tree
+from ctxreuse.evaluation.replay.explain_plan import (
+    TreeNode,
+    block_label,
+    explain_plan,
+    sent_tree,
+    shortened,
+)
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
@@ -42,8 +50,11 @@ from ctxreuse.evaluation.replay.simulate import (
 )
 from ctxreuse.evaluation.replay.workers import estimate_workers, worker_policies
 from ctxreuse.evaluation.results import stored_results as read
-from ctxreuse.evaluation.traces.recording_folder import read_recording
-from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.evaluation.results.prices import Prices
+from ctxreuse.evaluation.traces.recording_folder import corpus_path, read_recording
+from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, read_titles
+from ctxreuse.index.explain import Explanation
+from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _WORST = 10
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
@@ -54,12 +65,32 @@ Run = RunResult
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A request of which tokens were computed again, and why; see `ctxreuse explain`."""
+    """A request of which tokens were computed again, and why; see `ctxreuse explain`.
+
+    Attributes:
+        request_id: Its id.
+        cause: What decided it.
+        lost_tokens: Tokens that are computed again.
+        words: All this as a sentence, with ids.
+        question: What it asked; empty if that is not known.
+        place: Where it parts from the closest earlier prompt, with questions and titles.
+    """
 
     request_id: str
     cause: str
     lost_tokens: int
     words: str
+    question: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTotal:
+    """How many requests had a cause, and the tokens that were computed again for it."""
+
+    cause: str
+    requests: int
+    lost_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +104,19 @@ class Results:
         runs: Each policy with each cache; as retrieved first.
         tree: The prompts of this package's online order, as a prefix tree: its top levels.
         misses: The requests that lost most with it.
+        causes: Why its requests hit or miss, the cause that lost most first.
         bounds: For numbers of blocks a request: the share of the block tokens that had been sent
             before.
         settings: How it was measured, in words.
         notes: What a reader has to know.
         version: The measuring package's version.
+        cache_tokens: What the cache holds that the verdict is about; None is unlimited.
+        prefill_tokens_per_s: Prompt tokens that the engine computes in a second, for the verdict;
+            None where nobody said.
+        prices: What prompt tokens cost, for the verdict; None where nobody said.
+        command: The command that measured; empty where none did.
+        date: The day on which it was measured, such as "2026-11-25"; empty if that is not known.
+        python: The version of Python that measured; empty if that is not known.
     """
 
     title: str
@@ -90,6 +129,13 @@ class Results:
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     version: str = ctxreuse.__version__
+    cache_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
+    prices: Prices | None = None
+    command: str = ""
+    date: str = ""
+    python: str = ""
+    causes: tuple[CauseTotal, ...] = ()
 
     @classmethod
     def of(
@@ -100,6 +146,7 @@ class Results:
         runs: Sequence[RunResult],
         shown: Sequence[PlannedRequest],
         corpus: Corpus,
+        titles: Titles | None = None,
         **more: Any,
     ) -> Self:
         """Return results, with the tree and the misses of one policy's prompts.
@@ -111,6 +158,7 @@ class Results:
             runs: What was measured; without their plans, which files do not hold.
             shown: The policy's plans.
             corpus: The blocks.
+            titles: The blocks' titles, as far as they have any.
             **more: Further attributes.
 
         Raises:
@@ -121,17 +169,15 @@ class Results:
         plans = checked_plans(shown, corpus)
         explained = [one.explanation for one in explain_plan(plans, corpus)]
         explained.sort(key=lambda one: -one.lost_tokens)
+        named = _Names.of(plans, corpus, titles or {})
         return cls(
             title=title,
             level=level,
             trace=trace,
             runs=tuple(run.without_plans() for run in measured),
-            tree=sent_tree(plans, corpus),
-            misses=tuple(
-                Miss(str(one.request_id), one.cause.value, one.lost_tokens, one.words)
-                for one in explained[:_WORST]
-                if one.lost_tokens
-            ),
+            tree=sent_tree(plans, corpus, titles),
+            misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
+            causes=_cause_totals(explained),
             **more,
         )
 
@@ -180,6 +226,15 @@ class Results:
             settings=stored.get("settings", read.each(read.row(read.text, read.text))),
             notes=stored.get("notes", read.each(read.text)),
             version=stored.get("version", read.text),
+            cache_tokens=stored.get("cache_tokens", read.optional(read.integer), None),
+            prefill_tokens_per_s=stored.get(
+                "prefill_tokens_per_s", read.optional(read.positive), None
+            ),
+            prices=stored.get("prices", read.optional(Prices.of), None),
+            command=stored.get("command", read.text, ""),
+            date=stored.get("date", read.text, ""),
+            python=stored.get("python", read.text, ""),
+            causes=stored.get("causes", read.each(_cause_total), []),
         )
 
 
@@ -190,7 +245,78 @@ def _miss(place: str, value: Any) -> Miss:
         cause=stored.get("cause", read.text),
         lost_tokens=stored.get("lost_tokens", read.integer),
         words=stored.get("words", read.text),
+        question=stored.get("question", read.text, ""),
+        place=stored.get("place", read.text, ""),
     )
+
+
+def _cause_total(place: str, value: Any) -> CauseTotal:
+    stored = read.stored_object(place, value)
+    return CauseTotal(
+        cause=stored.get("cause", read.text),
+        requests=stored.get("requests", read.integer),
+        lost_tokens=stored.get("lost_tokens", read.integer),
+    )
+
+
+def _cause_totals(explained: Sequence[Explanation]) -> tuple[CauseTotal, ...]:
+    by_cause: dict[str, list[int]] = {}
+    for one in explained:
+        by_cause.setdefault(one.cause.value, []).append(one.lost_tokens)
+    totals = [CauseTotal(cause, len(lost), sum(lost)) for cause, lost in by_cause.items()]
+    return tuple(sorted(totals, key=lambda one: (-one.lost_tokens, one.cause)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What people know requests and blocks by.
+
+    Attributes:
+        questions: Of requests, by their ids.
+        corpus: The blocks.
+        titles: The blocks' titles, as far as they have any.
+    """
+
+    questions: Mapping[str | int, str]
+    corpus: Corpus
+    titles: Titles
+
+    @classmethod
+    def of(cls, planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles) -> Self:
+        questions = {one.request_id: " ".join((one.query or "").split()) for one in planned}
+        return cls(questions, corpus, titles)
+
+    def miss(self, explanation: Explanation) -> Miss:
+        """Return a request that lost something, named as people know it."""
+        return Miss(
+            str(explanation.request_id),
+            explanation.cause.value,
+            explanation.lost_tokens,
+            explanation.words,
+            well_formed(shortened(self.questions.get(explanation.request_id, ""))),
+            self._place(explanation),
+        )
+
+    def _place(self, explanation: Explanation) -> str:
+        if explanation.closest is None:
+            return ""
+        question = self.questions.get(explanation.closest, "") or str(explanation.closest)
+        closest = f"“{well_formed(shortened(question))}”"
+        begins = f"Begins unlike {closest}, which has most in common with it"
+        if explanation.shared_blocks:
+            number = explanation.shared_blocks
+            begins = (
+                f"Begins like {closest}, for {number} block{'s' if number > 1 else ''} "
+                f"({explanation.shared_tokens:,} tokens)"
+            )
+        own, other = map(self._label, (explanation.block, explanation.other_block))
+        if not own or not other:
+            return f"{begins}; {'it' if not own else 'that one'} ends there."
+        return f"{begins}; then has “{own}” where that one has “{other}”."
+
+    def _label(self, block_id: BlockId | None) -> str:
+        block = None if block_id is None else self.corpus.get(block_id)
+        return "" if block is None else block_label(block, self.titles)
 
 
 def _columns(run: RunResult) -> Iterator[tuple[str, object]]:
@@ -218,6 +344,8 @@ def measure_savings(
     capacities: Sequence[int] = (),
     tokenizer: str | Path | None = None,
     workers: int | None = None,
+    prefill_rate: float = COMMON_RATES.prefill_tokens_per_s,
+    prices: Prices | None = None,
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
@@ -226,10 +354,13 @@ def measure_savings(
     Args:
         trace: A trace, or a folder that holds a recording.
         corpus: Its blocks; None is `corpus.jsonl` beside the trace.
-        capacities: Tokens that the smaller caches hold; where empty, sizes that suit the trace.
+        capacities: Tokens that the smaller caches hold, the first of which the verdict is about;
+            where empty, sizes that suit the trace, and the verdict is about an unlimited cache.
         tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
         workers: Also measure this many worker processes that use one engine, each with a planner
             of its own and with a shared log.
+        prefill_rate: Prompt tokens that the engine computes in a second, for the verdict.
+        prices: What prompt tokens cost, for the verdict; None says nothing of money.
         for_report: Whether to measure what only a report shows, too: several numbers of blocks a
             request, and which requests lost most.
         progress: Is told how far it is.
@@ -242,6 +373,7 @@ def measure_savings(
     check_function("progress", progress, "a function")
     smaller = checked_list("capacities", capacities, "a list of tokens")
     number = None if workers is None else checked_integer("workers", workers, 2)
+    rate = checked_positive("prefill_rate", prefill_rate)
     blocks, requests = read_recording(trace, corpus)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
@@ -262,5 +394,9 @@ def measure_savings(
         [*runs, *of_workers, *over_k],
         shown(runs).planned if for_report else (),
         blocks,
+        read_titles(corpus or corpus_path(trace)) if for_report else None,
         bounds=reuse_bounds(requests, ks),
+        cache_tokens=next(iter(smaller), None),
+        prefill_tokens_per_s=rate,
+        prices=prices,
     )

@@ -102,6 +102,11 @@ def number(place: str, value: Any) -> float:
     return float(integer(place, value))
 
 
+def positive(place: str, value: Any) -> float:
+    """Return a finite number above 0."""
+    return known if (known := number(place, value)) else _fail(place, value, "more than 0")
+
+
 def share(place: str, value: Any) -> float:
     """Return a number from 0 to 1."""
     return known if (known := number(place, value)) <= 1 else _fail(place, value, "from 0 to 1")
@@ -179,6 +184,7 @@ def _node(place: str, value: Any, levels: int) -> TreeNode:
         requests=stored.get("requests", integer),
         sent_tokens=stored.get("sent_tokens", integer),
         children=children,
+        label=stored.get("label", text, ""),
     )
     for name in ("requests", "sent_tokens"):
         if sum(getattr(child, name) for child in children) > getattr(node, name):
@@ -203,6 +209,7 @@ def run_result(place: str, value: Any) -> RunResult:
         part=stored.get("part", one_of(*Part), Part.policies),
         k=stored.get("k", optional(integer), None),
         sessions=stored.get("sessions", optional(integer), None),
+        workers=stored.get("workers", integer, 1),
         request_ids=stored.get("request_ids", each(text), []),
         first_token_s=stored.get("first_token_s", each(number), []),
         scores=stored.get("scores", each(row(text, share, share)), []),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
@@ -15,27 +15,42 @@ from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.evaluation.results.verdict import verdict
 
-POLICY_COLOURS = {
-    "as retrieved": "#8c8c8c",
-    "papers' order, online": "#e0a030",
-    "papers' order, batch": "#b06000",
-    "CacheWeaver, online": "#8a6fb8",
-    "ctxreuse, online": "#3f8fd2",
-    "ctxreuse, batch": "#2a9d5c",
-    "as retrieved, de-duplicated": "#5c5c5c",
-    "LangChain LongContextReorder": "#5b8c8c",
-    "LlamaIndex LongContextReorder": "#9c8b4a",
-    "contextpilot, online": "#c9607b",
-    "contextpilot, batch": "#9c3450",
+
+class PolicyStyle(NamedTuple):
+    """How a chart shows a policy: no two alike in colour, and none in line.
+
+    Attributes:
+        colour: It stands out on white and on black.
+        dashes: Lengths of dashes and gaps, in widths of the line; empty for a whole line.
+    """
+
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+
+POLICY_STYLES = {
+    "as retrieved": PolicyStyle("#8c8c8c"),
+    "papers' order, online": PolicyStyle("#d98c00", (5, 2)),
+    "papers' order, batch": PolicyStyle("#c2452d", (5, 2, 1, 2)),
+    "CacheWeaver, online": PolicyStyle("#a259c4", (1, 1.5)),
+    "ctxreuse, online": PolicyStyle("#2f86d6", (14, 1.5)),
+    "ctxreuse, batch": PolicyStyle("#1fa06a", (8, 2)),
+    "as retrieved, de-duplicated": PolicyStyle("#a07850", (3, 1.5)),
+    "LangChain LongContextReorder": PolicyStyle("#2fa3a8", (2, 1)),
+    "LlamaIndex LongContextReorder": PolicyStyle("#a89600", (6, 1.5, 1, 1.5, 1, 1.5)),
+    "contextpilot, online": PolicyStyle("#e0679a", (4, 1)),
+    "contextpilot, batch": PolicyStyle("#93407c", (4, 1, 1, 1)),
 }
-"""A policy's colour in every chart."""
+"""A policy's style in every chart."""
+
+OTHER_STYLES = (PolicyStyle("#7d7aff", (3, 3)), PolicyStyle("#6f9a1f", (10, 3, 2, 3)))
+"""For policies that not every report has, in turn."""
 
 _OURS = (OURS_ONLINE.name, OURS_BATCH.name)
 """This package's policies for one planner; its others are of several workers."""
 
-_SHARE = "Workers share a log by ReusePlanner(shared_log=SQLiteLog(path))."
 _POLICY = "order of the blocks"
 _DEDUPLICATED = "without what a chat shows"
 _TIMES = "hit ratio; prefilled tokens, as many times as retrieved"
@@ -82,10 +97,17 @@ _Runs: TypeAlias = Sequence[RunResult]
 
 def bench_output(results: Results) -> Iterator[Shown]:
     """Yield what a terminal shows of a benchmark."""
+    yield from verdict_output(results)
     yield f"{results.title}: {_in_words(results.trace)}"
     yield ", ".join(f"{name}: {value}" for name, value in results.settings)
     yield from tables(results)
     yield from results.notes
+
+
+def verdict_output(results: Results) -> Iterator[str]:
+    """Yield the verdict on results, and an empty line."""
+    yield from verdict(results).lines()
+    yield ""
 
 
 def estimate_output(results: Results) -> Iterator[Shown]:
@@ -93,16 +115,17 @@ def estimate_output(results: Results) -> Iterator[Shown]:
     runs = results.part()
     names = {run.policy for run in runs}
     too_large = [policy.name for policy in POLICIES if policy.name not in names]
+    yield from verdict_output(results)
     yield _in_words(results.trace)
-    yield _policies(runs)
     if too_large:
         yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
-    yield from _advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens])
+    yield _policies(runs)
 
 
 def estimate_json(results: Results) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
     return {
+        "verdict": verdict(results).as_json(),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
         "runs": [
             {
@@ -232,23 +255,25 @@ def tables(results: Results) -> Iterator[Table]:
         yield _ablations(ablations, policies)
 
 
-def demo_table(runs: _Runs) -> Table:
-    """Return hit ratios, prefilled tokens and planning time of all policies, by cache size.
+def demo_tables(runs: _Runs) -> Iterator[Table]:
+    """Yield hit ratios, prefilled tokens and planning time of all policies: a table a cache size.
 
     Args:
         runs: Without and with de-duplication, each with the same cache sizes; as retrieved first.
     """
-    return _by_cache_size(
-        "What the engine's prefix cache serves",
-        runs,
-        ("without de-duplication", "with de-duplication"),
-        lambda size: (f"hit ratio\n{size}", f"prefilled\n{size}", "to as\nretrieved"),
-        lambda run, base: (
-            f"{run.total.hit_ratio:.3f}",
-            f"{run.total.prefilled_tokens:,}",
-            f"{_times(run, base):.2f}",
-        ),
-    )
+    for size in _sizes(runs):
+        cache = "an unlimited cache" if size is None else f"a cache of {size:,} tokens"
+        yield _by_cache_size(
+            f"What {cache} serves",
+            [run for run in runs if run.capacity_tokens == size],
+            ("without de-duplication", "with de-duplication"),
+            lambda _: ("hit\nratio", "prefilled", "to as\nretrieved"),
+            lambda run, base: (
+                f"{run.total.hit_ratio:.3f}",
+                f"{run.total.prefilled_tokens:,}",
+                f"{_times(run, base):.2f}",
+            ),
+        )
 
 
 def _policies(runs: _Runs) -> Table:
@@ -486,29 +511,6 @@ def _in_words(summary: TraceSummary) -> str:
         f"{summary.block_tokens:,} block tokens in all. {summary.reuse_bound:.0%} of them had been "
         f"sent before: no order can have more of them served{_HISTORIES if turns else ''}."
     )
-
-
-def _advice(runs: _Runs) -> Iterator[str]:
-    """Say what the best of this package's policies saves, one by one and as a batch."""
-    before = runs[0].total.prefilled_tokens
-    if not before:
-        return
-    for mode, best in best_of_ours(runs).items():
-        saved = before - best.total.prefilled_tokens
-        seconds = saved / COMMON_RATES.prefill_tokens_per_s
-        yield (
-            f"{'As they arrive' if mode == 'online' else 'As one batch'}: "
-            f"{saved / before:.0%} fewer tokens to compute "
-            f"({best.total.prefilled_tokens:,} instead of {before:,}); at "
-            f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
-        )
-    of_workers = [run for run in runs if run.strategy == "reuse" and run.policy not in _OURS]
-    for name in dict.fromkeys(run.policy for run in of_workers):
-        after = min(run.total.prefilled_tokens for run in of_workers if run.policy == name)
-        more = "more" if after > before else "fewer"
-        yield f"{name}: {abs(after - before) / before:.0%} {more} tokens to compute."
-    if of_workers:
-        yield _SHARE
 
 
 def best_of_ours(runs: _Runs) -> dict[str, RunResult]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class TraceRecorder(OnePerProcess):
 
     Attributes:
         requests: The number of requests written.
+        sources: How many of them came from where.
 
     Example:
         >>> import tempfile
@@ -114,12 +116,14 @@ class TraceRecorder(OnePerProcess):
     def _start_anew(self) -> None:
         """Have written nothing; a child leaves the files to the parent."""
         self.requests = 0
+        self.sources: Counter[str] = Counter()
         self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
             _BLOCKS, max_weight=_BLOCKS, weight_of=id_size
         )
         self._written: dict[BlockId, _Written] = {}  # by the names that the tenants' blocks have
         self._has_forgotten = False
         self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
+        self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
 
@@ -155,6 +159,8 @@ class TraceRecorder(OnePerProcess):
         system: str | None = None,
         conversation_id: str | int | None = None,
         tenant: str = "",
+        titles: Iterable[str] = (),
+        source: str = "",
     ) -> None:
         """Write a request.
 
@@ -164,15 +170,32 @@ class TraceRecorder(OnePerProcess):
             system: The system message's text.
             conversation_id: Names the conversation, within the tenant; its turns are counted.
             tenant: The tenant that the request belongs to.
+            titles: What people know the blocks by, in the same order; "" if a block has no title.
+            source: What retrieved or sent it, in words; counted in `sources`.
         """
         self._failing.attempt(
             lambda: self._write(
                 ContextRequest(
                     blocks, query, system=system, conversation_id=conversation_id, tenant=tenant
-                )
+                ),
+                titles,
+                source,
             ),
             lambda: None,
         )
+
+    def summary(self) -> str:
+        """Return in words what was recorded so far."""
+        with self._lock:
+            of = [f"{number:,} from {name}" for name, number in self.sources.most_common() if name]
+            turns, talks = self._requests_of_conversations, self._talks
+            ending = "" if talks == 1 else "s"
+            conversations = (
+                f", {turns:,} of them in {talks:,} conversation{ending}" if turns else ""
+            )
+            documents = "1 block" if self._blocks == 1 else f"{self._blocks:,} different blocks"
+            count = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
+        return f"{count} with {documents}{conversations}{': ' if of else ''}{', '.join(of)}"
 
     def close(self) -> None:
         """Close the files; what is recorded afterwards counts in `faults`."""
@@ -200,20 +223,24 @@ class TraceRecorder(OnePerProcess):
         """Close the files."""
         self.close()
 
-    def _write(self, request: ContextRequest) -> None:
+    def _write(self, request: ContextRequest, titles: Iterable[str], source: str) -> None:
         """Write a request; texts are hashed and counted before, because that may take its time.
 
         All that the tenant has not recorded itself is counted: how long that takes must not tell
         what other tenants have.
         """
         blocks = request.unique_blocks
+        title_of = {
+            block.key: title for block, title in zip(request.blocks, titles, strict=False) if title
+        }
         measured: dict[BlockKey, _MeasuredBlock] = {}
         while True:
             with self._lock:
                 known = {key: self._names.get(request.tenant, key) for key in blocks}
                 new = [key for key, name in known.items() if name is None and key not in measured]
                 if not new:
-                    self._append_request(request, known, measured)
+                    self._append_request(request, known, measured, title_of)
+                    self.sources[source] += 1
                     return
             measured |= {key: self._measured(blocks[key]) for key in new}
 
@@ -226,6 +253,7 @@ class TraceRecorder(OnePerProcess):
         request: ContextRequest,
         known: Mapping[BlockKey, BlockId | None],
         measured: Mapping[BlockKey, _MeasuredBlock],
+        title_of: Mapping[BlockKey, str],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held.
 
@@ -233,12 +261,13 @@ class TraceRecorder(OnePerProcess):
             request: The request.
             known: The names of its blocks, as far as they are remembered for its tenant.
             measured: What is known of the others.
+            title_of: The blocks' titles, as far as they have any.
         """
         if not self._files and not self._is_closed:
             self._open()
         corpus, trace = self._files
         ids = [
-            self._named(block, measured[key], request.tenant, corpus)
+            self._named(block, measured[key], request.tenant, corpus, title_of.get(key, ""))
             if (name := known[key]) is None
             else name
             for key, block in request.unique_blocks.items()
@@ -253,11 +282,17 @@ class TraceRecorder(OnePerProcess):
         if request.conversation_id is not None:
             line["conversation_id"] = self._name(request.conversation_id)
             line["turn"] = self._next_turn(request.tenant, request.conversation_id)
+            self._requests_of_conversations += 1
         _append(trace, line | {"blocks": ids})
         self.requests += 1
 
     def _named(
-        self, block: ContextBlock, measured: _MeasuredBlock, tenant: str, corpus: IO[bytes]
+        self,
+        block: ContextBlock,
+        measured: _MeasuredBlock,
+        tenant: str,
+        corpus: IO[bytes],
+        title: str,
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
         digest = measured.digest
@@ -270,7 +305,10 @@ class TraceRecorder(OnePerProcess):
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line["text"] = block.text
+                if title:
+                    line["title"] = title
             _append(corpus, line)
+            self._blocks += 1
             self._written[name] = _Written(digest)
         self._written[name].tenants += 1
         for _, _, gone in self._names.put(tenant, block.key, name):
@@ -290,6 +328,7 @@ class TraceRecorder(OnePerProcess):
     def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
         key = text_digest(repr(conversation_id))  # ids may be long, and 1 is not "1"
         turn = self._turns.of(tenant).peek(key) or 0
+        self._talks += not turn
         self._turns.put(tenant, key, turn + 1)
         return turn
 
@@ -356,6 +395,42 @@ def paragraphs(text: str) -> SentContext:
     return SentContext([block for block in blocks if block], parts[-1] if parts else "")
 
 
+class ConversationNames:
+    """Names conversations by how they begin, where nobody else names them."""
+
+    def __init__(self) -> None:
+        self._numbers = LRUMap[str, int](_CONVERSATIONS)
+        self._lock = ForkSafeLock()
+
+    def of(self, beginning: str, *, is_first: bool) -> str:
+        """Return the name of the latest conversation that began so, or of a new one.
+
+        Args:
+            beginning: What all its prompts begin with.
+            is_first: Whether this is its first turn.
+        """
+        digest = text_digest(beginning).hex()
+        with self._lock:
+            number = (self._numbers.peek(digest) or 0) + is_first
+            self._numbers.put(digest, number)
+        return f"{digest}-{number}"
+
+
+_TITLES = ("title", "source", "file_name", "file_path", "url")
+_LONGEST_TITLE = 200
+
+
+def document_title(metadata: Mapping[str, Any]) -> str:
+    """Return what people know a document by, as its metadata says; empty if it does not.
+
+    Args:
+        metadata: A framework's, of a document or a node.
+    """
+    titles = (metadata.get(name) for name in _TITLES)
+    title = next((one for one in titles if one and isinstance(one, str)), "")
+    return title[:_LONGEST_TITLE]
+
+
 class PromptRecorder:
     """Records chat prompts: their system message, and the blocks of their last user message.
 
@@ -370,8 +445,7 @@ class PromptRecorder:
     def __init__(self, recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> None:
         self._recorder = recorder
         self._read_context = read_context
-        self._conversations = LRUMap[str, int](_CONVERSATIONS)
-        self._lock = ForkSafeLock()
+        self._conversations = ConversationNames()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
     def note(self, messages: Any) -> None:
@@ -392,16 +466,11 @@ class PromptRecorder:
             context.blocks,
             context.query,
             system=system or None,
-            conversation_id=self._conversation(f"{system}\n{first}", is_first=len(questions) == 1),
+            conversation_id=self._conversations.of(
+                f"{system}\n{first}", is_first=len(questions) == 1
+            ),
+            source="OpenAI clients",
         )
-
-    def _conversation(self, beginning: str, *, is_first: bool) -> str:
-        """Return the name of the latest conversation that began so, or of a new one."""
-        digest = text_digest(beginning).hex()
-        with self._lock:
-            number = (self._conversations.peek(digest) or 0) + is_first
-            self._conversations.put(digest, number)
-        return f"{digest}-{number}"
 
 
 def record_client(

@@ -33,5 +33,11 @@ def read_recording(
             raise InputFileError(f"{trace}: there is no such file or folder")
         if path.is_dir():
             path /= TRACE
-    blocks = read_corpus(str(path.parent / CORPUS) if corpus is None else corpus)
+    blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
     return blocks, read_trace(str(path), blocks)
+
+
+def corpus_path(trace: str) -> str:
+    """Return where the blocks of a trace are, or of a recording, if nothing else is said."""
+    path = Path(trace)
+    return str((path if path.is_dir() else path.parent) / CORPUS)

@@ -1,9 +1,9 @@
 """Corpora and retrieval traces, as JSON lines.
 
-A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing. A
-trace line is a retrieval, in arrival order: `request_id`, `query`, `blocks` (ids, best first), and
-optionally `conversation_id`, `turn`, `tenant`, `system`, `timestamp` (of its arrival, in
-milliseconds). Further fields are skipped.
+A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing, and
+optionally `title`, for people. A trace line is a retrieval, in arrival order: `request_id`,
+`query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`, `tenant`, `system`,
+`timestamp` (of its arrival, in milliseconds). Further fields are skipped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, describe
-from ctxreuse.evaluation.traces.json_lines import read_lines
+from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, read_lines
 
 Corpus = Mapping[BlockId, ContextBlock]
+
+Titles = Mapping[BlockId, str]
+"""What people know blocks by, as far as they have a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,21 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
                 f"id {describe(block_id)} has had another text before; give every text its own id"
             )
     return corpus
+
+
+def read_titles(path: str) -> dict[BlockId, str]:
+    """Read the titles of a corpus's blocks: of those that have one.
+
+    Args:
+        path: A file's path.
+
+    Raises:
+        InputFileError: A line is broken.
+    """
+    if path == STANDARD_STREAM:
+        return {}  # it has been read
+    titles = ((line.get("id", (str, int)), line.fields.get("title")) for line in read_lines(path))
+    return {block_id: title for block_id, title in titles if title and isinstance(title, str)}
 
 
 def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:

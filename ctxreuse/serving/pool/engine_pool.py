@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
+from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import check_keywords, checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
@@ -130,7 +131,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
         self._router = RequestRouter(queue_weight, strategy == "none", answer_cost)
         self._factory = ReplicaFactory(
-            planner=ReusePlanner() if planner is None else planner,
+            planner=default_planner() if planner is None else planner,
             strategy=strategy,
             concurrency=concurrency,
             window_s=window_s,

@@ -26,6 +26,7 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
+from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -118,7 +119,7 @@ class ReuseChatModel(DelegatingChatModel):
         'In France.'
     """
 
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False, frozen=True)
+    planner: ReusePlanner = Field(default_factory=default_planner, repr=False, frozen=True)
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, strict=True)

@@ -19,6 +19,7 @@ from ctxreuse.adapters.document_planner import (
     checked_annotation,
     shared_names,
 )
+from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.formatting import cited_positions, format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
@@ -48,7 +49,7 @@ class DocumentPlanningFields(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False, frozen=True)
+    planner: ReusePlanner = Field(default_factory=default_planner, repr=False, frozen=True)
     annotation: AnnotationMode = Field(default="append", frozen=True)
     _documents: LangChainDocumentPlanner = PrivateAttr()
 

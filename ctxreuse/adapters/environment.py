@@ -1,0 +1,128 @@
+"""The planner of adapters that were given none, as the environment says.
+
+For those who run a program and cannot change it. Planning itself reads no environment: this is read
+once, when an adapter is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe, shown_url
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.savings import Mode
+
+MODE = "CTXREUSE_MODE"
+CAPACITY_TOKENS = "CTXREUSE_CAPACITY_TOKENS"
+SHARED_LOG = "CTXREUSE_SHARED_LOG"
+SHARED_LOG_SECRET = "CTXREUSE_SHARED_LOG_SECRET"
+
+_log = logging.getLogger("ctxreuse")
+_Value = TypeVar("_Value")
+
+
+def default_planner(environment: Mapping[str, str] | None = None, **settings: Any) -> ReusePlanner:
+    """Return a new planner with the settings that environment variables give.
+
+    A variable that is wrong fails nobody: the log says once, as an error, what is wrong with it and
+    what to do, and the planner does without it. A wrong mode stands for "shadow", which changes
+    nothing of what is sent.
+
+    Args:
+        environment: The variables; None is those of the process.
+
+            `CTXREUSE_MODE`: "active" (the default) or "shadow".
+            `CTXREUSE_CAPACITY_TOKENS`: Tokens that the engine's cache holds.
+            `CTXREUSE_SHARED_LOG`: The file of a `SQLiteLog`, or the URL of a `RedisLog`'s server;
+            not used in shadow mode.
+            `CTXREUSE_SHARED_LOG_SECRET`: The secret of the `RedisLog`.
+        **settings: Further settings of `ReusePlanner`.
+    """
+    told = os.environ if environment is None else environment
+    settings["mode"] = _read(told, MODE, _mode, "active", "shadow")
+    settings["capacity_tokens"] = _read(told, CAPACITY_TOKENS, _tokens, None, None)
+    if settings["mode"] == "active":
+        secret = told.get(SHARED_LOG_SECRET, "")
+        settings["shared_log"] = _read(
+            told, SHARED_LOG, lambda text: _shared_log(text, secret), None, None
+        )
+    return ReusePlanner(**settings)
+
+
+def _read(
+    environment: Mapping[str, str],
+    name: str,
+    read: Callable[[str], _Value],
+    missing: _Value,
+    wrong: _Value,
+) -> _Value:
+    """Return a variable's value.
+
+    Args:
+        environment: The variables.
+        name: Its name.
+        read: Reads its text.
+        missing: What it is where it is not set, or empty.
+        wrong: What it is where it is wrong.
+    """
+    text = environment.get(name, "").strip()
+    if not text:
+        return missing
+    try:
+        return read(text)
+    except CtxreuseError as error:
+        _complain(name, str(error), "nothing is changed" if wrong == "shadow" else "")
+    except Exception as error:  # a log's file or server may fail in any way
+        _complain(name, f"failed with {type(error).__name__}", "")
+    return wrong
+
+
+@cache  # once a process, however many adapters it makes
+def _complain(name: str, problem: str, instead: str) -> None:
+    _log.error(
+        "The environment variable %s is wrong: %s. Until it is mended, %s.",
+        name,
+        problem,
+        instead or "ctxreuse does as if it were not set",
+    )
+
+
+def _mode(text: str) -> Mode:
+    known = text.lower()
+    for mode in get_args(Mode):
+        if mode == known:
+            found: Mode = mode
+            return found
+    raise InvalidRequestError(
+        f"it is {describe(text)}; set it to {' or '.join(get_args(Mode))}, or unset it"
+    )
+
+
+def _tokens(text: str) -> int:
+    digits = text.replace(",", "").replace("_", "")
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+        return int(digits)
+    raise InvalidRequestError(
+        f"it is {describe(text)}; set it to the number of tokens that the engine's cache holds, "
+        "such as 200000, or unset it"
+    )
+
+
+def _shared_log(text: str, secret: str) -> Any:
+    # stores are loaded when one is named
+    from ctxreuse.sharing.redis_log import RedisLog, is_redis_url
+
+    if not is_redis_url(text):
+        from ctxreuse.sharing.sqlite_log import SQLiteLog
+
+        return SQLiteLog(text)
+    if not secret:
+        raise InvalidRequestError(
+            f"it names the server {shown_url(text)}, and {SHARED_LOG_SECRET} is not set; set that "
+            "to the same secret in all processes"
+        )
+    return RedisLog(text, secret=secret)

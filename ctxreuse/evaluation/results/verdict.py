@@ -1,0 +1,361 @@
+"""The verdict on results: what planning saves, for whom it holds, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctxreuse.cache import CacheUsage
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
+from ctxreuse.evaluation.replay.run_result import Part, RunResult
+from ctxreuse.evaluation.results.prices import Prices
+from ctxreuse.evaluation.results.results_file import Results
+
+LEAST_SHARE = 0.01
+"""Of the computed tokens; a smaller saving is not worth a change of a program."""
+
+ONLINE_STEP = (
+    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex), or plan with "
+    'ReusePlanner(); ReusePlanner(mode="shadow") counts first and changes nothing.'
+)
+BATCH_STEP = "collect requests, and plan them together: planner.plan_batch(requests)."
+SHARE_STEP = (
+    "let the workers share a log of what they have sent: "
+    "ReusePlanner(shared_log=SQLiteLog(path)), or CTXREUSE_SHARED_LOG."
+)
+NO_STEP = "change nothing; record again when the requests or the documents are others."
+LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
+
+_THOUSAND = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a policy saves against prompts as they were retrieved, for one cache.
+
+    Attributes:
+        policy: The policy's name.
+        mode: "online" or "offline".
+        deduplicated: Whether blocks that a conversation shows already are left out.
+        workers: Worker processes that send prompts to the engine.
+        capacity_tokens: Tokens that the cache holds; None is unlimited, or an engine's own.
+        requests: The number of requests.
+        before: Their prompt tokens as retrieved.
+        after: Their prompt tokens under the policy.
+    """
+
+    policy: str
+    mode: str
+    deduplicated: bool
+    workers: int
+    capacity_tokens: int | None
+    requests: int
+    before: CacheUsage
+    after: CacheUsage
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed less; below 0 more."""
+        return self.before.prefilled_tokens - self.after.prefilled_tokens
+
+    @property
+    def share(self) -> float:
+        """The same as a share of those that are computed as retrieved."""
+        return self.tokens / self.before.prefilled_tokens if self.before.prefilled_tokens else 0.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it is large enough to do something for."""
+        return self.share >= LEAST_SHARE
+
+    def seconds(self, tokens_per_s: float) -> float:
+        """Return the seconds of prefill that a thousand requests take less."""
+        return _THOUSAND * self.tokens / self.requests / tokens_per_s if self.requests else 0.0
+
+    def money(self, prices: Prices) -> float:
+        """Return what the prompts of a thousand requests cost less."""
+        less = prices.of_usage(self.before) - prices.of_usage(self.after)
+        return _THOUSAND * less / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SavingsVerdict:
+    """What results come to; text, JSON and pages show the same.
+
+    Attributes:
+        sentence: It in words.
+        next_step: What to do.
+        also: What else a reader should know: other cache sizes, other ways to plan.
+        saving: What the sentence is about; None where there was nothing to compare.
+        is_gain: Whether there is something to gain.
+        prefill_tokens_per_s: The speed that seconds are from; None where none is known.
+        prices: The prices that money is from; None where none were given.
+    """
+
+    sentence: str
+    next_step: str
+    also: tuple[str, ...] = ()
+    saving: Saving | None = None
+    is_gain: bool = False
+    prefill_tokens_per_s: float | None = None
+    prices: Prices | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a terminal shows."""
+        yield self.sentence
+        yield f"Next: {self.next_step}"
+        yield from self.also
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        saving, rate, prices = self.saving, self.prefill_tokens_per_s, self.prices
+        fields: dict[str, Any] = {
+            "sentence": self.sentence,
+            "next_step": self.next_step,
+            "also": list(self.also),
+            "is_gain": self.is_gain,
+        }
+        if saving is None:
+            return fields
+        return fields | {
+            "policy": saving.policy,
+            "mode": saving.mode,
+            "deduplicated": saving.deduplicated,
+            "workers": saving.workers,
+            "capacity_tokens": saving.capacity_tokens,
+            "requests": saving.requests,
+            "computed_tokens_as_retrieved": saving.before.prefilled_tokens,
+            "computed_tokens": saving.after.prefilled_tokens,
+            "saved_share": round(saving.share, 6),
+            "prefill_tokens_per_s": rate,
+            "seconds_per_1000_requests": None if rate is None else round(saving.seconds(rate), 3),
+            "prices": None if prices is None else asdict(prices),
+            "money_per_1000_requests": (None if prices is None else round(saving.money(prices), 6)),
+        }
+
+
+def verdict(results: Results) -> SavingsVerdict:
+    """Return what results come to.
+
+    It is about this package's online order with the cache that was asked for, else an unlimited
+    one; about the batch where only that saves; and about several workers where they were measured.
+
+    Args:
+        results: What was measured.
+    """
+    compared = _compared(results)
+    if not compared:
+        return SavingsVerdict(
+            "No verdict: nothing was measured as retrieved, to compare with.",
+            "measure part policies, too.",
+        )
+    savings = _savings(compared)
+    of_workers = [one for one in savings if one.workers > 1]
+    online = of_workers or [one for one in savings if one.policy == OURS_ONLINE.name]
+    batch = [one for one in savings if one.policy == OURS_BATCH.name]
+    arriving = _best(online, results)
+    together = None if of_workers else _best(batch, results)
+    found = [one for one in (arriving, together) if one is not None]
+    chosen = next((one for one in found if one.is_worth_it), next(iter(found), None))
+    if chosen is None:
+        return SavingsVerdict(
+            "No verdict: no policy of this package was measured.",
+            "measure ctxreuse, online or ctxreuse, batch, too.",
+        )
+    also = list(_also(results, chosen, savings, together))
+    if chosen.is_worth_it:
+        return _gain(results, chosen, tuple(also))
+    return _no_gain(results, chosen, savings, tuple(also))
+
+
+def _compared(results: Results) -> list[RunResult]:
+    """Return runs that differ in policy and cache only, among them one as retrieved."""
+    for part in Part:
+        runs = results.part(part)
+        plain = [run for run in runs if run.policy == AS_SENT.name and not run.deduplicated]
+        if plain:
+            last = plain[-1]
+            return [run for run in runs if (run.k, run.sessions) == (last.k, last.sessions)]
+    return []
+
+
+def _savings(runs: Sequence[RunResult]) -> list[Saving]:
+    """Return what each run saves, against that as retrieved with the same cache."""
+    plain = {
+        run.capacity_tokens: run
+        for run in reversed(runs)
+        if run.policy == AS_SENT.name and not run.deduplicated
+    }
+    savings = []
+    for run in runs:
+        base = plain.get(run.capacity_tokens)
+        if base is None:
+            continue
+        if base.request_ids:  # an engine does not answer all
+            common = set(base.request_ids) & set(run.request_ids)
+            base, run = base.only(common), run.only(common)
+        savings.append(
+            Saving(
+                run.policy,
+                run.mode,
+                run.deduplicated,
+                run.workers,
+                run.capacity_tokens,
+                len(run.prompt_tokens),
+                base.total,
+                run.total,
+            )
+        )
+    return savings
+
+
+def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
+    """Return the largest saving with the cache that the verdict is about."""
+    sizes = [one.capacity_tokens for one in savings]
+    size = results.cache_tokens if results.cache_tokens in sizes else next(iter(sizes), None)
+    of_size = [one for one in savings if one.capacity_tokens == size]
+    return max(of_size, key=lambda one: one.tokens, default=None)
+
+
+def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVerdict:
+    rate, prices = results.prefill_tokens_per_s, results.prices
+    less, basis = [], []
+    if rate is not None:
+        less.append(f"{saving.seconds(rate):,.1f} s")
+        basis.append(f"at {rate:,.0f} tokens a second")
+    if prices is not None:
+        less.append(f"{_amount(saving.money(prices))} {prices.currency}")
+        basis.append(f"prices of {prices.date} from {prices.source}")
+    a_thousand = ""
+    if less:
+        a_thousand = f": {' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})"
+    if saving.workers > 1:
+        step = SHARE_STEP
+    else:
+        step = ONLINE_STEP if saving.mode == "online" else BATCH_STEP
+    return SavingsVerdict(
+        f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)}){a_thousand}.",
+        step,
+        also,
+        saving,
+        is_gain=True,
+        prefill_tokens_per_s=rate,
+        prices=prices,
+    )
+
+
+def _no_gain(
+    results: Results, saving: Saving, savings: Sequence[Saving], also: tuple[str, ...]
+) -> SavingsVerdict:
+    reason, step = _reason(results, saving, savings)
+    return SavingsVerdict(
+        f"Nothing to gain here, because {reason} ({_conditions(results, saving)}).",
+        step,
+        also,
+        saving,
+        prefill_tokens_per_s=results.prefill_tokens_per_s,
+        prices=results.prices,
+    )
+
+
+def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
+    """Return why a policy saves nothing, and what to do."""
+    bound, served = results.trace.reuse_bound, saving.before.hit_ratio
+    if results.trace.requests < 2:
+        number = "no request" if not results.trace.requests else "one request"
+        return f"there is {number}, and so nothing that comes again", NO_STEP
+    if bound < LEAST_SHARE:
+        return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
+    larger = [
+        one
+        for one in savings
+        if one.policy == saving.policy
+        and saving.capacity_tokens is not None
+        and (one.capacity_tokens is None or one.capacity_tokens > saving.capacity_tokens)
+    ]
+    if any(one.is_worth_it for one in larger):
+        return "the cache has lost blocks before they come again", LARGER_CACHE_STEP
+    if served >= bound - LEAST_SHARE:
+        return (
+            f"the retriever's order already has {served:.0%} of the prompt tokens served, of "
+            f"{bound:.0%} that were sent before"
+        ), NO_STEP
+    if saving.workers > 1 and not saving.is_worth_it:
+        return f"{saving.workers} workers together compute {_few(saving)}", NO_STEP
+    return (
+        f"requests share blocks but not enough of them together: {_policy(saving)} computes "
+        f"{_few(saving)}"
+    ), NO_STEP
+
+
+def _also(
+    results: Results, chosen: Saving, savings: Sequence[Saving], together: Saving | None
+) -> Iterator[str]:
+    """Yield what holds with other caches and for other ways to plan."""
+    others: dict[int | None, Saving] = {}
+    for one in savings:
+        is_like = one.policy == chosen.policy and one.capacity_tokens != chosen.capacity_tokens
+        best = others.get(one.capacity_tokens)
+        if is_like and (best is None or one.tokens > best.tokens):
+            others[one.capacity_tokens] = one
+    if others:
+        sizes = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in others.values())
+        yield f"The same with other caches: {sizes}."
+    shortened = [
+        one
+        for one in savings
+        if one.policy == AS_SENT.name
+        and one.deduplicated
+        and one.capacity_tokens == chosen.capacity_tokens
+    ]
+    if chosen.deduplicated and shortened:
+        yield (
+            "Of it, leaving out what a conversation shows already gives "
+            f"{_percent(shortened[0])} in the retriever's order, too."
+        )
+    if together is not None and together.share >= chosen.share + LEAST_SHARE:
+        yield (
+            f"Planned together, all requests as one batch ({together.policy}): {_percent(together)}"
+            f" ({_conditions(results, together)})."
+        )
+    if chosen.workers == 1:
+        return
+    alike = [one for one in savings if one.capacity_tokens == chosen.capacity_tokens]
+    for name in dict.fromkeys(one.policy for one in alike):
+        best = max((one for one in alike if one.policy == name), key=lambda one: one.tokens)
+        is_other = name != chosen.policy and (best.workers > 1 or name == OURS_ONLINE.name)
+        if is_other:
+            yield f"{name}: {_percent(best)} ({_conditions(results, best)})."
+
+
+def _change(saving: Saving) -> str:
+    return f"{saving.share:.0%} fewer prompt tokens to compute"
+
+
+def _percent(saving: Saving) -> str:
+    return f"{abs(saving.share):.0%} {'more' if saving.tokens < 0 else 'fewer'}"
+
+
+def _few(saving: Saving) -> str:
+    word = "more" if saving.tokens < 0 else "fewer"
+    return f"{abs(saving.share):.1%} {word} prompt tokens than as retrieved"
+
+
+def _policy(saving: Saving) -> str:
+    return f"{saving.policy}{', de-duplicated' if saving.deduplicated else ''}"
+
+
+def _conditions(results: Results, saving: Saving) -> str:
+    workers = "one worker" if saving.workers == 1 else f"{saving.workers} workers"
+    return f"{workers}, {_cache(results, saving)}"
+
+
+def _cache(results: Results, saving: Saving) -> str:
+    if saving.capacity_tokens is not None:
+        return f"a cache of {saving.capacity_tokens:,} tokens"
+    return "the engine's own cache" if results.level == "engine" else "an unlimited cache"
+
+
+def _amount(money: float) -> str:
+    return f"{money:,.2f}" if money >= 0.1 else f"{money:.2g}"
