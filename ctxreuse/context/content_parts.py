@@ -64,5 +64,3 @@ def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:
     if blank and kept:
         kept[-1] = kept[-1]._replace(text=kept[-1].text + blank)
     return kept
-
-

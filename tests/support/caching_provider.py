@@ -22,7 +22,7 @@ LOOK_BACK = 20
 MOST_CONSIDERED = 80
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The provider answers with status 400."""
 
 
@@ -156,7 +156,7 @@ class Provider:
                     continue
                 mark = block.get("prompt_cache_breakpoint")
                 if mark is not None and mark != {"mode": "explicit"}:
-                    raise Refused("prompt_cache_breakpoint must be {'mode': 'explicit'}")
+                    raise RefusedError("prompt_cache_breakpoint must be {'mode': 'explicit'}")
                 text = block.get("text")
                 bare = {name: block[name] for name in block if name != "prompt_cache_breakpoint"}
                 said = text if isinstance(text, str) else _canonical(bare)
@@ -171,21 +171,21 @@ class Provider:
         for number, message in enumerate(body["messages"]):
             content = message["content"]
             if message["role"] not in ("user", "assistant"):
-                raise Refused("messages: role must be user or assistant")
+                raise RefusedError("messages: role must be user or assistant")
             where = f"{number} {message['role']}"
             blocks += [(where, one) for one in ([content] if isinstance(content, str) else content)]
         pieces = []
         for where, block in blocks:
             if isinstance(block, str):
                 if not block.strip():
-                    raise Refused("text content blocks must be non-empty")
+                    raise RefusedError("text content blocks must be non-empty")
                 pieces.append(Piece(f"{where} {block}", count_tokens(block)))
                 continue
             if block.get("type") == "text" and not block["text"].strip():
-                raise Refused("text content blocks must contain non-whitespace text")
+                raise RefusedError("text content blocks must contain non-whitespace text")
             mark = block.get("cache_control")
             if mark is not None and mark.get("type") != "ephemeral":
-                raise Refused("cache_control: type must be ephemeral")
+                raise RefusedError("cache_control: type must be ephemeral")
             ttl = None if mark is None else mark.get("ttl", "5m")
             bare = {name: block[name] for name in block if name != "cache_control"}
             said = bare["text"] if set(bare) == {"type", "text"} else _canonical(bare)
@@ -195,11 +195,11 @@ class Provider:
             pieces[-1] = pieces[-1]._replace(mark=pieces[-1].mark or ttl)
         marks = [piece.mark for piece in pieces if piece.mark is not None]
         if len(marks) > MOST_MARKS:
-            raise Refused(
+            raise RefusedError(
                 f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}."
             )
         if sorted(marks, key=lambda ttl: -LIFETIMES[ttl]) != marks:
-            raise Refused("a ttl='1h' cache_control block must not come after a ttl='5m' one")
+            raise RefusedError("a ttl='1h' cache_control block must not come after a ttl='5m' one")
         return pieces
 
 

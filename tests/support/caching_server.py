@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from caching_provider import Json, Protocol, Provider, Refused, Usage, count_tokens
+from caching_provider import Json, Protocol, Provider, RefusedError, Usage, count_tokens
 
 ANSWER = "In France [Doc_1]."
 
@@ -49,7 +49,7 @@ class CachingServer:
             self.headers.append(headers)
             try:
                 usage, stored = self.provider.read(body, self.now)
-            except Refused as error:
+            except RefusedError as error:
                 self.refusals.append(str(error))
                 raise
         self.before_first_token()
@@ -85,15 +85,15 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._send(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
         try:
             usage = self.server_.reckon(body, headers)
-        except Refused as error:
+        except RefusedError as error:
             kind = {"type": "invalid_request_error", "message": str(error)}
             self._send(400, {"type": "error", "error": kind})
             return
