@@ -18,6 +18,7 @@ from ctxreuse.context.blocks import (
     Message,
     checked_blocks,
 )
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     checked_choice,
     checked_each,
@@ -96,6 +97,8 @@ class ReusePlanner(FixedSettings):
             and one that bears its tenant's own name, count as "other".
         tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
             writes OpenTelemetry spans.
+        cache: The rules of the cache that serves the prompts: a CacheProfile, or the name of a
+            ready one, such as "openai" or "anthropic(life=1h)".
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -122,6 +125,7 @@ class ReusePlanner(FixedSettings):
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
+        cache: str | CacheProfile = VLLM,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         if trim_overlaps and labels is False:
@@ -140,6 +144,7 @@ class ReusePlanner(FixedSettings):
             annotate=annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
+            cache=cache_profile(cache),
         )
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
@@ -265,6 +270,11 @@ class ReusePlanner(FixedSettings):
         return self._settings.templates
 
     @property
+    def cache(self) -> CacheProfile:
+        """The rules of the cache that serves the prompts."""
+        return self._settings.cache
+
+    @property
     def shared_log(self) -> SharedLog | None:
         """Where this planner and those of other processes tell each other what they have sent."""
         return self._shared_log
@@ -280,6 +290,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request that has just arrived.
 
@@ -327,6 +338,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together, and the order in which to send them.
 

@@ -17,6 +17,7 @@ from ctxreuse.context.blocks import (
     Message,
     encoded,
 )
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
     Notice,
@@ -72,6 +73,7 @@ class PlannerSettings:
     annotate: bool
     labels: bool | None
     trim_overlaps: bool
+    cache: CacheProfile = VLLM
 
     @property
     def estimates(self) -> bool:
@@ -148,6 +150,7 @@ class _Recorded(NamedTuple):
 
     logged: LoggedPrompt
     cached_tokens: int
+    blocks_before: int = 0
 
 
 class TenantPlanner:
@@ -615,7 +618,7 @@ class TenantPlanner:
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
         cached = sum(tokens[: inserted.blocks_before])
-        return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
+        return _Recorded(LoggedPrompt(prompt, state.log, now), cached, inserted.blocks_before)
 
     def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
@@ -673,8 +676,16 @@ class TenantPlanner:
             expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
             templates=templates,
             is_labelled=is_labelled,
+            marks=self._marks(recorded),
+            cache=self._settings.cache,
             logged=None if recorded is None else recorded.logged,
         )
+
+    def _marks(self, recorded: _Recorded | None) -> tuple[int, ...]:
+        """Return where marks stand: at the end of what was sent before."""
+        if recorded is None or not self._settings.cache.has_marks:
+            return ()
+        return (recorded.blocks_before,) if recorded.blocks_before else ()
 
     def _needs_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool | None:
         """Return whether a turn shows its blocks under labels: where something may refer to them.
