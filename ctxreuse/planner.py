@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -44,6 +45,7 @@ from ctxreuse.errors import (
     describe,
 )
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.planning.affinity import GroupRates, group_of
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings import Mode, Savings
@@ -146,6 +148,8 @@ class ReusePlanner(FixedSettings):
             trim_overlaps=trim_overlaps,
             cache=cache_profile(cache),
         )
+        rate = self._settings.cache.key_rate
+        self._rates = None if rate is None else GroupRates(rate)
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
         if shared_log is not None:
@@ -299,6 +303,8 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
             deduplicate: Whether blocks that the conversation shows already become references; None
                 is what the planner was made with.
+            now: Seconds of any clock that runs on; None is unknown. Entries of hosted caches
+                leave by time.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
@@ -312,7 +318,7 @@ class ReusePlanner(FixedSettings):
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
         began = time.perf_counter()
-        plan = self._planning.plan(request, strategy, deduplicate)
+        plan = self._sharded(self._planning.plan(request, strategy, deduplicate), now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -347,6 +353,7 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
                 given).
             deduplicate: As in `plan`.
+            now: As in `plan`.
 
         Returns:
             The plans in execution order.
@@ -369,8 +376,18 @@ class ReusePlanner(FixedSettings):
                 raise _not_a_request(request, f" at position {position}")
         began = time.perf_counter()
         planned = self._planning.plan_batch(batch, strategy, deduplicate)
+        if self._rates is not None:
+            plans = tuple([self._sharded(plan, now) for plan in planned.plans])
+            planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
+
+    def _sharded(self, plan: Plan, now: float | None) -> Plan:
+        """Return a plan that knows into how many parts its prefix group is divided by now."""
+        if self._rates is None or now is None:
+            return plan
+        shards = self._rates.shards(group_of(plan), now)
+        return plan if shards == 1 else replace(plan, shards=shards)
 
     def observe(
         self,

@@ -5,12 +5,12 @@ Prompts with different values of vLLM's `cache_salt` share nothing in the engine
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planning.affinity import keyed_digest
 
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""
@@ -51,14 +51,14 @@ def tenant_salt(tenant: str, key: str = "") -> str | None:
     """
     if not tenant:
         return None
-    return _digest(key, "tenant", tenant)
+    return keyed_digest(key, "tenant", tenant)
 
 
 def conversation_session(tenant: str, conversation_id: str | int, key: str = "") -> str:
     """Return the session id of a conversation, for routers."""
     # hexadecimal: decimal conversion of integers stops at 4,300 digits
     name = conversation_id if isinstance(conversation_id, str) else format(conversation_id, "x")
-    return _digest(key, "conversation", type(conversation_id).__name__, name, tenant)
+    return keyed_digest(key, "conversation", type(conversation_id).__name__, name, tenant)
 
 
 def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
@@ -83,12 +83,3 @@ def added_session(headers: Mapping[str, Any], scope: RequestScope, key: str) -> 
     if scope.conversation_id is None or SESSION_HEADER.lower() in map(str.lower, headers):
         return {}
     return {SESSION_HEADER: conversation_session(scope.tenant or "", scope.conversation_id, key)}
-
-
-def _digest(key: str, *parts: str) -> str:
-    secret = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-    digest = hashlib.blake2b(key=secret, digest_size=16)
-    for part in parts:
-        piece = part.encode("utf-8", "surrogatepass")
-        digest.update(len(piece).to_bytes(8, "big") + piece)
-    return digest.hexdigest()

@@ -23,6 +23,7 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
+from ctxreuse.planning.affinity import affinity_id
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -47,6 +48,7 @@ class Plan:
         marks: After how many of `blocks` a mark stands, ascending; 0 is behind the system text.
             Empty where the cache keeps prefixes without marks.
         cache: The rules of the cache that it was planned for.
+        shards: Into how many parts its prefix group is divided, because it is asked for so often.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -60,6 +62,7 @@ class Plan:
     is_labelled: bool = True
     marks: tuple[int, ...] = ()
     cache: CacheProfile = VLLM
+    shards: int = 1
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -107,6 +110,22 @@ class Plan:
         order = self._shown_order() if with_order else None
         return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
 
+    def affinity_id(self, key: str = "") -> str:
+        """Return the id by which caches and routers keep requests with a common prefix together.
+
+        Args:
+            key: A secret, without which nobody can tell tenant and documents from the id.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return affinity_id(self, checked_kind("key", key, str, "a string"))
+
+    @property
+    def prompt_cache_key(self) -> str:
+        """The affinity id without a secret, for OpenAI's `prompt_cache_key`."""
+        return self.affinity_id()
+
     def _shown_order(self) -> str | None:
         """Return the order annotation as this turn shows it."""
         order = self.order_annotation
@@ -115,18 +134,23 @@ class Plan:
             order = self.templates.with_legend(order, shown)
         return order
 
-    def content_parts(self) -> tuple[ContentPart, ...]:
+    def content_parts(self, query: str | None = None) -> tuple[ContentPart, ...]:
         """Return `content` cut into parts, which add up to it: each block is a part of its own.
 
         Two prompts that begin with the same blocks begin with the same parts. Where a mark stands
         behind a block, its part is marked; so is the last part of a conversation's turn, because
         the next turn begins with this one.
+
+        Args:
+            query: Another question than the request's; "" for none. The turn ends in front of it.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
         order = self._shown_order()
         shown = [one for one in self.parts if isinstance(one, SentBlock) or one.annotation]
-        pieces = turn_pieces(
-            shown, order, self.request.query, self.templates, is_labelled=self.is_labelled
-        )
+        pieces = turn_pieces(shown, order, asked, self.templates, is_labelled=self.is_labelled)
         parts = separated(pieces, self.templates.separator)
         number = 0
         for position, one in enumerate(shown):
@@ -136,7 +160,7 @@ class Plan:
                 parts[position] = parts[position]._replace(
                     is_marked=number in self.marks, block=one.block, label=label
                 )
-        if parts and self._is_in_conversation:
+        if parts and query is None and self._is_in_conversation:
             parts[-1] = parts[-1]._replace(is_marked=True)
         return tuple(without_blank_parts(parts))
 
@@ -226,6 +250,8 @@ class Plan:
         body = as_form(written, form)
         if form != "anthropic" and self.cache.has_marks and field != "cache_control":
             body["prompt_cache_options"] = cache_options(self.cache)
+        if form != "anthropic" and self.cache.key != "none":
+            body["prompt_cache_key"] = self.prompt_cache_key
         return body
 
     def explain(self) -> Explanation:

@@ -124,6 +124,7 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text() -> None:
             },
         ],
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+        "prompt_cache_key": plan.prompt_cache_key,
     }
     hour = replace(plan, cache=cache_profile("anthropic(life=1h)"))
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
