@@ -7,8 +7,8 @@ part of its own, and the words between two blocks belong to the second one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock
 
@@ -21,12 +21,14 @@ class ContentPart(NamedTuple):
         is_marked: Whether the prefix that ends with it is to be kept.
         block: The block that it shows, for one of a turn.
         label: The block's label; "" without one.
+        beside: What the user has put on the part besides its text.
     """
 
     text: str
     is_marked: bool = False
     block: ContextBlock | None = None
     label: str = ""
+    beside: Mapping[str, Any] | None = None
 
 
 def joined(parts: Iterable[ContentPart]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.context.cache_marks import (
     MarkField,
@@ -33,15 +33,27 @@ _SYSTEM = ("system", "developer")
 _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
 
 
-def marked_messages(
+class MarkedPrompt(NamedTuple):
+    """A prompt with as many marks as a provider takes.
+
+    Attributes:
+        messages: The messages.
+        tools: The request's tools.
+    """
+
+    messages: list[Json]
+    tools: list[Any]
+
+
+def marked_prompt(
     messages: Sequence[Mapping[str, Any]],
     profile: CacheProfile,
     field: MarkField,
     tools: Sequence[Any] = (),
     *,
     cites: bool = False,
-) -> list[Json]:
-    """Return messages in OpenAI's form whose marks are as many as a provider takes.
+) -> MarkedPrompt:
+    """Return a prompt in OpenAI's form with as many marks as a provider takes.
 
     The user's marks come first; where there is no room for all of ours, the first ones of ours are
     left out, because a prefix that is written further behind holds those before it.
@@ -80,10 +92,42 @@ def marked_messages(
             for position, part in enumerate(content_list(message))
         ]
         written.append({**message, "content": content} if content else dict(message))
+    own_tools = list(tools)
     for number, path in taken[: max(0, len(taken) - profile.marks)]:
-        if number >= 0:
+        if number < 0:
+            own_tools = without_mark(own_tools, path)
+        else:
             written[number] = without_mark(written[number], path)
-    return written
+    return MarkedPrompt(written, own_tools)
+
+
+def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]]) -> Any:
+    """Return a message's content with its texts in content parts; what is else on them stays.
+
+    Args:
+        content: A text, or a list of texts, text parts and others.
+        parts: By the position in the list, or None for a text, its parts. One part without a mark
+            changes nothing.
+    """
+    wanted = {at: own for at, own in parts.items() if len(own) > 1 or own[0].is_marked}
+    if not wanted:
+        return content
+    if isinstance(content, str):
+        return list(wanted[None]) if None in wanted else content
+    cut: list[Any] = []
+    for position, one in enumerate(content):
+        own = list(wanted.get(position, ()))
+        if not own:
+            cut.append(one)
+        elif isinstance(one, Mapping) and set(one) != {"type", "text"}:
+            last = {**one, "text": own[-1].text}
+            if own[-1].is_marked and not any(marks_in(last)):
+                cut += [*own[:-1], own[-1]._replace(beside=last)]
+            else:
+                cut += [*own[:-1], last]
+        else:
+            cut += own
+    return cut
 
 
 def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
@@ -154,7 +198,7 @@ def _as_part(part: ContentPart, is_marked: bool, field: MarkField, life: str, ci
     mark: Json = {field: mark_value(field, life)} if is_marked else {}
     block = part.block
     if not cites or block is None or not block.text.strip():
-        return {"type": "text", "text": part.text, **mark}
+        return {"type": "text", **(part.beside or {}), "text": part.text, **mark}
     return {
         "type": "search_result",
         "source": str(block.id),

@@ -11,7 +11,7 @@ from ctxreuse.context.cache_marks import MarkField, cache_options, mark_field
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.content_parts import ContentPart, separated, without_blank_parts
-from ctxreuse.context.prompt_forms import PromptForm, as_form, mark_turn_before, marked_messages
+from ctxreuse.context.prompt_forms import PromptForm, as_form, mark_turn_before, marked_prompt
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -208,11 +208,12 @@ class Plan:
         Args:
             form: The protocol, as in `messages`.
             citations: As in `messages`.
-            tools: The request's tools: their marks count, too. They are not part of the result.
+            tools: The request's tools, in the form of the protocol; their marks count, too.
 
         Returns:
-            `messages`, `input`, or `system` and `messages`; where OpenAI's cache has marks, also
-            `prompt_cache_options`, and where a key routes, `prompt_cache_key`.
+            `messages`, `input`, or `system` and `messages`; `tools` if there are any; where
+            OpenAI's cache has marks, also `prompt_cache_options`, and where a key routes,
+            `prompt_cache_key`.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -246,8 +247,10 @@ class Plan:
             messages.insert(0, {"role": "system", "content": [system]})
         own = list(self.content_parts())
         messages.append({"role": "user", "content": own or self.content})
-        written = marked_messages(messages, self.cache, field, tools, cites=citations)
-        body = as_form(written, form)
+        written = marked_prompt(messages, self.cache, field, tools, cites=citations)
+        body = as_form(written.messages, form)
+        if tools:
+            body["tools"] = written.tools
         if form != "anthropic" and self.cache.has_marks and field != "cache_control":
             body["prompt_cache_options"] = cache_options(self.cache)
         if form != "anthropic" and self.cache.key != "none":
