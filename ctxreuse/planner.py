@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -396,6 +396,7 @@ class ReusePlanner(FixedSettings):
         cached_tokens: int | None = None,
         *,
         completion_tokens: int | None = None,
+        written_tokens: int | Mapping[str, int] | None = None,
         seconds: float | None = None,
         tenant: str | None = None,
     ) -> None:
@@ -412,6 +413,8 @@ class ReusePlanner(FixedSettings):
             prompt_tokens: Tokens of the prompt, as the engine counts them; None if it does not say.
             cached_tokens: Those that came from its prefix cache; None is unknown.
             completion_tokens: Tokens of the answer, for traces.
+            written_tokens: Tokens of the prompt that were written into the cache, all or by time to
+                live ("5m", "1h"); None is unknown. `prompt_tokens` include them and the cached.
             seconds: How long the call took, for traces.
             tenant: Whose prompt it was; None takes that of the first plan.
 
@@ -421,18 +424,29 @@ class ReusePlanner(FixedSettings):
         given = (
             (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
         )
+        written = self._written(written_tokens)
         answered = AnsweredCall(
             plans=tuple(given),
             prompt_tokens=reported_count(prompt_tokens),
             cached_tokens=reported_count(cached_tokens),
             completion_tokens=reported_count(completion_tokens),
             seconds=None if seconds is None else checked_number("seconds", seconds),
+            written_tokens=None if written is None else sum(written.values()),
         )
         if _checked_tenant(tenant) is None:
             tenant = given[0].request.tenant if given else ""
         self._counting.attempt(
-            lambda: self._count_answer(answered, tenant or "", cached_tokens), lambda: None
+            lambda: self._count_answer(answered, tenant or "", cached_tokens, written or {}),
+            lambda: None,
         )
+
+    def _written(self, told: int | Mapping[str, int] | None) -> dict[str, int] | None:
+        """Return written tokens by time to live; those of none are of the profile's own."""
+        by_life = told if isinstance(told, Mapping) else {"": told}
+        own = self._settings.cache.time_to_live.name
+        counts = {life or own: reported_count(count) for life, count in by_life.items()}
+        known = {str(life): count for life, count in counts.items() if count is not None}
+        return known if known or told == {} else None
 
     def note_failure(self) -> None:
         """Count that planning failed and something was sent as it came; for adapters."""
@@ -568,6 +582,7 @@ class ReusePlanner(FixedSettings):
             shared_log=self._shared_log,
             tenant_class=self._tenant_class,
             tracing=self._tracing,
+            cache=settings.cache,
         )
 
     @property
@@ -673,7 +688,13 @@ class ReusePlanner(FixedSettings):
         self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)
         return evicted
 
-    def _count_answer(self, answered: AnsweredCall, tenant: str, cached_tokens: object) -> None:
+    def _count_answer(
+        self,
+        answered: AnsweredCall,
+        tenant: str,
+        cached_tokens: object,
+        written_tokens: Mapping[str, int],
+    ) -> None:
         expected, before = answered.expected_cached_tokens, 0
         system = answered.plans[0].request.system if expected else None
         if system:  # it is cached if any block is, and counted once
@@ -681,7 +702,7 @@ class ReusePlanner(FixedSettings):
         if len(answered.plans) == 1 and answered.prompt_tokens:
             self._planning.note_length(answered.plans[0], answered.prompt_tokens)
         mismatch = self._meter.answered(
-            tenant, expected, before, answered.prompt_tokens, cached_tokens
+            tenant, expected, before, answered.prompt_tokens, cached_tokens, written_tokens
         )
         if mismatch is not None:
             _log.warning("%s", mismatch.words(is_shared=self._exchange is not None))

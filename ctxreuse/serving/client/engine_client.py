@@ -372,6 +372,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 call.expectation, reader.prompt_tokens, reader.cached_tokens
             ),
             completion_tokens=reader.completion_tokens,
+            written_tokens=reader.written_tokens,
             time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
             attempts=call.attempts,
@@ -392,6 +393,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 completion.prompt_tokens,
                 completion.cached_tokens,
                 completion_tokens=completion.completion_tokens,
+                written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
             )
         if call.plan is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxreuse.context.checks import reported_count
+from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000
@@ -63,6 +64,7 @@ class ReplyReader:
         prompt_tokens: Tokens of the prompt; None is unknown.
         cached_tokens: Those that came from the prefix cache; None is unknown.
         completion_tokens: Tokens of the answer; None is unknown.
+        written_tokens: Prompt tokens written into the cache, by time to live; None is unknown.
         prompt_token_ids: The prompt's tokens, if they came.
         has_token: Whether the model has said something: text, a thought, a tool call, or its end.
         has_ended: Whether the engine has said that nothing follows.
@@ -75,6 +77,7 @@ class ReplyReader:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
+        self.written_tokens: Mapping[str, int] | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.has_token = False
         self.has_ended = False
@@ -150,6 +153,8 @@ class ReplyReader:
             return
         self.prompt_tokens = self._count(usage, "prompt_tokens")
         self.completion_tokens = self._count(usage, "completion_tokens")
+        told = usage_of(usage)
+        self.written_tokens = None if told is None else told.written_tokens
         cached = self._count(usage, "prompt_tokens_details", "cached_tokens")
         if cached is not None and self.prompt_tokens is not None and cached > self.prompt_tokens:
             cached, self.has_odd_counts = None, True
