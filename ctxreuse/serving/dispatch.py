@@ -42,7 +42,7 @@ async def dispatch(
     plans: BatchPlan | Sequence[Plan],
     *,
     concurrency: int = 8,
-    leader_first: bool = False,
+    leader_first: bool | None = None,
     progress: Progress | None = None,
     **params: Any,
 ) -> list[Outcome]:
@@ -62,7 +62,8 @@ async def dispatch(
         client: Where to send them.
         plans: A batch plan, or plans in the order in which to send them.
         concurrency: How many requests run at a time.
-        leader_first: Whether followers wait for their leader's first token.
+        leader_first: Whether followers wait for their leader's first token; None does what the
+            plans' cache needs: hosted caches do, vLLM's does not.
         progress: Called whenever a request has ended.
         **params: As in `EngineClient.complete`.
 
@@ -80,6 +81,8 @@ async def dispatch(
         checked_kind("a plan", plan, Plan, "a Plan")
     checked_integer("concurrency", concurrency, 1)
     check_function("progress", progress)
+    if leader_first is None:
+        leader_first = any(plan.cache.follower_hits == "first_token" for plan in sequence)
     batch = _Batch(client, sequence, OrderedQueue(concurrency), progress, params)
     outcomes = await batch.send(leaders(sequence) if leader_first else [None] * len(sequence))
     if isinstance(plans, BatchPlan):

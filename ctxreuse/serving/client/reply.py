@@ -131,7 +131,7 @@ class ReplyReader:
             raise BrokenReplyError("the stream ended before the answer did")
 
     def _take_chunk(self, chunk: object) -> str:
-        chunk = _object(chunk, "an event")
+        chunk = checked_object(chunk, "an event")
         if error := chunk.get("error"):
             kind = field_of(error, "type")
             raise BrokenReplyError(
@@ -167,13 +167,13 @@ class ReplyReader:
         return count
 
     def _take_choice(self, choice: object) -> str:
-        choice = _object(choice, "a choice")
-        delta = _object(choice.get("delta") or {}, "delta")
-        text = _text(delta.get("content"), "content")
+        choice = checked_object(choice, "a choice")
+        delta = checked_object(choice.get("delta") or {}, "delta")
+        text = checked_text(delta.get("content"), "content")
         called = _list(delta.get("tool_calls"), "tool_calls")
         for position, piece in enumerate(called):
-            self._take_call(position, _object(piece, "a tool call"))
-        finish = _text(choice.get("finish_reason"), "finish_reason")
+            self._take_call(position, checked_object(piece, "a tool call"))
+        finish = checked_text(choice.get("finish_reason"), "finish_reason")
         self.finish_reason = finish or self.finish_reason
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         self.has_token |= bool(text or called or thought or finish)
@@ -185,11 +185,11 @@ class ReplyReader:
         index = piece.get("index", position)
         if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
             raise BrokenReplyError("a tool call's index is no number that it may be")
-        function = _object(piece.get("function") or {}, "a tool call's function")
+        function = checked_object(piece.get("function") or {}, "a tool call's function")
         call = self._calls.setdefault(index, _Call())
-        call.id = _text(piece.get("id"), "a tool call's id") or call.id
-        call.name.append(_text(function.get("name"), "a tool's name"))
-        call.arguments.append(_text(function.get("arguments"), "a tool's arguments"))
+        call.id = checked_text(piece.get("id"), "a tool call's id") or call.id
+        call.name.append(checked_text(function.get("name"), "a tool's name"))
+        call.arguments.append(checked_text(function.get("arguments"), "a tool's arguments"))
 
 
 class _Call:
@@ -204,7 +204,12 @@ class _Call:
         return ToolCall("".join(self.name), "".join(self.arguments), self.id)
 
 
-def _object(value: object, what: str) -> dict[str, Any]:
+def checked_object(value: object, what: str) -> dict[str, Any]:
+    """Return parsed JSON that must be an object.
+
+    Raises:
+        BrokenReplyError: it is none.
+    """
     if not isinstance(value, dict):
         raise BrokenReplyError(f"{what} is not an object")
     return value
@@ -218,7 +223,12 @@ def _list(value: object, what: str) -> list[Any]:
     return value
 
 
-def _text(value: object, what: str) -> str:
+def checked_text(value: object, what: str) -> str:
+    """Return parsed JSON that must be a text; "" for null.
+
+    Raises:
+        BrokenReplyError: it is none.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):
