@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -224,3 +225,36 @@ def test_a_bill_is_lower_than_with_the_providers_default(openai_server: CachingS
     model = wrapped(plain, "openai")
     ours = [asked(*one) for one in prompts]
     assert bills(openai_server, model, ours) < 0.7
+
+
+def batch_prompts() -> list[list[BaseMessage]]:
+    return [asked(f"Question {n}?", "one", "two", "three") for n in range(4)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_followers_of_a_batch_wait_for_their_leader(
+    claude_server: CachingServer, is_async: bool
+) -> None:
+    began: list[int] = []
+    claude_server.before_first_token = lambda: began.append(len(claude_server.usages))
+    model = wrapped(chat_anthropic(claude_server), "anthropic")
+    if is_async:
+        answers = asyncio.run(model.abatch(batch_prompts()))
+    else:
+        answers = model.batch(batch_prompts())
+    assert len(answers) == 4
+    assert began.count(0) == 1, "the leader was answered before another one was sent"
+
+
+def test_a_leader_that_fails_lets_its_followers_go(claude_server: CachingServer) -> None:
+    model = wrapped(chat_anthropic(claude_server), "anthropic")
+    prompts = batch_prompts()
+    fails = [True]
+
+    def fail() -> None:
+        if fails.pop() if fails else False:
+            raise ConnectionError
+
+    claude_server.before_first_token = fail
+    answers = model.batch(prompts, return_exceptions=True)
+    assert sum(isinstance(one, Exception) for one in answers) == 1

@@ -32,6 +32,7 @@ from ctxreuse.adapters.engine_options import (
     added_session,
     marks_the_end,
 )
+from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -289,12 +290,13 @@ class ReuseChatModel(DelegatingChatModel):
         positions = list(texts)
         planned = {positions[one.position]: one for one in gateway.plan_batch(prompts)}
         queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.evict)
+        order = list(dict.fromkeys([*planned, *range(len(inputs))]))
         slots = [
             Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
-            for n in dict.fromkeys([*planned, *range(len(inputs))])
+            for n in order
         ]
-        queue.line_up(slots)
-        return PlannedBatch(slots, configs[0])
+        plans = [planned[n].plans[0] if n in planned and planned[n].plans else None for n in order]
+        return PlannedBatch(slots, configs[0], LeaderFirst(queue, slots, leaders_needed(plans)))
 
     def _answer(
         self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot

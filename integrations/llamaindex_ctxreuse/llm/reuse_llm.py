@@ -24,6 +24,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
+from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -455,7 +456,8 @@ class ReuseLLM(DelegatingLLM):
         planned = await planned_aside(lambda: self._gateway.plan_batch(prompts), len(prompts))
         queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.evict)
         slots = [Slot(queue, one.position, one) for one in planned]
-        queue.line_up(slots)
+        plans = [one.plans[0] if one.plans else None for one in planned]
+        leading = LeaderFirst(queue, slots, leaders_needed(plans))
         answers: dict[int, Any] = {}
         with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
@@ -470,6 +472,8 @@ class ReuseLLM(DelegatingLLM):
                     if not return_exceptions:
                         raise
                     answers[slot.item] = error
+                finally:
+                    leading.release(slot)
                 bar.update()
 
             await all_in_order(slots, ask)
