@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters import clock
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext, cut
@@ -194,18 +195,18 @@ class PromptPlanner:
         """
         drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
-        waiting = []
+        waiting, now = [], clock.now()
         for draft in drafts:
             request = self._advance(draft)
             while request is not None and draft.pieces[0].stays:
-                request = self._advance(draft, self._planner.plan(request, "none"))
+                request = self._advance(draft, self._planner.plan(request, "none", now=now))
             if request is not None:
                 waiting.append((draft, request))
-        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy)
+        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy, now=now)
         for (draft, _), plan in zip(waiting, plans, strict=True):
             next_request = self._advance(draft, plan)
             while next_request is not None:
-                plan = self._planner.plan(next_request, self._strategy)
+                plan = self._planner.plan(next_request, self._strategy, now=now)
                 next_request = self._advance(draft, plan)
         profile = self._planner.cache
         planned = [_planned(position, draft, profile) for position, draft in enumerate(drafts)]

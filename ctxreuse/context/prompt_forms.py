@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ctxreuse.context.cache_marks import (
     MarkField,
     Path,
+    cache_options,
     fitting_life,
     life_at,
+    mark_field,
     mark_value,
     marks_in,
     room_for_marks,
     without_mark,
 )
 from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.errors import InvalidRequestError
 
 PromptForm: TypeAlias = Literal["openai", "responses", "anthropic"]
 """The protocol whose words are used."""
@@ -99,6 +103,44 @@ def marked_prompt(
         else:
             written[number] = without_mark(written[number], path)
     return MarkedPrompt(written, own_tools)
+
+
+def prompt_body(
+    messages: Sequence[Mapping[str, Any]],
+    profile: CacheProfile,
+    form: PromptForm,
+    tools: Sequence[Any] = (),
+    *,
+    citations: bool = False,
+) -> Json:
+    """Return messages as the fields of a request's body in a protocol, with marks.
+
+    Args:
+        messages: In OpenAI's form; parts of a content that are ContentParts are ours.
+        profile: The rules of the cache.
+        form: The protocol.
+        tools: The request's tools, in the form of the protocol.
+        citations: Whether our blocks become Anthropic's search results.
+
+    Raises:
+        InvalidRequestError: no such form, or one without search results.
+    """
+    checked_choice("form", form, get_args(PromptForm))
+    checked_kind("citations", citations, bool, "True or False")
+    if citations and form != "anthropic":
+        raise InvalidRequestError(
+            'citations need form="anthropic"; other protocols have no search results'
+        )
+    field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
+    if form == "openai":
+        field = mark_field(profile)
+    written = marked_prompt(messages, profile, field, tools, cites=citations)
+    body = as_form(written.messages, form)
+    if tools:
+        body["tools"] = written.tools
+    if profile.has_marks and field == "prompt_cache_breakpoint":
+        body["prompt_cache_options"] = cache_options(profile)
+    return body
 
 
 def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]]) -> Any:

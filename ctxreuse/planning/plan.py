@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
-from ctxreuse.context.cache_marks import MarkField, cache_options, mark_field
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_choice, checked_kind
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, separated, without_blank_parts
-from ctxreuse.context.prompt_forms import PromptForm, as_form, mark_turn_before, marked_prompt
+from ctxreuse.context.prompt_forms import PromptForm, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -229,15 +228,6 @@ class Plan:
     def _form(
         self, form: PromptForm, *, citations: bool = False, tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
-        checked_choice("form", form, get_args(PromptForm))
-        checked_kind("citations", citations, bool, "True or False")
-        if citations and form != "anthropic":
-            raise InvalidRequestError(
-                'citations need form="anthropic"; other protocols have no search results'
-            )
-        field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
-        if form == "openai":
-            field = mark_field(self.cache)
         request = self.request
         messages = render_messages(None, request.history)
         if self._is_in_conversation:
@@ -247,12 +237,7 @@ class Plan:
             messages.insert(0, {"role": "system", "content": [system]})
         own = list(self.content_parts())
         messages.append({"role": "user", "content": own or self.content})
-        written = marked_prompt(messages, self.cache, field, tools, cites=citations)
-        body = as_form(written.messages, form)
-        if tools:
-            body["tools"] = written.tools
-        if form != "anthropic" and self.cache.has_marks and field != "cache_control":
-            body["prompt_cache_options"] = cache_options(self.cache)
+        body = prompt_body(messages, self.cache, form, tools, citations=citations)
         if form != "anthropic" and self.cache.key != "none":
             body["prompt_cache_key"] = self.prompt_cache_key
         return body

@@ -16,6 +16,7 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
+from ctxreuse.adapters import clock
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
@@ -387,7 +388,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                 conversation_id=scope.conversation_id,
                 tenant=scope.tenant or "",
                 labels=True,  # what is sent points to them
-            )
+            ),
+            now=clock.now(),
         )
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
