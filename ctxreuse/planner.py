@@ -18,6 +18,7 @@ from ctxreuse.context.blocks import (
     Message,
     checked_blocks,
 )
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     checked_choice,
     checked_each,
@@ -94,6 +95,8 @@ class ReusePlanner(FixedSettings):
         tenant_class: The class of each tenant, as a function or a mapping from their names, for
             which `savings` counts apart: "free", "paid". At most 16 are told apart; further ones,
             and one that bears its tenant's own name, count as "other".
+        cache: The rules and prices of the prefix cache: a `CacheProfile`, or a text that
+            `cache_profile` reads, such as "openai" or "anthropic(minimum=4096)". None is vLLM's.
         tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
             writes OpenTelemetry spans.
 
@@ -122,6 +125,7 @@ class ReusePlanner(FixedSettings):
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
+        cache: CacheProfile | str | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         if trim_overlaps and labels is False:
@@ -140,6 +144,7 @@ class ReusePlanner(FixedSettings):
             annotate=annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
+            cache=_checked_cache(cache),
         )
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
@@ -265,6 +270,11 @@ class ReusePlanner(FixedSettings):
         return self._settings.templates
 
     @property
+    def cache(self) -> CacheProfile:
+        """The rules and prices of the prefix cache that is planned for."""
+        return self._settings.cache
+
+    @property
     def shared_log(self) -> SharedLog | None:
         """Where this planner and those of other processes tell each other what they have sent."""
         return self._shared_log
@@ -280,6 +290,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request that has just arrived.
 
@@ -288,6 +299,8 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
             deduplicate: Whether blocks that the conversation shows already become references; None
                 is what the planner was made with.
+            now: Seconds on a clock that never goes back, such as `time.monotonic()`, where the
+                cache's entries live for a time; None takes it that all of them live still.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
@@ -300,8 +313,9 @@ class ReusePlanner(FixedSettings):
             check_strategy(strategy)
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
+        _check_now(now)
         began = time.perf_counter()
-        plan = self._planning.plan(request, strategy, deduplicate)
+        plan = self._planning.plan(request, strategy, deduplicate, now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -327,6 +341,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together, and the order in which to send them.
 
@@ -335,6 +350,7 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
                 given).
             deduplicate: As in `plan`.
+            now: As in `plan`.
 
         Returns:
             The plans in execution order.
@@ -355,8 +371,9 @@ class ReusePlanner(FixedSettings):
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
+        _check_now(now)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, strategy, deduplicate)
+        planned = self._planning.plan_batch(batch, strategy, deduplicate, now)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
 
@@ -539,6 +556,7 @@ class ReusePlanner(FixedSettings):
             shared_log=self._shared_log,
             tenant_class=self._tenant_class,
             tracing=self._tracing,
+            cache=settings.cache,
         )
 
     @property
@@ -670,6 +688,16 @@ class ReusePlanner(FixedSettings):
 def check_strategy(strategy: object) -> None:
     """Raise UnknownStrategyError if there is no such strategy."""
     checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
+
+
+def _check_now(now: float | None) -> None:
+    if now is not None:
+        checked_number("now", now)
+
+
+def _checked_cache(cache: CacheProfile | str | None) -> CacheProfile:
+    profile = VLLM if cache is None else cache_profile(cache)
+    return VLLM if profile == VLLM else profile
 
 
 def _checked_tenant(tenant: str | None) -> str | None:

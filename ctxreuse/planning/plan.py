@@ -39,6 +39,8 @@ class Plan:
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
         is_labelled: Whether the message shows the blocks under their labels.
+        marks: Where the prompt is to be marked for a cache that keeps marked prefixes only: after
+            how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -50,6 +52,7 @@ class Plan:
     expected_cached_tokens: int
     templates: Templates
     is_labelled: bool = True
+    marks: tuple[int, ...] = ()
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property

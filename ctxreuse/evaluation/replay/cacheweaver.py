@@ -112,6 +112,7 @@ class CacheWeaverPlanner(ReusePlanner):
         strategy: Strategy = "none",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request that has just arrived; see `ReusePlanner.plan`."""
         root = (request.tenant, request.system)
