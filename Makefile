@@ -73,6 +73,9 @@ bench: $(VENV)/dev  ## speed, and hit ratios on the traces in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/hit_ratio.py
 
+bench-bills: $(VENV)/dev  ## input bills of hosted caches, online and batch, in several orders
+	$(BIN)/python benchmarks/bills.py --orders
+
 bench-hostile: $(VENV)/dev  ## time against input size; floods of events, dying engines, forks
 	$(BIN)/python benchmarks/input_size.py
 	$(BIN)/python benchmarks/hostile_neighbours.py all

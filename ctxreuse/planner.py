@@ -97,10 +97,10 @@ class ReusePlanner(FixedSettings):
         tenant_class: The class of each tenant, as a function or a mapping from their names, for
             which `savings` counts apart: "free", "paid". At most 16 are told apart; further ones,
             and one that bears its tenant's own name, count as "other".
+        cache: The rules and prices of the prefix cache: a `CacheProfile`, or a text that
+            `cache_profile` reads, such as "openai" or "anthropic(minimum=4096)". None is vLLM's.
         tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
             writes OpenTelemetry spans.
-        cache: The rules of the cache that serves the prompts: a CacheProfile, or the name of a
-            ready one, such as "openai" or "anthropic(life=1h)".
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -127,7 +127,7 @@ class ReusePlanner(FixedSettings):
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
-        cache: str | CacheProfile = VLLM,
+        cache: CacheProfile | str | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         if trim_overlaps and labels is False:
@@ -146,7 +146,7 @@ class ReusePlanner(FixedSettings):
             annotate=annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
-            cache=cache_profile(cache),
+            cache=_checked_cache(cache),
         )
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)
@@ -275,7 +275,7 @@ class ReusePlanner(FixedSettings):
 
     @property
     def cache(self) -> CacheProfile:
-        """The rules of the cache that serves the prompts."""
+        """The rules and prices of the prefix cache that is planned for."""
         return self._settings.cache
 
     @property
@@ -303,8 +303,8 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
             deduplicate: Whether blocks that the conversation shows already become references; None
                 is what the planner was made with.
-            now: Seconds of any clock that runs on; None is unknown. Entries of hosted caches
-                leave by time.
+            now: Seconds on a clock that never goes back, such as `time.monotonic()`, where the
+                cache's entries live for a time; None takes it that all of them live still.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
@@ -317,8 +317,9 @@ class ReusePlanner(FixedSettings):
             check_strategy(strategy)
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
+        _check_now(now)
         began = time.perf_counter()
-        plan = self._sharded(self._planning.plan(request, strategy, deduplicate), now)
+        plan = self._sharded(self._planning.plan(request, strategy, deduplicate, now), now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -374,8 +375,9 @@ class ReusePlanner(FixedSettings):
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
+        _check_now(now)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, strategy, deduplicate)
+        planned = self._planning.plan_batch(batch, strategy, deduplicate, now)
         if self._rates is not None:
             plans = tuple([self._sharded(plan, now) for plan in planned.plans])
             planned = BatchPlan(plans, planned.order)
@@ -720,6 +722,16 @@ class ReusePlanner(FixedSettings):
 def check_strategy(strategy: object) -> None:
     """Raise UnknownStrategyError if there is no such strategy."""
     checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
+
+
+def _check_now(now: float | None) -> None:
+    if now is not None:
+        checked_number("now", now)
+
+
+def _checked_cache(cache: CacheProfile | str | None) -> CacheProfile:
+    profile = VLLM if cache is None else cache_profile(cache)
+    return VLLM if profile == VLLM else profile
 
 
 def _checked_tenant(tenant: str | None) -> str | None:

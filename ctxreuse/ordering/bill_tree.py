@@ -79,7 +79,7 @@ class _BillTree:
         self._left: list[int] = []  # nodes that live no more since the last step
 
     def fill(self, contents: Sequence[tuple[int, ...]], parents: Sequence[int]) -> None:
-        """Take over a tree of clusters, those of the contexts first, as `merge_heaviest` returns it."""
+        """Take over a tree of clusters as `merge_heaviest` returns it, contexts first."""
         inner = {parent for parent in parents if parent >= 0} | {*range(self.size, len(contents))}
         node_of = {-1: self.root}
         for cluster in sorted(inner):
@@ -310,7 +310,7 @@ def cheap_orders(
 def _parts(contexts: Sequence[tuple[int, ...]], parents: Sequence[int]) -> list[list[int]]:
     """Cut contexts into parts, small enough for one tree, of which neighbours stay together."""
     children: list[list[int]] = [[] for _ in parents]
-    stack = []
+    stack: list[int] = []
     for cluster, parent in enumerate(parents):
         (stack if parent < 0 else children[parent]).append(cluster)
     order = []

@@ -45,7 +45,7 @@ class _Again:
         self._counts: dict[tuple[int, int], list[float]] = {}
 
     def note(self, sightings: int, blocks: int, came_again: bool) -> None:
-        """Count a prefix that came for the n-th time or, if it `came_again`, once more than that."""
+        """Count a prefix that came for the n-th time; or, if it `came_again`, once more."""
         for state in self._states(sightings, blocks):
             counts = self._counts.setdefault(state, [0.0, 0.0])
             counts[came_again] += 1
@@ -279,6 +279,27 @@ class WrittenPrefixes:
             self._leaves[node] = root
             self._leaves.move_to_end(node)
 
+    def readable(self, root: Hashable, path: Sequence[BlockKey], now: float | None) -> int:
+        """Return how many of a path's first blocks end the longest prefix that can be read.
+
+        Args:
+            root: As in `written_path`.
+            path: Blocks, in order.
+            now: As in `written_path`.
+
+        Returns:
+            From 0, which is what `root` stands for; -1 if nothing can be read.
+        """
+        node = self._roots.get(root)
+        blocks = -1
+        while node is not None:
+            if tuple(path[node.blocks - len(node.run) : node.blocks]) != node.run:
+                break
+            if self._lives(node.until, now):
+                blocks = node.blocks
+            node = node.children.get(path[node.blocks]) if node.blocks < len(path) else None
+        return blocks
+
     def forget_oldest(self) -> None:
         """Forget the leaf that was used least recently, if there is one."""
         if not self._leaves:
@@ -402,10 +423,12 @@ class WrittenPrefixes:
                 if self._lives(child.seen + lifetime, now):
                     sightings = child.sightings
             before = done
-            for blocks in range(before + 1, before + common + 1):
-                if blocks == before + common or _length_class(blocks) != _length_class(blocks + 1):
-                    places.append(_Place(blocks, tokens[blocks], sightings))
             done += common
+            places += [
+                _Place(blocks, tokens[blocks], sightings)
+                for blocks in range(before + 1, done + 1)
+                if blocks == done or _length_class(blocks) != _length_class(blocks + 1)
+            ]
             if child is not None and common == len(run):
                 if self._lives(child.until, now):
                     read, read_blocks = child.tokens, child.blocks

@@ -44,8 +44,8 @@ class Plan:
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
         is_labelled: Whether the message shows the blocks under their labels.
-        marks: After how many of `blocks` a mark stands, ascending; 0 is behind the system text.
-            Empty where the cache keeps prefixes without marks.
+        marks: Where the prompt is to be marked for a cache that keeps marked prefixes only: after
+            how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
         cache: The rules of the cache that it was planned for.
         shards: Into how many parts its prefix group is divided, because it is asked for so often.
         logged: The planner's record of it, for `explain`.

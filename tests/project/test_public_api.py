@@ -72,11 +72,13 @@ def test_the_fixed_signatures():
         "request": EMPTY,
         "strategy": "reuse",
         "deduplicate": None,
+        "now": None,
     }
     assert parameters(ReusePlanner.plan_batch) == {
         "requests": EMPTY,
         "strategy": "reuse",
         "deduplicate": None,
+        "now": None,
     }
     for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
         kind = inspect.signature(function).parameters["deduplicate"].kind
