@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import anthropic
 import pytest
+import pytest_socket
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
 from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
     ChatMessage,
+    ChatResponse,
     MessageRole,
     TextBlock,
 )
+from llama_index.core.llms import MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.llms.anthropic import Anthropic
 from llama_index.llms.openai_like import OpenAILike
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM, format_context
+
+
+@pytest.fixture(autouse=True)
+def with_this_machine(_without_network: None) -> None:
+    """Let a module talk to its servers on this machine."""
+    pytest_socket.enable_socket()
+
 
 ROUNDS = [("one", "two", "three"), ("two", "one", "four"), ("five", "one", "two"), ("one", "two")]
 
@@ -30,12 +42,54 @@ def context(*names: str) -> str:
     return format_context([NodeWithScore(node=node, score=1.0) for node in nodes])
 
 
+class Anthropic(MockLLM):
+    """Sends blocks and cache points as LlamaIndex's class of this name does.
+
+    That one does not work with the anthropic package of November 2026.
+    """
+
+    url: str = ""
+    cache_idx: int | None = None
+
+    @classmethod
+    def at(cls, url: str, cache_idx: int | None = None) -> Anthropic:
+        model = cls()
+        model.url, model.cache_idx = url, cache_idx
+        return model
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        system: list[str] = []
+        sent: list[Any] = []
+        for number, message in enumerate(messages):
+            if message.role is MessageRole.SYSTEM:
+                system += [b.text for b in message.blocks if isinstance(b, TextBlock)]
+                continue
+            content: list[Any] = []
+            for block in message.blocks:
+                if isinstance(block, TextBlock):
+                    content.append({"type": "text", "text": block.text})
+                elif isinstance(block, CachePoint):
+                    control = block.cache_control
+                    content[-1]["cache_control"] = {"type": control.type, "ttl": control.ttl}
+            index = self.cache_idx
+            if index is not None and (number <= index or index == -1):
+                content[-1]["cache_control"] = {"type": "ephemeral"}
+            sent.append({"role": message.role.value, "content": content})
+        with anthropic.Anthropic(base_url=self.url, api_key="k", max_retries=0) as client:
+            raw = client.messages.create(
+                model="m", max_tokens=9, messages=sent, system="\n".join(system)
+            )
+        return ChatResponse(
+            message=ChatMessage(role="assistant", content=raw.content[0].text), raw=raw
+        )
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return await asyncio.to_thread(self.chat, messages)
+
+
 def claude(server: CachingServer, **settings: Any) -> ReuseLLM:
-    inner = Anthropic(
-        model="claude-sonnet-4-5", base_url=server.url, api_key="k", max_retries=0, **settings
-    )
     planner = ReusePlanner(cache="anthropic", token_counter=count_tokens)
-    return ReuseLLM(inner=inner, planner=planner, window_s=0)
+    return ReuseLLM(inner=Anthropic.at(server.url, **settings), planner=planner, window_s=0)
 
 
 def marked(body: dict[str, Any]) -> list[str]:
