@@ -27,10 +27,12 @@ _BEFORE_ANY = {1: 0.0}  # a prefix that came once comes again with this probabil
 _BEFORE_ANY_LATER = 0.6
 _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
-_CAUTION = 0.5
+_CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
 _DEBT = 4_096
 """Tokens: what may be paid for writing before as much is saved by reading."""
+_FORGETTING = 0.99
+"""What stays of such a debt with each prompt: what one kind of traffic lost, another may gain."""
 
 
 def _length_class(blocks: int) -> int:
@@ -231,7 +233,7 @@ class WrittenPrefixes:
             if place.tokens > read and place.tokens >= prices.minimum:
                 again = self._again.probability(place.sightings + 1, place.blocks)
                 cost = prices.premium * (place.tokens - read)
-                if cost <= self._saved + (0 if not place.sightings else _DEBT):
+                if cost <= self._saved + _DEBT:
                     behind.append(Markable(place.blocks, place.tokens, again))
         marks = marks_of_arrival(behind, read, open_, prices)
         written = 0
@@ -296,6 +298,8 @@ class WrittenPrefixes:
                     deepest = max(deepest, node.tokens)
             tokens = node.tokens
         assert tokens >= system_tokens, "a path has the tokens before it"
+        if self._saved < 0:
+            self._saved *= _FORGETTING
         self._saved += prices.saving * read - prices.premium * (deepest - read)
         if not node.children:
             self._leaves[node] = root
