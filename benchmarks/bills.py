@@ -1,9 +1,9 @@
 """Input bills of hosted caches on public retrieval traces, beside what a sketch reaches.
 
 A bill is what the prompts' input tokens cost, as a multiple of the same prompts uncached; of the
-prompts only system text and blocks count. The cache keeps what a prompt marks, at most 4 marks, from
-1,024 tokens on; writing costs 1.25, reading 0.1. The marks are replayed by rules that stand here and
-nowhere else, so nothing that the planner expects counts.
+prompts only system text and blocks count. The cache keeps what a prompt marks, at most 4 marks,
+from 1,024 tokens on; writing costs 1.25, reading 0.1. The marks are replayed by rules that stand
+here and nowhere else, so nothing that the planner expects counts.
 
     python benchmarks/bills.py              # in the order of the traces, nothing expires
     python benchmarks/bills.py --orders     # also in random order, and with a life of 5 minutes

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
@@ -26,10 +27,12 @@ _BEFORE_ANY = {1: 0.0}  # a prefix that came once comes again with this probabil
 _BEFORE_ANY_LATER = 0.6
 _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
-_CAUTION = 0.5
+_CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
 _DEBT = 4_096
 """Tokens: what may be paid for writing before as much is saved by reading."""
+_FORGETTING = 0.99
+"""What stays of such a debt with each prompt: what one kind of traffic lost, another may gain."""
 
 
 def _length_class(blocks: int) -> int:
@@ -89,6 +92,26 @@ class _Prefix:
         self.seen = -math.inf
         self.until = -math.inf
         self.children: dict[BlockKey, _Prefix] = {}
+
+
+class _Contained(NamedTuple):
+    """A prefix that holds blocks of a context only.
+
+    Attributes:
+        node: The node in whose run it ends.
+        blocks: Its blocks.
+        tokens: Its tokens.
+        read: How many of these can be read.
+    """
+
+    node: _Prefix
+    blocks: int
+    tokens: int
+    read: int
+
+    def path(self) -> tuple[BlockKey, ...]:
+        """Return its blocks."""
+        return _path_to(self.node)[: self.blocks]
 
 
 class Beginning(NamedTuple):
@@ -153,11 +176,11 @@ class WrittenPrefixes:
             context: Block -> weight.
             now: Seconds; None if nothing is known of the time.
         """
-        best: tuple[_Prefix, float] | None = None
-        for node, read in self._contained(root, context, now):
-            if read == node.tokens and (best is None or read > best[1]):
-                best = node, read
-        return () if best is None else _path_to(best[0])
+        best: _Contained | None = None
+        for one in self._contained(root, context, now):
+            if one.read == one.tokens and (best is None or one.read > best.read):
+                best = one
+        return () if best is None else best.path()
 
     def beginning(
         self, root: Hashable, context: Mapping[BlockKey, int], now: float | None
@@ -173,16 +196,17 @@ class WrittenPrefixes:
         """
         best, most, gain = None, 0.0, 0.0
         prices = self._prices
-        for node, read in self._contained(root, context, now):
-            if node.tokens < prices.minimum:
+        for one in self._contained(root, context, now):
+            node, tokens = one.node, one.tokens
+            if tokens < prices.minimum:
                 continue
-            value = prices.saving * read
+            value = prices.saving * one.read
             if self._lives(node.seen + (prices.lifetime or math.inf), now):
-                again = self._again.probability(node.sightings + 1, node.blocks)
-                value += max(0.0, (node.tokens - read) * prices.gain(again))
-            if value + _A_TOKEN_SEEN * node.tokens > most:
-                best, most, gain = node, value + _A_TOKEN_SEEN * node.tokens, value
-        return Beginning((), 0.0) if best is None else Beginning(_path_to(best), gain)
+                again = self._again.probability(node.sightings + 1, one.blocks)
+                value += max(0.0, (tokens - one.read) * prices.gain(again))
+            if value + _A_TOKEN_SEEN * tokens > most:
+                best, most, gain = one, value + _A_TOKEN_SEEN * tokens, value
+        return Beginning((), 0.0) if best is None else Beginning(best.path(), gain)
 
     def marked(
         self,
@@ -209,7 +233,7 @@ class WrittenPrefixes:
             if place.tokens > read and place.tokens >= prices.minimum:
                 again = self._again.probability(place.sightings + 1, place.blocks)
                 cost = prices.premium * (place.tokens - read)
-                if cost <= self._saved + (0 if not place.sightings else _DEBT):
+                if cost <= self._saved + _DEBT:
                     behind.append(Markable(place.blocks, place.tokens, again))
         marks = marks_of_arrival(behind, read, open_, prices)
         written = 0
@@ -274,6 +298,8 @@ class WrittenPrefixes:
                     deepest = max(deepest, node.tokens)
             tokens = node.tokens
         assert tokens >= system_tokens, "a path has the tokens before it"
+        if self._saved < 0:
+            self._saved *= _FORGETTING
         self._saved += prices.saving * read - prices.premium * (deepest - read)
         if not node.children:
             self._leaves[node] = root
@@ -354,8 +380,8 @@ class WrittenPrefixes:
 
     def _contained(
         self, root: Hashable, context: Mapping[BlockKey, int], now: float | None
-    ) -> Iterator[tuple[_Prefix, int]]:
-        """Yield each prefix of blocks of a context, and how much of it can be read.
+    ) -> Iterator[_Contained]:
+        """Yield the prefixes that hold blocks of a context only, the longest of each run.
 
         The work is bounded: from the 256th node on, only the longest is followed.
         """
@@ -363,27 +389,39 @@ class WrittenPrefixes:
         if top is None:
             return
         visits, steps = 0, _STEPS
-        stack = [(top, 0)]
+        stack = [_Contained(top, 0, top.tokens, 0)]
         while stack:
-            node, read = stack.pop()
-            if self._lives(node.until, now):
+            one = stack.pop()
+            node, read = one.node, one.read
+            is_whole = one.blocks == node.blocks
+            if is_whole and self._lives(node.until, now):
                 read = node.tokens
-            yield node, read
+            yield one._replace(read=read)
             visits += 1
+            if not is_whole:
+                continue
             children = node.children
             steps -= min(len(children), len(context))
             if len(children) > len(context):
                 found = [children[key] for key in context if key in children]
             else:
                 found = [child for key, child in children.items() if key in context]
-            whole = [child for child in found if all(key in context for key in child.run)]
-            steps -= sum(len(child.run) for child in found)
+            following = []
+            for child in found:
+                blocks, tokens = node.blocks, node.tokens
+                for key in child.run:
+                    if key not in context:
+                        break
+                    blocks += 1
+                    tokens += context[key]
+                steps -= blocks - node.blocks
+                following.append(_Contained(child, blocks, tokens, read))
             if steps < 0:
                 return
             if visits > _VISITS:
-                whole = sorted(whole, key=lambda child: child.tokens)[-1:]
+                following = sorted(following, key=attrgetter("tokens"))[-1:]
                 stack.clear()
-            stack += [(child, read) for child in whole]
+            stack += following
 
     def _places(
         self,
