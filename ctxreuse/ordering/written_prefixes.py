@@ -29,9 +29,9 @@ _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
 _CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
-_DEBT = 4_096
+_DEBT = 2_048
 """Tokens: what may be paid for writing before as much is saved by reading."""
-_FORGETTING = 0.99
+_FORGETTING = 0.9995
 """What stays of such a debt with each prompt: what one kind of traffic lost, another may gain."""
 
 
