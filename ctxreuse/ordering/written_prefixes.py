@@ -24,12 +24,12 @@ _EXACT = 12  # so many blocks each count apart, longer prefixes by their logarit
 _A_DOUBLING = 4
 _MOST_COUNTED = 4_096
 _BEFORE_ANY = {1: 0.0}  # a prefix that came once comes again with this probability; unless learnt
-_BEFORE_ANY_LATER = 0.6
+_BEFORE_ANY_LATER = 0.4
 _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
 _CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
-_DEBT = 4_096
+_DEBT = 8_192
 """Tokens: what may be paid for writing before as much is saved by reading."""
 _FORGETTING = 0.99
 """What stays of such a debt with each prompt: what one kind of traffic lost, another may gain."""
