@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import time
 
+from ctxreuse.planner import ReusePlanner
+
 
 def now() -> float:
     """Return seconds that only run forward."""
     return time.monotonic()
+
+
+def planning_time(planner: ReusePlanner) -> dict[str, float]:
+    """Return the time as `plan` and `plan_batch` take it: where entries of the cache leave by time.
+
+    Args:
+        planner: Plans for its cache.
+    """
+    return {} if planner.cache.lifetime is None else {"now": now()}

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ctxreuse.adapters import clock
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
@@ -347,7 +347,7 @@ class MemoryPlanner:
             conversation_id=scope.conversation_id,
             tenant=self.tenant_of(search),
         )
-        plan = self.planner.plan(request, deduplicate=False, now=clock.now())
+        plan = self.planner.plan(request, deduplicate=False, **planning_time(self.planner))
         return result_in_order(result, blocks, plan)
 
     def without(
@@ -399,7 +399,7 @@ class MemoryPlanner:
         if placement == "system":  # other bytes than before a message of the user
             opening = f"{request.system or ''}{self.planner.templates.separator}"
             planned = replace(request, system=opening)
-        plan = self.planner.plan(planned, now=clock.now())
+        plan = self.planner.plan(planned, **planning_time(self.planner))
         if not self._annotates:
             plan = replace(plan, order_annotation=None)
         self.known.add(request.tenant, memories)

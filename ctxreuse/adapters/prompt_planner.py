@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
-from ctxreuse.adapters import clock
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext, cut
@@ -195,18 +195,18 @@ class PromptPlanner:
         """
         drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
-        waiting, now = [], clock.now()
+        waiting, time = [], planning_time(self._planner)
         for draft in drafts:
             request = self._advance(draft)
             while request is not None and draft.pieces[0].stays:
-                request = self._advance(draft, self._planner.plan(request, "none", now=now))
+                request = self._advance(draft, self._planner.plan(request, "none", **time))
             if request is not None:
                 waiting.append((draft, request))
-        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy, now=now)
+        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy, **time)
         for (draft, _), plan in zip(waiting, plans, strict=True):
             next_request = self._advance(draft, plan)
             while next_request is not None:
-                plan = self._planner.plan(next_request, self._strategy, now=now)
+                plan = self._planner.plan(next_request, self._strategy, **time)
                 next_request = self._advance(draft, plan)
         profile = self._planner.cache
         planned = [_planned(position, draft, profile) for position, draft in enumerate(drafts)]

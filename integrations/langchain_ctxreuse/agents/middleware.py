@@ -16,7 +16,7 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from ctxreuse.adapters import clock
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
@@ -394,7 +394,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                 tenant=scope.tenant or "",
                 labels=True,  # what is sent points to them
             ),
-            now=clock.now(),
+            **planning_time(self._planner),
         )
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
