@@ -6,6 +6,7 @@ All adapters of a process read the same one, because a planner may serve several
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from ctxreuse.planner import ReusePlanner
 
@@ -15,7 +16,7 @@ def now() -> float:
     return time.monotonic()
 
 
-def planning_time(planner: ReusePlanner) -> dict[str, float]:
+def planning_time(planner: ReusePlanner) -> dict[str, Any]:
     """Return the time as `plan` and `plan_batch` take it: where entries of the cache leave by time.
 
     Args:
