@@ -217,7 +217,7 @@ def bills(server: CachingServer, model: BaseChatModel, prompts: Sequence[Any]) -
 
 
 def test_a_bill_is_lower_than_with_the_providers_default(openai_server: CachingServer) -> None:
-    prompts = [(f"Question {n}?", *ROUNDS[n % 3]) for n in range(12)]
+    prompts = [(f"Question {n}?", *ROUNDS[n % 3]) for n in range(30)]
     plain = chat_openai(openai_server)
     default = bills(openai_server, plain, [asked(*one) for one in prompts])
     assert default == pytest.approx(1.25)

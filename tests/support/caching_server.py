@@ -210,6 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
+        self.send_header("connection", "close")  # no thread stays with a client's connection
         self.end_headers()
         self.wfile.write(content)
 
