@@ -1,4 +1,4 @@
-.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -72,6 +72,9 @@ format: $(VENV)/dev  ## mend formatting and what of style can be mended
 bench: $(VENV)/dev  ## speed, and hit ratios on the traces in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/hit_ratio.py
+
+bench-bills: $(VENV)/dev  ## input bills of hosted caches, online and batch, in several orders
+	$(BIN)/python benchmarks/bills.py --orders
 
 bench-hostile: $(VENV)/dev  ## time against input size; floods of events, dying engines, forks
 	$(BIN)/python benchmarks/input_size.py

@@ -1,6 +1,7 @@
 """ctxreuse: retrieved blocks in, prompts that hit the engine's prefix cache out."""
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profile
 from ctxreuse.context.former_paths import keep_former_paths
 from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PAPER_TEMPLATES",
     "BatchPlan",
+    "CacheProfile",
     "ContextBlock",
     "ContextRequest",
     "Conversation",
@@ -23,6 +25,8 @@ __all__ = [
     "Plan",
     "ReusePlanner",
     "Templates",
+    "TimeToLive",
+    "cache_profile",
     "request_context",
 ]
 

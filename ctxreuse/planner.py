@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -18,6 +19,7 @@ from ctxreuse.context.blocks import (
     Message,
     checked_blocks,
 )
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     checked_choice,
     checked_each,
@@ -43,6 +45,7 @@ from ctxreuse.errors import (
     describe,
 )
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.planning.affinity import GroupRates, group_of
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings import Mode, Savings
@@ -95,6 +98,8 @@ class ReusePlanner(FixedSettings):
         tenant_class: The class of each tenant, as a function or a mapping from their names, for
             which `savings` counts apart: "free", "paid". At most 16 are told apart; further ones,
             and one that bears its tenant's own name, count as "other".
+        cache: The rules and prices of the prefix cache: a `CacheProfile`, or a text that
+            `cache_profile` reads, such as "openai" or "anthropic(minimum=4096)". None is vLLM's.
         tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
             writes OpenTelemetry spans.
 
@@ -123,6 +128,7 @@ class ReusePlanner(FixedSettings):
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
+        cache: CacheProfile | str | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         if trim_overlaps and labels is False:
@@ -141,7 +147,10 @@ class ReusePlanner(FixedSettings):
             annotate=annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
+            cache=_checked_cache(cache),
         )
+        rate = self._settings.cache.key_rate
+        self._rates = None if rate is None else GroupRates(rate)
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
         if shared_log is not None:
@@ -271,6 +280,11 @@ class ReusePlanner(FixedSettings):
         return self._settings.templates
 
     @property
+    def cache(self) -> CacheProfile:
+        """The rules and prices of the prefix cache that is planned for."""
+        return self._settings.cache
+
+    @property
     def shared_log(self) -> SharedLog | None:
         """Where this planner and those of other processes tell each other what they have sent."""
         return self._shared_log
@@ -286,6 +300,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request that has just arrived.
 
@@ -294,6 +309,8 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
             deduplicate: Whether blocks that the conversation shows already become references; None
                 is what the planner was made with.
+            now: Seconds on a clock that never goes back, such as `time.monotonic()`, where the
+                cache's entries live for a time; None takes it that all of them live still.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
@@ -306,8 +323,9 @@ class ReusePlanner(FixedSettings):
             check_strategy(strategy)
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
+        _check_now(now)
         began = time.perf_counter()
-        plan = self._planning.plan(request, strategy, deduplicate)
+        plan = self._sharded(self._planning.plan(request, strategy, deduplicate, now), now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -333,6 +351,7 @@ class ReusePlanner(FixedSettings):
         strategy: Strategy = "reuse",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together, and the order in which to send them.
 
@@ -341,6 +360,7 @@ class ReusePlanner(FixedSettings):
             strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
                 given).
             deduplicate: As in `plan`.
+            now: As in `plan`.
 
         Returns:
             The plans in execution order.
@@ -361,10 +381,21 @@ class ReusePlanner(FixedSettings):
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
+        _check_now(now)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, strategy, deduplicate)
+        planned = self._planning.plan_batch(batch, strategy, deduplicate, now)
+        if self._rates is not None:
+            plans = tuple([self._sharded(plan, now) for plan in planned.plans])
+            planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
+
+    def _sharded(self, plan: Plan, now: float | None) -> Plan:
+        """Return a plan that knows into how many parts its prefix group is divided by now."""
+        if self._rates is None or now is None:
+            return plan
+        shards = self._rates.shards(group_of(plan), now)
+        return plan if shards == 1 else replace(plan, shards=shards)
 
     def observe(
         self,
@@ -373,6 +404,7 @@ class ReusePlanner(FixedSettings):
         cached_tokens: int | None = None,
         *,
         completion_tokens: int | None = None,
+        written_tokens: int | Mapping[str, int] | None = None,
         seconds: float | None = None,
         tenant: str | None = None,
     ) -> None:
@@ -389,6 +421,8 @@ class ReusePlanner(FixedSettings):
             prompt_tokens: Tokens of the prompt, as the engine counts them; None if it does not say.
             cached_tokens: Those that came from its prefix cache; None is unknown.
             completion_tokens: Tokens of the answer, for traces.
+            written_tokens: Tokens of the prompt that were written into the cache, all or by time to
+                live ("5m", "1h"); None is unknown. `prompt_tokens` include them and the cached.
             seconds: How long the call took, for traces.
             tenant: Whose prompt it was; None takes that of the first plan.
 
@@ -398,18 +432,29 @@ class ReusePlanner(FixedSettings):
         given = (
             (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
         )
+        written = self._written(written_tokens)
         answered = AnsweredCall(
             plans=tuple(given),
             prompt_tokens=reported_count(prompt_tokens),
             cached_tokens=reported_count(cached_tokens),
             completion_tokens=reported_count(completion_tokens),
             seconds=None if seconds is None else checked_number("seconds", seconds),
+            written_tokens=None if written is None else sum(written.values()),
         )
         if _checked_tenant(tenant) is None:
             tenant = given[0].request.tenant if given else ""
         self._counting.attempt(
-            lambda: self._count_answer(answered, tenant or "", cached_tokens), lambda: None
+            lambda: self._count_answer(answered, tenant or "", cached_tokens, written or {}),
+            lambda: None,
         )
+
+    def _written(self, told: int | Mapping[str, int] | None) -> dict[str, int] | None:
+        """Return written tokens by time to live; those of none are of the profile's own."""
+        by_life = told if isinstance(told, Mapping) else {"": told}
+        own = self._settings.cache.time_to_live.name
+        counts = {life or own: reported_count(count) for life, count in by_life.items()}
+        known = {str(life): count for life, count in counts.items() if count is not None}
+        return known if known or told == {} else None
 
     def note_failure(self) -> None:
         """Count that planning failed and something was sent as it came; for adapters."""
@@ -545,6 +590,7 @@ class ReusePlanner(FixedSettings):
             shared_log=self._shared_log,
             tenant_class=self._tenant_class,
             tracing=self._tracing,
+            cache=settings.cache,
         )
 
     @property
@@ -650,7 +696,13 @@ class ReusePlanner(FixedSettings):
         self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)
         return evicted
 
-    def _count_answer(self, answered: AnsweredCall, tenant: str, cached_tokens: object) -> None:
+    def _count_answer(
+        self,
+        answered: AnsweredCall,
+        tenant: str,
+        cached_tokens: object,
+        written_tokens: Mapping[str, int],
+    ) -> None:
         expected, before = answered.expected_cached_tokens, 0
         system = answered.plans[0].request.system if expected else None
         if system:  # it is cached if any block is, and counted once
@@ -658,7 +710,7 @@ class ReusePlanner(FixedSettings):
         if len(answered.plans) == 1 and answered.prompt_tokens:
             self._planning.note_length(answered.plans[0], answered.prompt_tokens)
         mismatch = self._meter.answered(
-            tenant, expected, before, answered.prompt_tokens, cached_tokens
+            tenant, expected, before, answered.prompt_tokens, cached_tokens, written_tokens
         )
         if mismatch is not None:
             _log.warning("%s", mismatch.words(is_shared=self._exchange is not None))
@@ -676,6 +728,16 @@ class ReusePlanner(FixedSettings):
 def check_strategy(strategy: object) -> None:
     """Raise UnknownStrategyError if there is no such strategy."""
     checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
+
+
+def _check_now(now: float | None) -> None:
+    if now is not None:
+        checked_number("now", now)
+
+
+def _checked_cache(cache: CacheProfile | str | None) -> CacheProfile:
+    profile = VLLM if cache is None else cache_profile(cache)
+    return VLLM if profile == VLLM else profile
 
 
 def _checked_tenant(tenant: str | None) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.formatting import unlabelled_ranking
 from ctxreuse.adapters.micro_batch import CallsToCome, MicroBatcher, Scheduled
 from ctxreuse.adapters.plan_metadata import document_metadata
@@ -159,7 +160,9 @@ class DocumentPlanner(Generic[_Item]):
             for context, retrieved in zip(blocks, batch, strict=True)
         ]
         deduplicate = False if self._annotation == "off" else None
-        plans = plans_together(self._planner, requests, deduplicate=deduplicate)
+        plans = plans_together(
+            self._planner, requests, deduplicate=deduplicate, **planning_time(self._planner)
+        )
         return [
             self._planned(retrieved.items, ranks_of, plan)
             for retrieved, ranks_of, plan in zip(batch, ranks, plans, strict=True)

@@ -5,12 +5,15 @@ Prompts with different values of vLLM's `cache_salt` share nothing in the engine
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxreuse.context.cache_marks import cache_options, mark_field
+from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planning.affinity import keyed_digest
+from ctxreuse.planning.plan import Plan
 
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""
@@ -51,14 +54,14 @@ def tenant_salt(tenant: str, key: str = "") -> str | None:
     """
     if not tenant:
         return None
-    return _digest(key, "tenant", tenant)
+    return keyed_digest(key, "tenant", tenant)
 
 
 def conversation_session(tenant: str, conversation_id: str | int, key: str = "") -> str:
     """Return the session id of a conversation, for routers."""
     # hexadecimal: decimal conversion of integers stops at 4,300 digits
     name = conversation_id if isinstance(conversation_id, str) else format(conversation_id, "x")
-    return _digest(key, "conversation", type(conversation_id).__name__, name, tenant)
+    return keyed_digest(key, "conversation", type(conversation_id).__name__, name, tenant)
 
 
 def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
@@ -75,20 +78,61 @@ def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[s
     return {} if salt is None or "cache_salt" in body else {"cache_salt": salt}
 
 
-def added_session(headers: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
-    """Return what to add to a call's `extra_headers`: the conversation's session id.
+def added_session(
+    headers: Mapping[str, Any],
+    scope: RequestScope,
+    key: str,
+    plans: Sequence[Plan] | None = None,
+    header: str = SESSION_HEADER,
+) -> dict[str, str]:
+    """Return what to add to a call's `extra_headers`: by what routers keep it in one place.
 
-    Nothing without a conversation, or if the user has set a session id; see `added_salt`.
+    Nothing if the user has set the header, without a conversation, or without a plan; see
+    `added_salt`.
+
+    Args:
+        headers: What the user sends there.
+        scope: Tenant and conversation of the call.
+        key: A secret for the hash.
+        plans: Those of its contexts, for the affinity id of their prefix group; None for the
+            conversation's session id.
+        header: The header's name.
     """
-    if scope.conversation_id is None or SESSION_HEADER.lower() in map(str.lower, headers):
+    if header.lower() in map(str.lower, headers):
         return {}
-    return {SESSION_HEADER: conversation_session(scope.tenant or "", scope.conversation_id, key)}
+    if plans is not None:
+        return {header: plans[0].affinity_id(key)} if plans else {}
+    if scope.conversation_id is None:
+        return {}
+    return {header: conversation_session(scope.tenant or "", scope.conversation_id, key)}
 
 
-def _digest(key: str, *parts: str) -> str:
-    secret = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-    digest = hashlib.blake2b(key=secret, digest_size=16)
-    for part in parts:
-        piece = part.encode("utf-8", "surrogatepass")
-        digest.update(len(piece).to_bytes(8, "big") + piece)
-    return digest.hexdigest()
+def added_cache_fields(
+    body: Mapping[str, Any], plans: Sequence[Plan], profile: CacheProfile, key: str
+) -> dict[str, Any]:
+    """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`.
+
+    Nothing without a plan, for a cache that has neither, or if the user has set them.
+
+    Args:
+        body: What the user sends there.
+        plans: Those of the contexts in the prompt.
+        profile: The rules of the cache.
+        key: A secret for the hash.
+    """
+    if not plans:
+        return {}
+    fields: dict[str, Any] = {}
+    if profile.key != "none":
+        fields["prompt_cache_key"] = plans[0].affinity_id(key)
+    if profile.has_marks and mark_field(profile) == "prompt_cache_breakpoint":
+        fields["prompt_cache_options"] = cache_options(profile)
+    return {name: value for name, value in fields.items() if body.get(name) is None}
+
+
+def marks_the_end(body: Mapping[str, Any]) -> bool:
+    """Return whether a provider marks the end of a prompt because the user's call says so."""
+    options = body.get("prompt_cache_options")
+    if isinstance(options, Mapping) and options.get("mode", "implicit") == "implicit":
+        return True
+    return isinstance(body.get("cache_control"), Mapping)

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
@@ -37,9 +38,12 @@ from ctxreuse.context.blocks import (
     OpenAIMessage,
     texts_to_show,
 )
+from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
+from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.prompt_forms import PromptForm, prompt_body
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -107,6 +111,37 @@ class MemoryContext:
             )
         own = {"role": "user", "content": memories}
         return render_messages(request.system, [*history, own], request.query)
+
+    def body(
+        self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Return the fields of a request that carry the prompt, with content parts and marks.
+
+        They say what `messages` says; see `Plan.body`. Without a plan nothing is cut.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        plan, request = self.plan, self.request
+        if plan is None:
+            return prompt_body(self.messages(), VLLM, form, tools, citations=citations)
+        if self.placement == "before_question" or not str(self):
+            return plan.body(form, citations=citations, tools=tools)
+        parts, separator = list(plan.content_parts("")), plan.templates.separator
+        system, history = request.system, list(request.history or ())
+        if self.placement == "system":
+            if system:
+                first = parts[0]._replace(text=separator + parts[0].text)
+                parts = [ContentPart(system, is_marked=0 in plan.marks), first, *parts[1:]]
+            before = [{"role": "system", "content": parts}, *history]
+        else:
+            own = {"role": "user", "content": parts}
+            before = [*render_messages(system, history), own]
+        messages = [*before, *render_messages(None, (), request.query)]
+        body = prompt_body(messages, plan.cache, form, tools, citations=citations)
+        if form != "anthropic" and plan.cache.key != "none":
+            body["prompt_cache_key"] = plan.prompt_cache_key
+        return body
 
     def _joined(self, *texts: str) -> str:
         templates = DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
@@ -313,7 +348,7 @@ class MemoryPlanner:
             conversation_id=scope.conversation_id,
             tenant=self.tenant_of(search),
         )
-        plan = self.planner.plan(request, deduplicate=False)
+        plan = self.planner.plan(request, deduplicate=False, **planning_time(self.planner))
         return result_in_order(result, blocks, plan)
 
     def without(
@@ -365,7 +400,7 @@ class MemoryPlanner:
         if placement == "system":  # other bytes than before a message of the user
             opening = f"{request.system or ''}{self.planner.templates.separator}"
             planned = replace(request, system=opening)
-        plan = self.planner.plan(planned)
+        plan = self.planner.plan(planned, **planning_time(self.planner))
         if not self._annotates:
             plan = replace(plan, order_annotation=None)
         self.known.add(request.tenant, memories)

@@ -14,30 +14,17 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.planner import ReusePlanner, Strategy
 
 _Piece = TypeVar("_Piece")
-
-
-class ReportedTokens(NamedTuple):
-    """What an engine reports of an answer, as far as it can be read; None is unknown.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompt.
-        cached_tokens: Those that came from the prefix cache.
-        completion_tokens: Tokens of the answer.
-    """
-
-    prompt_tokens: int | None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
 
 
 class ModelGateway:
@@ -116,6 +103,7 @@ class ModelGateway:
                 usage.prompt_tokens,
                 usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
+                written_tokens=usage.written_tokens,
                 seconds=seconds,
                 tenant=planned.tenant,
             ),

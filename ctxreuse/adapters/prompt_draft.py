@@ -31,6 +31,8 @@ from ctxreuse.adapters.standing_documents import (
     render_joined,
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
+from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.content_parts import ContentPart, joined, without_blank_parts
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan
@@ -89,6 +91,7 @@ class PlacedPiece(NamedTuple):
         is_context: Whether it is a context, planned now or before.
         labels: Those of a context that is sent as it stands, or as it was sent before.
         stays: Whether it is planned only so that the planner knows what is sent: as given.
+        cuts: The lengths of the parts that it was sent in before.
     """
 
     part: int
@@ -97,6 +100,7 @@ class PlacedPiece(NamedTuple):
     is_context: bool = False
     labels: ContextLabels = ContextLabels()
     stays: bool = False
+    cuts: tuple[int, ...] = ()
 
     @property
     def is_unplanned(self) -> bool:
@@ -115,10 +119,17 @@ class SentContext(NamedTuple):
     Attributes:
         text: The text.
         labels: The labels in it.
+        parts: The text cut into parts, with marks; empty where the cache has none.
     """
 
     text: str
     labels: ContextLabels
+    parts: tuple[ContentPart, ...] = ()
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The lengths of its parts."""
+        return tuple(len(part.text) for part in self.parts)
 
     @classmethod
     def of(cls, plan: Plan, given: FoundContext) -> SentContext:
@@ -136,11 +147,13 @@ class SentContext(NamedTuple):
             # rendered with other templates, no label here is one given there
             _, start, *_ = given.spans[0]
             has_labels = given.text[:start] == first
+        parts = _parts_of(plan, given, text) if plan.cache.has_marks else ()
         if not has_labels:
-            return cls(text, ContextLabels())
+            return cls(text, ContextLabels(), parts)
         label_of, blocks = plan.label_of, plan.request.blocks
         ordinals = plan.templates.label_ordinals([label_of[block.key] for block in blocks])
-        return cls(text, ContextLabels(tuple(ordinals), tuple(block.id for block in blocks)))
+        labels = ContextLabels(tuple(ordinals), tuple(block.id for block in blocks))
+        return cls(text, labels, parts)
 
 
 class PromptDraft:
@@ -179,7 +192,7 @@ class PromptDraft:
         self._unsearched = 0
         self._unplanned: list[tuple[int, PlacedPiece]] = []  # and how many pieces stand behind
         self._shown: set[int] = set()  # the parts that show a context
-        self._texts: list[list[str]] = [[] for _ in prompt.parts]  # sent for each, up to here
+        self._parts: list[list[ContentPart]] = [[] for _ in prompt.parts]  # sent, up to here
         before = _hash([self.tenant])  # tenant and everything before, as given
         for number, part in enumerate(prompt.parts):
             parsed = registry.parse(part.text, self.tenant)
@@ -232,7 +245,30 @@ class PromptDraft:
 
     def texts(self) -> tuple[str, ...]:
         """Return what is sent for each part, up to the next piece."""
-        return tuple(map("".join, self._texts))
+        return tuple(map(joined, self._parts))
+
+    def parts(self, profile: CacheProfile) -> tuple[tuple[ContentPart, ...], ...]:
+        """Return what is sent for each part cut into content parts, with marks.
+
+        In a conversation the end is marked, too, and the end of the turn before: the next turn
+        begins with this one. Nothing is cut where the cache has no marks or no context is shown.
+
+        Args:
+            profile: The rules of the cache.
+        """
+        if not profile.has_marks or not self._shown:
+            return ()
+        whole = [without_blank_parts(parts) for parts in self._parts]
+        given, texts = self.prompt.parts, self.texts()
+        answers = [n for n, part in enumerate(given) if part.role == "assistant"]
+        if self.prompt.scope.conversation_id is not None or answers:
+            ends = [len(given), *answers[-1:]]
+            for end in ends:
+                _mark_end(whole, [part.role for part in given], end)
+        return tuple(
+            tuple(parts) if parts else (ContentPart(text),)
+            for parts, text in zip(whole, texts, strict=True)
+        )
 
     def new_texts(self) -> list[str]:
         """Return the texts, as given, in which a new context may stand."""
@@ -299,7 +335,9 @@ class PromptDraft:
             return one
         self.contexts_found += 1
         counts["in_history"] += 1
-        return one._replace(piece=sent.text, key=key, is_context=True, labels=sent.labels)
+        return one._replace(
+            piece=sent.text, key=key, is_context=True, labels=sent.labels, cuts=sent.cuts
+        )
 
     def _with_joined(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
         """Return pieces with the documents as a context that the application joined itself.
@@ -345,8 +383,10 @@ class PromptDraft:
             return sent
         if sent.text == one.text:
             return None
-        following = "".join(other.text for other in behind if other.part == one.part)
-        return SentContext("".join([*self._texts[one.part], sent.text, following]), sent.labels)
+        following = [ContentPart(other.text) for other in behind if other.part == one.part]
+        own = sent.parts or (ContentPart(sent.text),)
+        parts = (*self._parts[one.part], *own, *following)
+        return SentContext(joined(parts), sent.labels, parts if sent.parts else ())
 
     def show_text(self) -> None:
         """Send the next piece, which is a text, or a context that is not planned now."""
@@ -354,15 +394,25 @@ class PromptDraft:
         text = one.text
         if not one.key and self.prompt.parts[one.part].role in _SPEAKERS:
             text = self._labels.to_sent(text)
-        self._show(text, one.labels)
+        self._show(cut(text, one.cuts), one.labels)
 
-    def show_context(self, sent: SentContext) -> None:
+    def show_context(self, sent: SentContext, *, marks_before: bool = False) -> None:
         """Send the next piece, a context, as it was planned."""
-        self._show(sent.text, sent.labels)
+        if marks_before:
+            self._mark_before(self.pieces[0].part)
+        self._show(sent.parts or [ContentPart(sent.text)], sent.labels)
 
-    def _show(self, text: str, labels: ContextLabels) -> None:
+    def _mark_before(self, number: int) -> None:
+        """Mark what stands before the next piece, in its part or the nearest one with a text."""
+        for parts in reversed(self._parts[: number + 1]):
+            for position in range(len(parts) - 1, -1, -1):
+                if parts[position].text.strip():
+                    parts[position] = parts[position]._replace(is_marked=True)
+                    return
+
+    def _show(self, parts: Iterable[ContentPart], labels: ContextLabels) -> None:
         one = self.pieces.popleft()
-        self._texts[one.part].append(text)
+        self._parts[one.part] += parts
         if one.is_context:
             self._shown.add(one.part)
         if labels.ordinals:
@@ -449,11 +499,51 @@ def _as_sent_before(
     behind = following.text if following is not None and following.part == context.part else None
     annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
     if behind is None or annotations is None or not behind.startswith(annotations):
-        return context._replace(piece=sent.text, labels=sent.labels)
+        return context._replace(piece=sent.text, labels=sent.labels, cuts=sent.cuts)
     # the history shows it as it was sent, so its labels are those that the model sees
     in_order = sorted(dict(zip(*sent.labels, strict=True)).items())
     labels = ContextLabels(*zip(*in_order, strict=True)) if in_order else ContextLabels()
-    return context._replace(piece=context.text, labels=labels)
+    return context._replace(piece=context.text, labels=labels, cuts=sent.cuts)
+
+
+def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
+    """Return a text in parts of the lengths given, as far as it reaches, and the rest."""
+    parts: list[ContentPart] = []
+    for length in lengths:
+        if length < len(text):
+            parts.append(ContentPart(text[:length]))
+            text = text[length:]
+    return [*parts, ContentPart(text)]
+
+
+def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, ...]:
+    """Return what is sent for a context cut at its blocks, with marks behind those of its plan."""
+    if not given.is_joined:
+        parts = plan.content_parts("")
+    else:  # as the application joined them
+        start, (second, *_) = given.spans[0][1], [*given.spans[1:], given.spans[0]]
+        separator = given.text[given.spans[0][2] : second[1]] if second[1] > start else ""
+        ends, position = [], 0
+        for block in plan.blocks:
+            position += len(block.text)
+            ends.append(position)
+            position += len(separator)
+        lengths = [end - before for end, before in zip(ends, [0, *ends], strict=False)]
+        parts = tuple(
+            part._replace(is_marked=number in plan.marks)
+            for number, part in enumerate(cut(text, lengths), start=1)
+        )
+    return parts if joined(parts) == text else (ContentPart(text),)
+
+
+def _mark_end(parts: list[list[ContentPart]], roles: Sequence[str], end: int) -> None:
+    """Mark the last text before a position, unless the model has said it."""
+    for number in range(end - 1, -1, -1):
+        if roles[number] == "assistant":
+            return
+        if parts[number]:
+            parts[number][-1] = parts[number][-1]._replace(is_marked=True)
+            return
 
 
 def _labels_given(context: FoundContext) -> ContextLabels:

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
-from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
+from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext, cut
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
+from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.ordering.batch import prefix_order
@@ -34,8 +37,8 @@ _SILENT_PROMPTS = 20
 _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
 
-_Remembered: TypeAlias = tuple[str, tuple[int, ...], tuple[BlockId, ...]]
-"""A context as it was sent: text, and ordinals and ids of its labels.
+_Remembered: TypeAlias = tuple[str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...]]
+"""A context as it was sent: text, ordinals and ids of its labels, and the lengths of its parts.
 
 A plain tuple: many are kept for long, and the collector does not look into these.
 """
@@ -52,6 +55,7 @@ class PlannedPrompt:
         labels: For each part the labels that are in force behind it; none where planning failed.
         contexts: The labels of the contexts in it, in order, where they are known.
         tenant: Whose prompt it is.
+        parts: The text of each part in content parts, with marks; empty where the cache has none.
     """
 
     position: int
@@ -60,6 +64,7 @@ class PlannedPrompt:
     labels: tuple[PromptLabels, ...] = ()
     contexts: tuple[ContextLabels, ...] = ()
     tenant: str = ""
+    parts: tuple[tuple[ContentPart, ...], ...] = ()
 
     @property
     def answer_labels(self) -> PromptLabels:
@@ -191,20 +196,21 @@ class PromptPlanner:
         """
         drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
-        waiting = []
+        waiting, time = [], planning_time(self._planner)
         for draft in drafts:
             request = self._advance(draft)
             while request is not None and draft.pieces[0].stays:
-                request = self._advance(draft, self._planner.plan(request, "none"))
+                request = self._advance(draft, self._planner.plan(request, "none", **time))
             if request is not None:
                 waiting.append((draft, request))
-        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy)
+        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy, **time)
         for (draft, _), plan in zip(waiting, plans, strict=True):
             next_request = self._advance(draft, plan)
             while next_request is not None:
-                plan = self._planner.plan(next_request, self._strategy)
+                plan = self._planner.plan(next_request, self._strategy, **time)
                 next_request = self._advance(draft, plan)
-        planned = [_planned(position, draft) for position, draft in enumerate(drafts)]
+        profile = self._planner.cache
+        planned = [_planned(position, draft, profile) for position, draft in enumerate(drafts)]
         if len(planned) < 2:
             return planned
         return [planned[n] for n in prefix_order(list(map(_shown, drafts, planned)))]
@@ -282,10 +288,10 @@ class PromptPlanner:
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
-                    kept = remembered.text, *remembered.labels
+                    kept = remembered.text, *remembered.labels, remembered.cuts
                     self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), kept)
             draft.plans.append(plan)
-            draft.show_context(sent)
+            draft.show_context(sent, marks_before=0 in plan.marks)
         while draft.pieces:
             one = draft.pieces[0]
             if isinstance(one.piece, FoundContext):
@@ -299,14 +305,20 @@ class PromptPlanner:
             kept = self._sent_contexts.get(tenant, key)
         if kept is None:
             return None
-        text, ordinals, ids = kept
-        return SentContext(text, ContextLabels(ordinals, ids))
+        text, ordinals, ids, cuts = kept
+        parts = tuple(cut(text, cuts)) if cuts else ()
+        return SentContext(text, ContextLabels(ordinals, ids), parts)
 
 
-def _planned(position: int, draft: PromptDraft) -> PlannedPrompt:
-    plans, contexts = tuple(draft.plans), tuple(draft.contexts)
+def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> PlannedPrompt:
     return PlannedPrompt(
-        position, draft.texts(), plans, draft.labels(), contexts, tenant=draft.tenant
+        position,
+        draft.texts(),
+        tuple(draft.plans),
+        draft.labels(),
+        tuple(draft.contexts),
+        tenant=draft.tenant,
+        parts=draft.parts(profile),
     )
 
 
@@ -318,7 +330,7 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
 
 def _weight(kept: _Remembered) -> int:
     """Return how many characters a context that was sent counts as."""
-    text, _, ids = kept
+    text, _, ids, _ = kept
     return len(text) + _LABEL_CHARACTERS * ids_size(ids) + _ENTRY_CHARACTERS
 
 

@@ -157,6 +157,15 @@ def plan(
         int | None,
         typer.Option(min=0, help="Tokens that the engine's cache holds, if it is known."),
     ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, "
+            "anthropic, bedrock, gemini or deepseek, with arguments as in "
+            "'anthropic(minimum=4096, life=1h)'. Where it keeps marked prefixes only, each line "
+            "has 'marks'."
+        ),
+    ] = "vllm",
     output: Annotated[
         str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
     ] = STANDARD_STREAM,
@@ -166,7 +175,7 @@ def plan(
     _check_output(output)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)
-    planner = ReusePlanner(capacity_tokens=capacity_tokens)
+    planner = ReusePlanner(capacity_tokens=capacity_tokens, cache=cache)
     with progress("planning", len(requests)) as advance:
         planned = plan_trace(
             requests, planner, mode, strategy, conversations=dedup, advance=advance

@@ -457,6 +457,22 @@ def render_turn(
         templates: The words around the blocks.
         is_labelled: Whether the blocks stand under their labels.
     """
+    pieces = turn_pieces(parts, order_annotation, query, templates, is_labelled=is_labelled)
+    return templates.separator.join(pieces)
+
+
+def turn_pieces(
+    parts: Iterable[TurnPart],
+    order_annotation: str | None,
+    query: str,
+    templates: Templates,
+    *,
+    is_labelled: bool = True,
+) -> list[str]:
+    """Return what `render_turn` joins: a piece for each block, annotation and question.
+
+    A block always has a piece; an annotation or a question without words has none.
+    """
     pieces: list[str] = []
     for part in parts:
         if not isinstance(part, SentBlock):
@@ -471,7 +487,7 @@ def render_turn(
     if templates.order_position == "after_question":
         closing.reverse()
     pieces += [piece for piece in closing if piece]
-    return templates.separator.join(pieces)
+    return pieces
 
 
 def render_messages(

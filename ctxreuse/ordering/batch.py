@@ -16,6 +16,7 @@ from typing import Literal
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.ordering.marks import MarkPrices, short_chains_first
 from ctxreuse.ordering.paper import paper_orders, paper_schedule
 
 _GRAIN = 64
@@ -31,12 +32,14 @@ class BatchContext:
         weights: Block -> weight, in the retriever's order.
         cached: The best path for it that earlier requests left in the cache.
         is_labelled: Whether its prompt shows blocks under labels.
+        system_tokens: The tokens of its system text; they count only where a cache has marks.
     """
 
     request: ContextRequest
     weights: Mapping[BlockKey, int]
     cached: tuple[BlockKey, ...]
     is_labelled: bool = False
+    system_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ def arrange(
     strategy: Literal["reuse", "paper"],
     alpha: float,
     words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
+    prices: MarkPrices | None = None,
 ) -> Arrangement:
     """Order the contexts of a batch and schedule its requests.
 
@@ -69,6 +73,8 @@ def arrange(
         alpha: Weight of the ranks in the papers' distance.
         words: About how many tokens it takes to say how a number of moved blocks rank. A context
             that shares no more with any other in a new order keeps the retriever's.
+        prices: Those of a cache with marks, whose bill is to be low; None for another cache, which
+            is to hit often.
 
     Raises:
         BatchTooLargeError: the papers' algorithm cannot hold the batch.
@@ -87,7 +93,7 @@ def arrange(
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
             assert strategy == "reuse", f"there is no order for {strategy!r} here"
-            execution += _arrange_reuse(batch, group, orders, words)
+            execution += _arrange_reuse(batch, group, orders, words, prices)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)
     return Arrangement(orders, execution)
@@ -98,10 +104,12 @@ def _arrange_reuse(
     group: list[int],
     orders: list[list[BlockKey]],
     words: Callable[[int], int],
+    prices: MarkPrices | None,
 ) -> list[int]:
     """Put each context behind its cached path and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
     with importing_late:
+        from ctxreuse.ordering.bill_tree import cheap_orders
         from ctxreuse.ordering.clustering import reuse_orders
 
     behind: dict[tuple[BlockKey, ...], list[int]] = {}
@@ -120,16 +128,23 @@ def _arrange_reuse(
             [numbers[key] for key in batch[position].weights if key in numbers]
             for position in positions
         ]
-        ordered = reuse_orders(remainders, list(weights.values()))
+        if prices is None:
+            ordered = reuse_orders(remainders, list(weights.values()))
+        else:
+            first = batch[positions[0]]
+            base = first.system_tokens + sum(map(first.weights.__getitem__, path))
+            ordered = cheap_orders(remainders, list(weights.values()), base, prices)
         for position, order in zip(positions, ordered, strict=True):
             orders[position] = [*path, *(keys[number] for number in order)]
-    execution = [group[i] for i in depth_first_order([orders[position] for position in group])]
-    moved = _moved_for_too_little(batch, execution, orders, words)
+    schedule = depth_first_order if prices is None else short_chains_first
+    execution = [group[i] for i in schedule([orders[position] for position in group])]
+    least = 0 if prices is None else prices.minimum - batch[group[0]].system_tokens - 1
+    moved = _moved_for_too_little(batch, execution, orders, words, least)
     if not moved:
         return execution
     for position in moved:
         orders[position] = list(batch[position].weights)
-    return [group[i] for i in depth_first_order([orders[position] for position in group])]
+    return [group[i] for i in schedule([orders[position] for position in group])]
 
 
 def _moved_for_too_little(
@@ -137,6 +152,7 @@ def _moved_for_too_little(
     execution: Sequence[int],
     orders: Sequence[Sequence[BlockKey]],
     words: Callable[[int], int],
+    least: int,
 ) -> list[int]:
     """Return the positions of moved contexts that share no more than the words on it cost.
 
@@ -155,7 +171,7 @@ def _moved_for_too_little(
         position
         for position in execution
         if not batch[position].cached
-        and shared[position] <= words(len(orders[position]))
+        and shared[position] <= max(words(len(orders[position])), least)
         and orders[position] != list(batch[position].weights)
     ]
 

@@ -271,32 +271,44 @@ class OnlineOrder:
         """How many blocks these nodes hold together."""
         return self._trials.block_count
 
-    def order(self, context: Mapping[BlockKey, int], tree: NodeTree, root: int) -> list[BlockKey]:
+    def order(
+        self,
+        context: Mapping[BlockKey, int],
+        tree: NodeTree,
+        root: int,
+        least: int = ENGINE_BLOCK_TOKENS,
+    ) -> list[BlockKey]:
         """Order a context.
 
         Args:
             context: Block -> weight (tokens, at least 1), in the retriever's order.
             tree: What the tenant sent.
             root: The root of the request's system text in it; 0 if nothing was sent with it.
+            least: The tokens of the shortest beginning that saves anything.
 
         Returns:
             A permutation of the context's keys.
         """
-        path = self._cached_path(context, tree, root)
+        path = self._cached_path(context, tree, root, least)
         follows = self.follows_cooccurrence and _leads_on(tree, root)
         follow = self.recent.continuation if follows else None
-        return _order_behind(path, context, follow, self._note_limit)
+        return _order_behind(path, context, follow, self._note_limit, least)
 
-    def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
+    def learn(
+        self,
+        context: Mapping[BlockKey, int],
+        system: Hashable,
+        least: int = ENGINE_BLOCK_TOKENS,
+    ) -> None:
         """Try both continuations on a request, before it counts as a recent one."""
         if not self._is_tried():
             return
         trials = self._trials
-        for by_cooccurrence, path in self._trial_paths(context, system).items():
+        for by_cooccurrence, path in self._trial_paths(context, system, least).items():
             root = trials.root((by_cooccurrence, system))
             follows = by_cooccurrence and _leads_on(trials.tree, root)
             follow = self.recent.continuation if follows else None
-            order = _order_behind(path, context, follow, self._note_limit)
+            order = _order_behind(path, context, follow, self._note_limit, least)
             self._gain(by_cooccurrence, order, context, system)
         self._compare()
 
@@ -309,6 +321,7 @@ class OnlineOrder:
         *,
         learns: bool,
         order: list[BlockKey] | None = None,
+        least: int = ENGINE_BLOCK_TOKENS,
     ) -> LongContext:
         """Return all that the order of a long context depends on, and its trials if there are any.
 
@@ -321,16 +334,18 @@ class OnlineOrder:
             system: The request's system text.
             learns: Whether both continuations are tried on it.
             order: The context's order, if that is known.
+            least: As in `order`.
         """
         follow = partial(continuation, self.recent.members(context))
         return LongContext(
             context,
             system,
-            self._cached_path(context, tree, root) if order is None else order,
+            self._cached_path(context, tree, root, least) if order is None else order,
             follow,
             self.follows_cooccurrence and _leads_on(tree, root),
-            self._trial_paths(context, system) if learns and self._is_tried() else {},
+            self._trial_paths(context, system, least) if learns and self._is_tried() else {},
             self._note_limit,
+            least,
         )
 
     def learn_from(self, looked_up: LongContext) -> None:
@@ -346,11 +361,11 @@ class OnlineOrder:
         return self._requests <= _TRIED_ALWAYS or not self._requests % _TRIED_LATER
 
     def _trial_paths(
-        self, context: Mapping[BlockKey, int], system: Hashable
+        self, context: Mapping[BlockKey, int], system: Hashable, least: int
     ) -> dict[bool, Match | None]:
         trials = self._trials
         return {
-            one: self._cached_path(context, trials.tree, trials.root((one, system)))
+            one: self._cached_path(context, trials.tree, trials.root((one, system)), least)
             for one in (True, False)
         }
 
@@ -375,17 +390,22 @@ class OnlineOrder:
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
     def _cached_path(
-        self, context: Mapping[BlockKey, int], tree: NodeTree, root: int
+        self, context: Mapping[BlockKey, int], tree: NodeTree, root: int, least: int
     ) -> Match | None:
         """Return the best cached path; None where it is not worth moving blocks for."""
         match = heaviest_path(tree, root, context)
         match.note_limits(self._note_limit)
-        is_worth_it = is_worth_moving(match, context, tree, root, self._words(len(context)))
-        return match if is_worth_it else None
+        words = self._words(len(context))
+        return match if is_worth_moving(match, context, tree, root, words, least) else None
 
 
 def is_worth_moving(
-    path: Match, context: Mapping[BlockKey, int], tree: NodeTree, root: int, words: int
+    path: Match,
+    context: Mapping[BlockKey, int],
+    tree: NodeTree,
+    root: int,
+    words: int,
+    least: int = ENGINE_BLOCK_TOKENS,
 ) -> bool:
     """Return whether a cached path may come first: there is none, or it saves more than words cost.
 
@@ -398,8 +418,9 @@ def is_worth_moving(
         tree: What was sent.
         root: Where the path begins.
         words: How many tokens it takes to say that blocks were moved.
+        least: The tokens of the shortest beginning that saves anything.
     """
-    if path.weight < ENGINE_BLOCK_TOKENS:
+    if path.weight < least:
         return True
     retrieved = list(context)
     as_retrieved = sum([context[key] for key in retrieved[: sent_prefix(tree, root, retrieved)]])
@@ -415,6 +436,7 @@ def _order_behind(
     context: Mapping[BlockKey, int],
     follow: _Follow | None,
     note_limit: Callable[[str], object],
+    least: int,
 ) -> list[BlockKey]:
     """Return the order that begins with a path, unless it is shorter than an engine block.
 
@@ -423,11 +445,12 @@ def _order_behind(
         context: Block -> weight, in the retriever's order.
         follow: Orders what stands behind the path; None keeps the retriever's order.
         note_limit: As in `OnlineOrder`.
+        least: The tokens of the shortest path that saves anything.
     """
     if path is None:
         return list(context)
     # a shorter path saves nothing and is no reason to move anything
-    placed = path.path if path.weight >= ENGINE_BLOCK_TOKENS else ()
+    placed = path.path if path.weight >= least else ()
     taken = set(placed)
     rest = {key: weight for key, weight in context.items() if key not in taken}
     if not rest:
@@ -462,6 +485,7 @@ class LongContext:
         follows_cooccurrence: bool,
         trials: Mapping[bool, Match | None],
         note_limit: Callable[[str], object],
+        least: int = ENGINE_BLOCK_TOKENS,
     ) -> None:
         self.context = context
         self.system = system
@@ -471,6 +495,7 @@ class LongContext:
         self.trials = trials
         self.tried: dict[bool, list[BlockKey]] = {}
         self._note_limit = note_limit
+        self._least = least
 
     def order(self) -> list[BlockKey]:
         """Return the order, and work out those of the trials; the state need not be held."""
@@ -481,4 +506,4 @@ class LongContext:
 
     def _behind(self, path: Match | None, by_cooccurrence: bool) -> list[BlockKey]:
         follow = self._follow if by_cooccurrence else None
-        return _order_behind(path, self.context, follow, self._note_limit)
+        return _order_behind(path, self.context, follow, self._note_limit, self._least)

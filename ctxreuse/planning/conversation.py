@@ -97,7 +97,7 @@ class Conversation:
                 )
             turn, self._unanswered = self._unanswered, None
             self._history += [
-                {"role": "user", "content": turn.content},
+                {"role": "user", "content": _as_sent(turn)},
                 {"role": "assistant", "content": answer},
             ]
 
@@ -133,3 +133,9 @@ class Conversation:
         with self._lock:
             self._unanswered = None
             self._history = [{"role": "user", "content": summary}]
+
+
+def _as_sent(turn: Plan) -> Any:
+    """Return a turn's content: cut into parts where the cache keeps prefixes up to marks."""
+    parts = turn.content_parts() if turn.cache.has_marks else ()
+    return [{"type": "text", "text": part.text} for part in parts] or turn.content

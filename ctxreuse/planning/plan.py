@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.content_parts import ContentPart, separated, without_blank_parts
+from ctxreuse.context.prompt_forms import PromptForm, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -15,9 +18,11 @@ from ctxreuse.context.rendering import (
     TurnPart,
     render_messages,
     render_turn,
+    turn_pieces,
 )
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
+from ctxreuse.planning.affinity import affinity_id
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -40,6 +45,10 @@ class Plan:
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
         is_labelled: Whether the message shows the blocks under their labels.
+        marks: Where the prompt is to be marked for a cache that keeps marked prefixes only: after
+            how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
+        cache: The rules of the cache that it was planned for.
+        shards: Into how many parts its prefix group is divided, because it is asked for so often.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -51,6 +60,9 @@ class Plan:
     expected_cached_tokens: int
     templates: Templates
     is_labelled: bool = True
+    marks: tuple[int, ...] = ()
+    cache: CacheProfile = VLLM
+    shards: int = 1
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -95,15 +107,141 @@ class Plan:
             InvalidRequestError: wrong type.
         """
         checked_kind("query", query, str, "a string")
-        order = self.order_annotation if with_order else None
+        order = self._shown_order() if with_order else None
+        return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
+
+    def affinity_id(self, key: str = "") -> str:
+        """Return the id by which caches and routers keep requests with a common prefix together.
+
+        Args:
+            key: A secret, without which nobody can tell tenant and documents from the id.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return affinity_id(self, checked_kind("key", key, str, "a string"))
+
+    @property
+    def prompt_cache_key(self) -> str:
+        """The affinity id without a secret, for OpenAI's `prompt_cache_key`."""
+        return self.affinity_id()
+
+    def _shown_order(self) -> str | None:
+        """Return the order annotation as this turn shows it."""
+        order = self.order_annotation
         if order is not None and not self.is_labelled:
             shown = [part.label for part in self.parts if isinstance(part, SentBlock)]
             order = self.templates.with_legend(order, shown)
-        return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
+        return order
 
-    def messages(self) -> list[OpenAIMessage]:
-        """Return the prompt as OpenAI chat messages: system, history, this turn."""
-        return render_messages(self.request.system, self.request.history, self.content)
+    def content_parts(self, query: str | None = None) -> tuple[ContentPart, ...]:
+        """Return `content` cut into parts, which add up to it: each block is a part of its own.
+
+        Two prompts that begin with the same blocks begin with the same parts. Where a mark stands
+        behind a block, its part is marked; so is the last part of a conversation's turn, because
+        the next turn begins with this one.
+
+        Args:
+            query: Another question than the request's; "" for none. The turn ends in front of it.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
+        order = self._shown_order()
+        shown = [one for one in self.parts if isinstance(one, SentBlock) or one.annotation]
+        pieces = turn_pieces(shown, order, asked, self.templates, is_labelled=self.is_labelled)
+        parts = separated(pieces, self.templates.separator)
+        number = 0
+        for position, one in enumerate(shown):
+            if isinstance(one, SentBlock):
+                number += 1
+                label = one.label if self.is_labelled else ""
+                parts[position] = parts[position]._replace(
+                    is_marked=number in self.marks, block=one.block, label=label
+                )
+        if parts and query is None and self._is_in_conversation:
+            parts[-1] = parts[-1]._replace(is_marked=True)
+        return tuple(without_blank_parts(parts))
+
+    @property
+    def _is_in_conversation(self) -> bool:
+        """Whether a cache with marks should keep the whole turn, for the one behind it."""
+        request = self.request
+        in_conversation = request.conversation_id is not None or bool(request.history)
+        return self.cache.has_marks and in_conversation
+
+    def messages(
+        self, *, parts: bool = False, form: PromptForm = "openai", citations: bool = False
+    ) -> list[OpenAIMessage]:
+        """Return the prompt as chat messages: system, history, this turn.
+
+        Args:
+            parts: Whether this turn is a list of content parts, one a block, with marks where the
+                cache of the plan has any. What the history says stays as it is, marks, images and
+                names included; there are never more marks than the provider takes.
+            form: With parts: the protocol: "openai" for chat completions, "responses" for OpenAI's
+                responses, "anthropic" for messages. Anthropic's system text is no message; `body`
+                has it.
+            citations: With parts and "anthropic": whether blocks become search results, which
+                answers cite.
+
+        Raises:
+            InvalidRequestError: wrong type, or an option that needs another one.
+        """
+        checked_kind("parts", parts, bool, "True or False")
+        if not parts:
+            if form != "openai" or citations:
+                raise InvalidRequestError(
+                    f"form={describe(form)} and citations={describe(citations)} need parts=True"
+                )
+            return render_messages(self.request.system, self.request.history, self.content)
+        body = self._form(form, citations=citations)
+        written: list[dict[str, Any]] = body["input" if form == "responses" else "messages"]
+        return written
+
+    def body(
+        self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Return the fields of a request that carry the prompt, with content parts and marks.
+
+        Args:
+            form: The protocol, as in `messages`.
+            citations: As in `messages`.
+            tools: The request's tools, in the form of the protocol; their marks count, too.
+
+        Returns:
+            `messages`, `input`, or `system` and `messages`; `tools` if there are any; where
+            OpenAI's cache has marks, also `prompt_cache_options`, and where a key routes,
+            `prompt_cache_key`.
+
+        Raises:
+            InvalidRequestError: wrong type.
+
+        Example:
+            >>> from ctxreuse import ContextRequest, ReusePlanner
+            >>> planner = ReusePlanner()
+            >>> planner.plan(ContextRequest(["first", "second"], "Which?")).body("anthropic")
+            {'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': 'first'}, ...]}]}
+        """
+        return self._form(form, citations=citations, tools=tools)
+
+    def _form(
+        self, form: PromptForm, *, citations: bool = False, tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        request = self.request
+        messages = render_messages(None, request.history)
+        if self._is_in_conversation:
+            mark_turn_before(messages)
+        if request.system:
+            system = ContentPart(request.system, is_marked=0 in self.marks)
+            messages.insert(0, {"role": "system", "content": [system]})
+        own = list(self.content_parts())
+        messages.append({"role": "user", "content": own or self.content})
+        body = prompt_body(messages, self.cache, form, tools, citations=citations)
+        if form != "anthropic" and self.cache.key != "none":
+            body["prompt_cache_key"] = self.prompt_cache_key
+        return body
 
     def explain(self) -> Explanation:
         """Return why this prompt hits or misses the cache, compared with those planned before it.

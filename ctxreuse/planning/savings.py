@@ -86,6 +86,8 @@ class ReportedUsage:
         confirmed_cached_tokens: Of these, cached as far as the answers say: each one's cached
             tokens count up to what was expected of it. What else is cached, such as histories, is
             in `cached_tokens` alone.
+        written: Tokens of the prompts that were written into the cache, by time to live; empty
+            where engines report none. `prompt_tokens` include them.
 
     Example:
         >>> ReportedUsage(answers=2, prompt_tokens=400, cached_tokens=100).hit_ratio
@@ -98,6 +100,12 @@ class ReportedUsage:
     cached_tokens: int = 0
     expected_cached_tokens: int = 0
     confirmed_cached_tokens: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens written into the cache, of all times to live."""
+        return sum(self.written.values())
 
     @property
     def hit_ratio(self) -> float:

@@ -187,7 +187,13 @@ class SavingsMeter:
                 self._retrieved.evict(tokens)
 
     def answered(
-        self, tenant: str, expected: int, before: int, prompt_tokens: object, cached_tokens: object
+        self,
+        tenant: str,
+        expected: int,
+        before: int,
+        prompt_tokens: object,
+        cached_tokens: object,
+        written_tokens: Mapping[str, int] | None = None,
     ) -> Mismatch | None:
         """Count what an engine reports of an answer; what cannot be right counts as not reported.
 
@@ -197,6 +203,7 @@ class SavingsMeter:
             before: Tokens in front of these blocks, which must be cached if they are.
             prompt_tokens: Tokens of the prompt; without them nothing is counted.
             cached_tokens: Those that came from the cache.
+            written_tokens: Those that were written into it, by time to live.
 
         Returns:
             What the log should say now, if anything.
@@ -210,6 +217,8 @@ class SavingsMeter:
             if cached is None and cached_tokens is None and self._has_reported:
                 cached = 0
             tally = self._tally(name)
+            for life, tokens in (written_tokens or {}).items():
+                tally.written[life] = tally.written.get(life, 0) + tokens
             confirmed = confirmed_tokens(expected, before, prompt, cached or 0)
             if cached is None:
                 tally.unreported += 1
@@ -300,11 +309,14 @@ class _Tally:
         "requests",
         "unfollowed",
         "unreported",
+        "written",
     )
 
     def __init__(self) -> None:
+        self.written: dict[str, int] = {}
         for name in self.__slots__:
-            setattr(self, name, 0)
+            if name != "written":
+                setattr(self, name, 0)
 
     answers: int
     as_retrieved: float
@@ -337,7 +349,10 @@ class _Tally:
 
     def add(self, other: _Tally) -> None:
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if name != "written":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        for life, tokens in other.written.items():
+            self.written[life] = self.written.get(life, 0) + tokens
 
     def savings(
         self,
@@ -366,6 +381,7 @@ class _Tally:
                 self.cached_tokens,
                 self.expected_tokens,
                 self.confirmed_tokens,
+                dict(self.written),
             ),
             planning_failures=planning_failures,
             prompts_without_context=prompts_without_context,

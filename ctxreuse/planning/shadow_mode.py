@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
+from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
@@ -34,16 +35,20 @@ class ShadowPlanner:
     """
 
     def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
-        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
+        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False, cache=VLLM))
         self._planned = TenantPlanner(settings)
         self._meter = meter
 
     def plan(
-        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+        self,
+        request: ContextRequest,
+        strategy: Strategy,
+        deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Return a plan that sends the request as retrieved."""
         arrived = self._send(request, deduplicate)
-        self._note([arrived], strategy)
+        self._note([arrived], strategy, now)
         return arrived.sent
 
     def preview(
@@ -57,12 +62,13 @@ class ShadowPlanner:
         requests: Sequence[ContextRequest],
         strategy: Strategy,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> BatchPlan:
         """Return plans that send the requests as retrieved, in the order given."""
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
         arrived = [self._send(request, deduplicate) for request in requests]
-        self._note(arrived, strategy)
+        self._note(arrived, strategy, now)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
@@ -138,7 +144,7 @@ class ShadowPlanner:
             request = replace(request, outdated=())
         return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)
 
-    def _note(self, arrived: Sequence[_Arrived], strategy: Strategy) -> None:
+    def _note(self, arrived: Sequence[_Arrived], strategy: Strategy, now: float | None) -> None:
         """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
@@ -150,9 +156,10 @@ class ShadowPlanner:
             replace(one.sent.request, request_id=one.sent.request_id) for one in first_turns
         ]
         if len(arrived) == 1:
-            plans = [self._planned.plan(request, strategy) for request in requests]
+            plans = [self._planned.plan(request, strategy, now=now) for request in requests]
         else:
-            plans = list(self._planned.plan_batch(requests, strategy).in_input_order())
+            batch = self._planned.plan_batch(requests, strategy, now=now)
+            plans = list(batch.in_input_order())
         for one, plan in zip(first_turns, plans, strict=True):
             is_changed = plan.blocks != one.sent.blocks
             self._add(one, plan.expected_cached_tokens, is_changed=is_changed)

@@ -17,6 +17,7 @@ from ctxreuse.context.blocks import (
     Message,
     encoded,
 )
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
     Notice,
@@ -40,9 +41,11 @@ from ctxreuse.index.shown_blocks import (
     without_blocks,
 )
 from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.ordering.marks import MarkPrices
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext, is_worth_moving
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.ordering.repeats import Ranks, context_digest, ranks_of
+from ctxreuse.planning.arrivals import Arrival, Sent, arrive, marks_together
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.sharing import (
     Entry,
@@ -75,6 +78,7 @@ class PlannerSettings:
     annotate: bool
     labels: bool | None
     trim_overlaps: bool
+    cache: CacheProfile = VLLM
 
     @property
     def estimates(self) -> bool:
@@ -147,10 +151,11 @@ class _PreparedRequest(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """The record of what a turn sends, and how many of these block tokens were sent before."""
+    """The record of what a turn sends, how many of its block tokens are cached, and its marks."""
 
     logged: LoggedPrompt
     cached_tokens: int
+    marks: tuple[int, ...]
 
 
 class TenantPlanner:
@@ -176,7 +181,9 @@ class TenantPlanner:
         keyed: Keyed | None = None,
     ) -> None:
         self._settings = settings
-        self._tenants = Tenants(settings.capacity_tokens, words=settings.words)
+        cache = settings.cache
+        self._prices = MarkPrices.of(cache) if cache.has_marks else None
+        self._tenants = Tenants(settings.capacity_tokens, words=settings.words, prices=self._prices)
         self._clock = count(1)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
@@ -184,11 +191,17 @@ class TenantPlanner:
         self._begun_behind = b""  # the uid of what this planner started from
 
     def plan(
-        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+        self,
+        request: ContextRequest,
+        strategy: Strategy,
+        deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
         turn = self._opened(request, deduplicate, strategy)
-        if _is_long(turn, strategy):
+        if self._prices is not None:
+            ranks, recorded = self._mark(turn, strategy, self._prices, now)
+        elif _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
             ranks = turn.context.ranks(long.order())
             with self._tenants.holding(turn.tenant) as state:
@@ -205,7 +218,10 @@ class TenantPlanner:
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         turn = self._opened(request, deduplicate, strategy)
-        if _is_long(turn, strategy):
+        if self._prices is not None and _is_ordered(turn, strategy):
+            arrival = self._arrive(turn, self._prices, None, learns=False)
+            ranks = turn.context.ranks(arrival.order())
+        elif _is_long(turn, strategy):
             ranks = turn.context.ranks(self._look_up(turn, learns=False).order())
         else:
             with self._tenants.holding(turn.tenant) as state:
@@ -217,6 +233,7 @@ class TenantPlanner:
         requests: Sequence[ContextRequest],
         strategy: Strategy,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
@@ -237,15 +254,17 @@ class TenantPlanner:
         else:
             # one for each tenant: what others send with it changes nothing for a request
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
-            contexts = [self._context(one, strategy, budgets[one.tenant]) for one in counted]
-            arrangement = arrange(contexts, strategy, self._settings.alpha, self._settings.words)
+            contexts = [self._context(one, strategy, budgets[one.tenant], now) for one in counted]
+            settings = self._settings
+            arrangement = arrange(contexts, strategy, settings.alpha, settings.words, self._prices)
             orders, execution = arrangement.orders, arrangement.execution
+        marks = self._marks_together(counted, orders, execution, now)
         plans = []
         for position in execution:
             turn = self._open_turn(counted[position], deduplicate)
             ranks = ranks_of(orders[position], turn.context.own)
             with self._tenants.holding(turn.tenant) as state:
-                recorded = self._record(turn, state, ranks)
+                recorded = self._record(turn, state, ranks, now=now, marks=marks.get(position))
             plans.append(self._plan(turn, ranks, recorded))
         return BatchPlan(tuple(plans), tuple(execution))
 
@@ -430,25 +449,41 @@ class TenantPlanner:
         return gain > cost or (is_cheap and gain >= 0)
 
     def _context(
-        self, counted: _CountedRequest, strategy: Strategy, budget: SearchBudget
+        self,
+        counted: _CountedRequest,
+        strategy: Strategy,
+        budget: SearchBudget,
+        now: float | None,
     ) -> BatchContext:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
         request, context, root = counted.request, counted.context, counted.root
         cached: Sequence[BlockKey] = ()
-        if not request.history:
+        system_tokens = 0
+        if self._prices is not None:
+            system_tokens = self._system_tokens(counted)
+        if not request.history and self._prices is not None and strategy == "reuse":
+            with self._tenants.reading(counted.tenant) as state:
+                assert state.prefixes is not None, "only with marks"
+                cached = state.prefixes.written_path(root, context.weights, now)
+            saved = sum(map(context.weights.__getitem__, cached)) * self._prices.saving
+            if saved <= self._settings.words(len(context.weights)):
+                cached = ()
+        elif not request.history:
             with self._tenants.reading(counted.tenant) as state:
                 cached = self._sent_order(state, root, counted.digest, context) or ()
                 if strategy != "reuse" or not cached:
                     match = self._cached_path(state, root, context, budget)
-                    cached = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
+                    cached = match.path if match.weight >= self._least_tokens(counted) else ()
                     if strategy == "reuse":
                         tree, node = state.index.tree, state.index.root(root)
                         words = self._settings.words(len(context.weights))
-                        if not is_worth_moving(match, context.weights, tree, node, words):
+                        least = self._least_tokens(counted)
+                        if not is_worth_moving(match, context.weights, tree, node, words, least):
                             retrieved = list(context.weights)
                             cached = retrieved[: sent_prefix(tree, node, retrieved)]
         order = context.order(context.ranks(cached))
-        return BatchContext(request, context.own, tuple(order), counted.is_labelled)
+        labelled = counted.is_labelled
+        return BatchContext(request, context.own, tuple(order), labelled, system_tokens)
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of the blocks that were sent there.
@@ -528,9 +563,9 @@ class TenantPlanner:
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
         order = self._sent_order(state, turn.root, turn.digest, turn.context)
         if order is None:
-            order = state.online.order(weights, tree, root)
+            order = state.online.order(weights, tree, root, self._least_tokens(turn))
         if not preview:
-            state.online.learn(weights, turn.root)
+            state.online.learn(weights, turn.root, self._least_tokens(turn))
         return turn.context.ranks(order)
 
     def _sent_order(
@@ -562,8 +597,99 @@ class TenantPlanner:
             index, root = state.index, state.index.root(turn.root)
             order = self._sent_order(state, turn.root, turn.digest, turn.context)
             return state.online.look_up(
-                weights, index.tree, root, turn.root, learns=learns, order=order
+                weights,
+                index.tree,
+                root,
+                turn.root,
+                learns=learns,
+                order=order,
+                least=self._least_tokens(turn),
             )
+
+    def _least_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
+        """Return how many block tokens a common beginning needs to save anything."""
+        cache = self._settings.cache
+        if cache is VLLM:
+            return ENGINE_BLOCK_TOKENS
+        return max(1, cache.least_tokens - self._system_tokens(counted))
+
+    def _system_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
+        system = counted.request.system
+        if not system:
+            return 0
+        [tokens] = self._tokens(
+            [ContextBlock(text=system)], counted.tenant, counted.system
+        ).values()
+        return tokens
+
+    def _arrive(
+        self, turn: _PreparedRequest, prices: MarkPrices, now: float | None, *, learns: bool
+    ) -> Arrival:
+        system_tokens, words = self._system_tokens(turn), self._settings.words(len(turn.weights))
+        with self._tenants.holding(turn.tenant) as state:
+            return arrive(
+                state,
+                turn.root,
+                turn.context.weights,
+                system_tokens,
+                prices,
+                now,
+                words,
+                self._tenants.note_limit,
+                learns=learns,
+            )
+
+    def _mark(
+        self, turn: _PreparedRequest, strategy: Strategy, prices: MarkPrices, now: float | None
+    ) -> tuple[Ranks, _Recorded]:
+        """Order and record an arriving turn where a cache keeps marked prefixes only."""
+        if _is_ordered(turn, strategy):
+            ranks = turn.context.ranks(self._arrive(turn, prices, now, learns=True).order())
+        else:
+            with self._tenants.holding(turn.tenant) as state:
+                ranks = self._order(turn, state, strategy)
+        system_tokens = self._system_tokens(turn)
+        with self._tenants.holding(turn.tenant) as state:
+            recorded = self._record(
+                turn,
+                state,
+                ranks,
+                learns=strategy == "reuse",
+                now=now,
+                system_tokens=system_tokens,
+            )
+        return ranks, recorded
+
+    def _marks_together(
+        self,
+        counted: Sequence[_CountedRequest],
+        orders: Sequence[Sequence[BlockKey]],
+        execution: Sequence[int],
+        now: float | None,
+    ) -> dict[int, tuple[int, ...]]:
+        """Return the marks of a batch's first turns, by their positions."""
+        if self._prices is None:
+            return {}
+        groups: dict[tuple[str, bytes | None], list[int]] = {}
+        for position in execution:
+            one = counted[position]
+            if not one.request.history:
+                groups.setdefault((one.tenant, one.root), []).append(position)
+        marks: dict[int, tuple[int, ...]] = {}
+        for (tenant, root), positions in groups.items():
+            sent = []
+            for position in positions:
+                context, order = counted[position].context, orders[position]
+                keys = context.named(ranks_of(order, context.own))
+                sent.append(Sent(keys, [context.own[key] for key in order]))
+            system_tokens = self._system_tokens(counted[positions[0]])
+            with self._tenants.reading(tenant) as state:
+                assert state.prefixes is not None, "only with marks"
+                prefixes = state.prefixes
+                readable = [prefixes.readable(root, one.keys, now) for one in sent]
+            chosen = marks_together(sent, readable, system_tokens, self._prices)
+            marks.update(zip(positions, chosen, strict=True))
+        return marks
 
     def _record(
         self,
@@ -572,10 +698,13 @@ class TenantPlanner:
         ranks: Ranks,
         *,
         learns: bool = False,
+        now: float | None = None,
+        marks: tuple[int, ...] | None = None,
+        system_tokens: int | None = None,
     ) -> _Recorded:
-        """Record that a turn sends its blocks in an order."""
+        """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
-        now = next(self._clock)
+        tick = next(self._clock)
         if turn.shown:  # the history shows the others
             order = zip(ranks, turn.order(ranks), strict=True)
             ranks = tuple([rank for rank, key in order if key not in turn.shown])
@@ -587,16 +716,16 @@ class TenantPlanner:
             state.unnamed_requests += 1
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.root)
-            inserted = index.extend(end, turn.root, keys, weights, request_id, now)
+            inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
         else:
-            inserted = index.insert(turn.root, keys, weights, request_id, now)
+            inserted = index.insert(turn.root, keys, weights, request_id, tick)
             state.online.recent.add(keys)
             state.sent_orders.note(turn.digest, ranks)
             uid, tenant = self._uid(turn.tenant, request_id), self._tenant_digest(turn.tenant)
             told = turn.system, tuple(keys), tuple(weights), ranks, learns, turn.is_labelled
             entry = SentEntry(uid, tenant, *told)
             if self._sharing is None:
-                state.journal.note(now, entry)
+                state.journal.note(tick, entry)
             else:
                 self._sharing.tell(entry)
         blocks = [turn.blocks[key] for key in sent]
@@ -616,11 +745,24 @@ class TenantPlanner:
             tokens=tokens,
             is_labelled=turn.is_labelled,
         )
-        state.log.add(now, prompt)
+        state.log.add(tick, prompt)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
         cached = sum(tokens[: inserted.blocks_before])
-        return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
+        logged = LoggedPrompt(prompt, state.log, tick)
+        if state.prefixes is None:
+            return _Recorded(logged, cached, ())
+        if request.history:
+            return _Recorded(logged, cached, ())
+        if system_tokens is None:
+            system_tokens = 0
+        prefixes, learns = state.prefixes, marks is None
+        sent_before = prefixes.readable(turn.root, keys, now)
+        if marks is None:
+            marks = prefixes.marked(turn.root, system_tokens, keys, weights, now).marks
+        prefixes.note(turn.root, system_tokens, keys, weights, marks, now, learns=learns)
+        cached = sum(tokens[:sent_before]) if sent_before in marks else 0
+        return _Recorded(logged, cached, marks)
 
     def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
@@ -680,6 +822,8 @@ class TenantPlanner:
             expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
             templates=templates,
             is_labelled=is_labelled,
+            marks=() if recorded is None else recorded.marks,
+            cache=self._settings.cache,
             logged=None if recorded is None else recorded.logged,
         )
 
@@ -806,10 +950,14 @@ def _withdrawn(request: ContextRequest, history: History, templates: Templates) 
     return list(dict.fromkeys(templates.quoted_outdated(block.text) for block in gone))
 
 
+def _is_ordered(turn: _PreparedRequest, strategy: Strategy) -> bool:
+    """Return whether a turn gets this package's order; behind a history nothing is to gain."""
+    return strategy == "reuse" and not turn.request.history
+
+
 def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
     """Return whether the order of a turn is worked out while its tenant's state is free."""
-    is_ordered = strategy == "reuse" and not turn.request.history
-    return is_ordered and len(turn.weights) > LONG_CONTEXT
+    return _is_ordered(turn, strategy) and len(turn.weights) > LONG_CONTEXT
 
 
 def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:

@@ -12,8 +12,10 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.index.explain import PromptLog
 from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.index.shown_blocks import Conversations
+from ctxreuse.ordering.marks import MarkPrices
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.repeats import SentOrders
+from ctxreuse.ordering.written_prefixes import WrittenPrefixes
 from ctxreuse.planning.journal import Journal
 from ctxreuse.planning.token_ratio import TokenRatios
 
@@ -37,6 +39,7 @@ class Bounds:
         shown_blocks: Blocks that conversations were shown.
         logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
         token_counts: Blocks whose tokens were counted.
+        written_blocks: Blocks of the prefixes that were sent to a cache with marks.
     """
 
     tenants: int = 1_000
@@ -50,6 +53,7 @@ class Bounds:
     shown_blocks: int = 200_000
     logged_blocks: int = 500_000
     token_counts: int = 100_000
+    written_blocks: int = 200_000
 
 
 class TenantState:
@@ -61,6 +65,7 @@ class TenantState:
         max_nodes: Bound on the nodes of its index.
         note_limit: As in `OnlineOrder`.
         words: As in `OnlineOrder`.
+        prices: Those of a cache with marks; None for another.
 
     Attributes:
         lock: Who reads or changes what follows holds it.
@@ -72,6 +77,7 @@ class TenantState:
         log: The latest prompts.
         token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
             counts would tell by time which texts it has.
+        prefixes: What was written into a cache with marks; None for another.
         ratios: How long the tenant's texts are in the engine's tokens; None until it reports it.
         unnamed_requests: How many requests without an id there have been. A common count would
             tell how many requests others send.
@@ -90,12 +96,14 @@ class TenantState:
         max_nodes: int,
         note_limit: Callable[[str], object],
         words: Callable[[int], int],
+        prices: MarkPrices | None = None,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
         self._max_nodes = max_nodes
         self._note_limit = note_limit
         self._words = words
+        self._prices = prices
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name
         self.sizes = (0,) * len(DROP_OLDEST)
@@ -111,6 +119,7 @@ class TenantState:
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
+        self.prefixes = None if self._prices is None else WrittenPrefixes(self._prices)
         self.ratios: TokenRatios | None = None
         self.unnamed_requests = 0
 
@@ -130,7 +139,13 @@ def sizes_of(state: TenantState) -> tuple[int, ...]:
         conversations.shown_size,
         state.log.size,
         len(state.token_counts),
+        0 if state.prefixes is None else state.prefixes.block_count,
     )
+
+
+def _shrink_prefixes(state: TenantState) -> None:
+    if state.prefixes is not None:
+        state.prefixes.forget_oldest()
 
 
 def _shrink_index(state: TenantState) -> None:
@@ -152,6 +167,7 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),
     "token_counts": lambda state: state.token_counts.popitem(last=False),
+    "written_blocks": _shrink_prefixes,
 }
 """How the oldest entry of each part of `Bounds` goes, the number of tenants apart.
 

@@ -27,6 +27,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestId
+from ctxreuse.ordering.marks import MarkPrices
 from ctxreuse.planning.journal import Noted
 from ctxreuse.planning.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
 
@@ -136,6 +137,7 @@ class Tenants:
             engine reports evictions.
         bounds: How much is remembered.
         words: As in `OnlineOrder`.
+        prices: Those of a cache with marks; None for another.
     """
 
     def __init__(
@@ -143,9 +145,11 @@ class Tenants:
         capacity_tokens: int | None,
         bounds: Bounds | None = None,
         words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
+        prices: MarkPrices | None = None,
     ) -> None:
         self._capacity_tokens = capacity_tokens
         self._words = words
+        self._prices = prices
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
@@ -190,7 +194,12 @@ class Tenants:
                 self._states.move_to_end(tenant)
                 return state
             state = TenantState(
-                tenant, self._capacity_tokens, self._max_nodes, self._note_limit, self._words
+                tenant,
+                self._capacity_tokens,
+                self._max_nodes,
+                self._note_limit,
+                self._words,
+                self._prices,
             )
             self._states[tenant] = state
             self._names += id_size(tenant)

@@ -19,6 +19,7 @@ class AnsweredCall:
         cached_tokens: Those that came from the prefix cache; None is unknown.
         completion_tokens: Tokens of the answer; None if unknown.
         seconds: How long the call took; None if that was not measured.
+        written_tokens: Tokens written into the cache; None is unknown.
     """
 
     plans: tuple[Plan, ...] = ()
@@ -26,6 +27,7 @@ class AnsweredCall:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     seconds: float | None = None
+    written_tokens: int | None = None
 
     @property
     def expected_cached_tokens(self) -> int:

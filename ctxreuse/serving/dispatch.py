@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.leader_first import LeaderFirst, leaders, leaders_needed
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.context.tokens import well_formed
@@ -61,7 +61,7 @@ async def dispatch(
     plans: BatchPlan | Sequence[Plan],
     *,
     concurrency: int = 8,
-    leader_first: bool = False,
+    leader_first: bool | None = None,
     progress: Progress | None = None,
     **params: Any,
 ) -> list[Outcome]:
@@ -81,7 +81,8 @@ async def dispatch(
         client: Where to send them.
         plans: A batch plan, or plans in the order in which to send them.
         concurrency: How many requests run at a time.
-        leader_first: Whether followers wait for their leader's first token.
+        leader_first: Whether followers wait for their leader's first token; None does what the
+            plans' cache needs: hosted caches do, vLLM's does not.
         progress: Called whenever a request has ended.
         **params: As in `EngineClient.complete`.
 
@@ -100,45 +101,15 @@ async def dispatch(
     checked_integer("concurrency", concurrency, 1)
     check_function("progress", progress)
     batch = _Batch(client, sequence, OrderedQueue(concurrency), progress, params)
-    outcomes = await batch.send(leaders(sequence) if leader_first else [None] * len(sequence))
+    if leader_first is None:
+        leading = leaders_needed(sequence)
+    else:
+        leading = leaders(sequence) if leader_first else [None] * len(sequence)
+    outcomes = await batch.send(leading)
     if isinstance(plans, BatchPlan):
         by_position = dict(zip(plans.order, outcomes, strict=True))
         outcomes = [by_position[position] for position in range(len(outcomes))]
     return outcomes
-
-
-def leaders(plans: Sequence[Plan]) -> list[int | None]:
-    """Return for each plan the position of the earlier one with which it shares the longest prefix.
-
-    Of several the earliest leads. A prefix is a system text and leading blocks or, of a later turn,
-    what the turn before it has sent. None says that it shares nothing with an earlier one.
-
-    Args:
-        plans: In the order in which they are sent.
-    """
-    roots: dict[Hashable, _PrefixNode] = {}
-    last_turn: dict[Hashable, int] = {}
-    found: list[int | None] = []
-    for position, plan in enumerate(plans):
-        request = plan.request
-        conversation: Hashable = None
-        if request.conversation_id is not None:
-            kind = type(request.conversation_id)
-            conversation = (request.tenant, kind, request.conversation_id)
-        leader = last_turn.get(conversation)
-        if not request.history:
-            root = roots.setdefault((request.tenant, request.system), _PrefixNode(position))
-            leader = root.first if request.system else None
-            node = root
-            for block in plan.blocks:
-                below = node.children.setdefault(block.key, _PrefixNode(position))
-                leader = below.first if below.first < position else leader
-                node = below
-            leader = None if leader == position else leader
-        if conversation is not None:
-            last_turn[conversation] = position
-        found.append(leader)
-    return found
 
 
 @contextmanager
@@ -166,14 +137,6 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
         yield lambda ended, total: bar.update(task, completed=ended, total=total)
 
 
-@dataclass(slots=True)
-class _PrefixNode:
-    """A prefix: which plan had it first, and how it goes on."""
-
-    first: int
-    children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
-
-
 @dataclass
 class _Batch:
     """The requests of one batch; each waits for those before it, and maybe for its leader."""
@@ -186,14 +149,11 @@ class _Batch:
 
     def __post_init__(self) -> None:
         self._slots = [Slot(self.queue, position) for position in range(len(self.plans))]
-        self._followers: dict[int | None, list[int]] = defaultdict(list)
         self._outcomes: dict[int, Outcome] = {}
 
     async def send(self, leaders: Sequence[int | None]) -> list[Outcome]:
         """Send all requests; if that is cancelled or fails, cancel those that run."""
-        for position, leader in enumerate(leaders):
-            self._followers[leader].append(position)
-        self._release_followers(None)
+        self._leading = LeaderFirst(self.queue, self._slots, leaders)
         try:
             return await all_in_order(self._slots, self._send)
         finally:
@@ -204,7 +164,7 @@ class _Batch:
     async def _send(self, slot: Slot[int, None]) -> Outcome:
         position = slot.item
         plan = self.plans[position]
-        let_go = partial(self._release_followers, position)
+        let_go = partial(self._leading.release, slot)
         try:
             completion = await self.client.complete(plan, on_first_token=let_go, **self.params)
             outcome: Outcome = Answered(plan, completion)
@@ -215,8 +175,3 @@ class _Batch:
         if self.progress is not None:
             self.progress(len(self._outcomes), len(self.plans))
         return outcome
-
-    def _release_followers(self, leader: int | None) -> None:
-        """Let the requests start that follow a leader, once."""
-        for position in self._followers.pop(leader, ()):
-            self.queue.line_up([self._slots[position]], first=position)

@@ -16,8 +16,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
 from ctxreuse.adapters.prompt_draft import PromptPart
 from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
+from ctxreuse.adapters.prompt_planner import PlannedPrompt
+from ctxreuse.context.cache_marks import MarkField
+from ctxreuse.context.cache_profile import CacheProfile
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -139,13 +143,6 @@ def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> d
     return block if new is block[name] else {**block, name: new}
 
 
-class _TextPosition(NamedTuple):
-    """Where a text stands: in which message, and in which part of its content, as in `TextPart`."""
-
-    message: int
-    part: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
     """A prompt's messages with the texts in them.
@@ -162,7 +159,7 @@ class PromptTexts:
 
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
-    positions: tuple[_TextPosition | None, ...]
+    positions: tuple[TextPosition | None, ...]
     owners: tuple[int, ...]
 
     def says_the_same_as(self, other: PromptTexts | None) -> bool:
@@ -201,6 +198,37 @@ class PromptTexts:
         return messages
 
 
+def with_marks(
+    messages: Sequence[BaseMessage],
+    texts: PromptTexts,
+    planned: PlannedPrompt,
+    profile: CacheProfile,
+    field: MarkField,
+    tools: Sequence[Any],
+    *,
+    marks_end: bool,
+) -> tuple[list[BaseMessage], list[Any]]:
+    """Return messages in content parts, with marks, and the call's tools.
+
+    Args:
+        messages: The messages with the planned texts.
+        texts: The prompt's texts.
+        planned: The prompt as it was planned.
+        profile: The rules of the cache.
+        field: What marks a part.
+        tools: The call's tools; their marks count, too.
+        marks_end: Whether the provider marks the prompt's end by itself.
+    """
+    contents = [message.content for message in messages]
+    marked = marked_contents(
+        contents, planned, texts.positions, profile, field, tools, marks_end=marks_end
+    )
+    return [
+        message if content is message.content else message.model_copy(update={"content": content})
+        for message, content in zip(messages, marked.contents, strict=True)
+    ], marked.tools
+
+
 def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object]) -> PromptTexts:
     """Return the texts of a prompt.
 
@@ -209,7 +237,7 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         arguments: What the model is called with besides.
     """
     parts: list[PromptPart] = []
-    positions: list[_TextPosition | None] = []
+    positions: list[TextPosition | None] = []
     owners: list[int] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
@@ -225,7 +253,7 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             text = one.get("text") if is_text_part else one
             if isinstance(text, str):
                 parts.append(PromptPart(role, text))
-                positions.append(_TextPosition(number, part if is_list else None))
+                positions.append(TextPosition(number, part if is_list else None))
             else:
                 parts.append(PromptPart.of_value(role, one))
                 positions.append(None)

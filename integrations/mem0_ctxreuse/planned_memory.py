@@ -326,7 +326,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             The system message if there is a `system` text, the history as given, and one user
             message: memories, annotation, question. Without memories it is the question alone.
             Another `placement` puts them elsewhere; with "system", pass the history with the
-            system message as returned: without it, what that has shown is not known.
+            system message as returned: without it, what that has shown is not known. For content
+            parts with marks, call `context(...).body("anthropic")` instead.
         """
         return self.context(
             query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs

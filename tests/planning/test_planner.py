@@ -19,6 +19,7 @@ from planning_helpers import (
 )
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -254,7 +255,8 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
     assert sibling.count_tokens("four") == 4
     settings = [dataclasses.replace(one._settings, count_tokens=len) for one in (planner, sibling)]
     assert settings[0] == settings[1]
-    assert dataclasses.asdict(settings[1]) | {"templates": templates} == {
+    kept = {"templates": templates, "cache": planner.cache}
+    assert dataclasses.asdict(settings[1]) | kept == {
         "alpha": 0.5,
         "count_tokens": len,
         "capacity_tokens": 1_000,
@@ -262,6 +264,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "deduplicate": False,
         "annotate": False,
         "labels": True,
+        "cache": VLLM,
         "trim_overlaps": True,
     }
     assert planner._mode == sibling._mode == "active"

@@ -23,6 +23,7 @@ from ctxreuse.distance import context_distance
 def test_the_package_exports_these_names():
     assert sorted(ctxreuse.__all__) == [
         "BatchPlan",
+        "CacheProfile",
         "ContextBlock",
         "ContextRequest",
         "Conversation",
@@ -32,6 +33,8 @@ def test_the_package_exports_these_names():
         "Plan",
         "ReusePlanner",
         "Templates",
+        "TimeToLive",
+        "cache_profile",
         "request_context",
     ]
     for name in {*ctxreuse.__all__} - {"PAPER_TEMPLATES"}:
@@ -69,11 +72,13 @@ def test_the_fixed_signatures():
         "request": EMPTY,
         "strategy": "reuse",
         "deduplicate": None,
+        "now": None,
     }
     assert parameters(ReusePlanner.plan_batch) == {
         "requests": EMPTY,
         "strategy": "reuse",
         "deduplicate": None,
+        "now": None,
     }
     for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
         kind = inspect.signature(function).parameters["deduplicate"].kind

@@ -416,7 +416,7 @@ async def test_only_its_own_connections_are_closed():
         ({"retries": -1}, "retries must be an integer from 0, not -1"),
         ({"lora": 3}, "lora must be an adapter's name, not 3"),
         ({"cache_salt": "mine"}, r"cache_salt must be 'tenant' or None, not 'mine' \(str\); a lit"),
-        ({"session_id": 3}, "session_id must be 'conversation' or None, not 3"),
+        ({"session_id": 3}, "session_id must be 'conversation' or 'group' or None, not 3"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):

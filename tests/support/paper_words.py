@@ -37,7 +37,7 @@ def with_paper_words() -> Iterator[None]:
         patch.setitem(shown, "labels", True)
         patch.setattr(PlannerSettings, "words", lambda self, number: 0)
         patch.setattr(OnlineOrder.__init__, "__defaults__", (no_words, lambda name: None))
-        patch.setattr(Tenants.__init__, "__defaults__", (None, no_words))
+        patch.setattr(Tenants.__init__, "__defaults__", (None, no_words, None))
         patch.setattr(tenant_planner, "_LABELLED_TOKENS", 0)
         memories = MemoryWrapper.__init__.__kwdefaults__
         for name, value in (("labels", True), ("annotate", True), ("growth_limit", None)):

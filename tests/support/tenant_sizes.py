@@ -20,6 +20,7 @@ SMALL = Bounds(
     shown_blocks=15,
     logged_blocks=25,
     token_counts=12,
+    written_blocks=20,
 )
 
 
@@ -65,4 +66,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
             1 + len(prompt.ids) for state in states for prompt in state.log.before(10**9)
         ),
         "token_counts": sum(len(state.token_counts) for state in states),
+        "written_blocks": sum(
+            0 if state.prefixes is None else state.prefixes.block_count for state in states
+        ),
     }

@@ -79,6 +79,13 @@ def _answers(numbers: PlannerNumbers) -> Samples:
         yield (name, "unreported"), savings.reported.unreported
 
 
+def _written(numbers: PlannerNumbers) -> Samples:
+    classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
+    for name, savings in classes.items():
+        for life, tokens in savings.reported.written.items():
+            yield (name, life), tokens
+
+
 def _parts(index: int) -> Callable[[PlannerNumbers], Samples]:
     def samples(numbers: PlannerNumbers) -> Samples:
         for name, size in (numbers.statistics.parts | dict(numbers.savings.parts)).items():  # type: ignore[operator]
@@ -128,6 +135,11 @@ OF_PLANNERS: Final = (
         "ctxreuse_reported_prefix_cache_hits_tokens", "counter",
         "Of these, served from the engine's prefix cache.",
         _by_class(lambda savings: savings.reported.cached_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_reported_prefix_cache_written_tokens", "counter",
+        "Prompt tokens that hosted caches have written and charged for, by time to live.",
+        _written, (*_CLASS, "time_to_live"),
     ),
     Family(
         "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",

@@ -21,9 +21,10 @@ class PlannerSpans:
     Planning has a span of its own, `ctxreuse plan`. What an answered call has cost is added to the
     span that is current if it is one of a model, as instrumentations of LangChain, LlamaIndex and
     OpenAI make them; else it is a span of its own, `ctxreuse call`. Attributes are
-    `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens` and
-    `gen_ai.usage.output_tokens`, as far as the engine reports them, and `ctxreuse.*`. None holds a
-    text or the name of a tenant, a conversation or a request.
+    `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens`,
+    `gen_ai.usage.cache_creation.input_tokens` and `gen_ai.usage.output_tokens`, as far as the
+    engine reports them, and `ctxreuse.*`. None holds a text or the name of a tenant, a conversation
+    or a request.
 
     Args:
         tracer_provider: Where spans go; None takes OpenTelemetry's global one, whose spans are
@@ -95,6 +96,7 @@ class PlannerSpans:
         counts = {
             "gen_ai.usage.input_tokens": call.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": call.written_tokens,
             "gen_ai.usage.output_tokens": call.completion_tokens,
             "ctxreuse.expected_cached_tokens": call.expected_cached_tokens,
             "ctxreuse.contexts": len(call.plans),

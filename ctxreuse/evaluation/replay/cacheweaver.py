@@ -112,6 +112,7 @@ class CacheWeaverPlanner(ReusePlanner):
         strategy: Strategy = "none",
         *,
         deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Plan one request that has just arrived; see `ReusePlanner.plan`."""
         root = (request.tenant, request.system)
@@ -124,7 +125,7 @@ class CacheWeaverPlanner(ReusePlanner):
                 prefers_most_served=self._prefers_most_served,
             )
             request = replace(request, blocks=tuple(blocks[key] for key in order))
-        plan = super().plan(request, "none", deduplicate=deduplicate)
+        plan = super().plan(request, "none", deduplicate=deduplicate, now=now)
         self._serve(plan, root)
         return plan
 

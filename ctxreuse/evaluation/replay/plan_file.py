@@ -4,8 +4,10 @@ A line holds ids, labels and words, never a document's text: `request_id`, `bloc
 order), `references` (ids left out), `order_annotation`, `parts` (what the message shows, in order:
 `[label, id]` for a block, `[label, id, words]` for a reference), `is_labelled` (whether it shows
 these labels), `query`, `system`, `tenant`, `conversation_id`, `turn`, `after` (the request whose
-prompt and answer stand before this one), `expected_cached_tokens`, and `timestamp` (of its arrival,
-in milliseconds) where the trace has it.
+prompt and answer stand before this one), `expected_cached_tokens`, `timestamp` (of its arrival,
+in milliseconds) where the trace has it, and `marks` where it is planned for a cache that keeps
+marked prefixes only: after how many of its `blocks` a mark stands, ascending; 0 is behind the
+system text.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class PlannedRequest:
     place: str = "plan"
     timestamp_ms: float | None = None
     is_labelled: bool = True
+    marks: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -56,6 +59,8 @@ class PlannedRequest:
         turn: int = 0,
         after: str | int | None = None,
         timestamp_ms: float | None = None,
+        *,
+        has_marks: bool = False,
     ) -> PlannedRequest:
         """Return a plan's record.
 
@@ -64,6 +69,7 @@ class PlannedRequest:
             turn: Its turn in the conversation, from 0.
             after: The id of the request that the history ends with.
             timestamp_ms: When it arrived, in milliseconds; None if that is not known.
+            has_marks: Whether it was planned for a cache that keeps marked prefixes only.
 
         Raises:
             InvalidRequestError: wrong type or out of range.
@@ -93,6 +99,7 @@ class PlannedRequest:
             expected_cached_tokens=plan.expected_cached_tokens,
             timestamp_ms=timestamp_ms,
             is_labelled=plan.is_labelled,
+            marks=plan.marks if has_marks else None,
         )
 
     @property
@@ -112,7 +119,9 @@ class PlannedRequest:
             for label, block_id, annotation in self.parts
         ]
         timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
-        return {name: getattr(self, name) for name in _FIELDS} | {"parts": parts} | timestamp
+        marks = {} if self.marks is None else {"marks": list(self.marks)}
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return fields | {"parts": parts} | marks | timestamp
 
 
 def read_plan(path: str) -> list[PlannedRequest]:
@@ -155,7 +164,10 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             place=line.place,
             timestamp_ms=line.time_ms("timestamp", None),
             is_labelled=line.get("is_labelled", (bool,), True),
+            marks=_marks(line),
         )
+        if request.marks and request.marks[-1] > len(request.blocks):
+            line.fail("field 'marks' must not count more blocks than the line has")
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")
         if request.after is not None and request.after not in turns:
@@ -171,6 +183,18 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             )
         planned.append(request)
     return planned
+
+
+def _marks(line: JsonLine) -> tuple[int, ...] | None:
+    if line.fields.get("marks") is None:
+        return None
+    marks = line.get("marks", (list,))
+    for mark in marks:
+        if not isinstance(mark, int) or isinstance(mark, bool) or mark < 0:
+            line.fail("field 'marks' must hold integers from 0")
+    if marks != sorted(set(marks)):
+        line.fail("field 'marks' must be ascending")
+    return tuple(marks)
 
 
 def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:

@@ -115,6 +115,7 @@ def replayed(
                 f"conversation {describe(traced.conversation_id)} has more than {MOST_TURNS:,} "
                 "turns in the trace; give some of them another conversation_id"
             )
+    has_marks = isinstance(planner, ReusePlanner) and planner.cache.has_marks
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     if is_batch:
         assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
@@ -124,7 +125,10 @@ def replayed(
     for traced, planned in plans:
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
         after = histories.last.get(histories.key(traced))
-        answer = yield PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan
+        planned_request = PlannedRequest.of(
+            plan, traced.turn, after, traced.timestamp_ms, has_marks=has_marks
+        )
+        answer = yield planned_request, plan
         histories.record(traced, plan, answer)
 
 
@@ -204,7 +208,15 @@ def _online(
 ) -> _Planned:
     for traced in trace:
         if histories.key(traced) not in histories.ended:
-            yield traced, planner.plan(histories.request(traced), policy.strategy)
+            request = histories.request(traced)
+            if isinstance(planner, ReusePlanner):
+                yield traced, planner.plan(request, policy.strategy, now=_arrival_s(traced))
+            else:
+                yield traced, planner.plan(request, policy.strategy)
+
+
+def _arrival_s(traced: TraceRequest) -> float | None:
+    return None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
 
 
 def _offline(

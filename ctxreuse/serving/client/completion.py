@@ -43,6 +43,8 @@ class Completion:
         attempts: How often the request was sent.
         prompt_token_ids: The prompt's tokens, if they were asked for and came.
         tool_calls: The tools that the model wants to be called.
+        written_tokens: Prompt tokens that were written into the cache, by time to live ("5m", "1h";
+            "" where the engine does not say which); None is unknown. `prompt_tokens` include them.
     """
 
     text: str
@@ -56,6 +58,7 @@ class Completion:
     attempts: int
     prompt_token_ids: tuple[int, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    written_tokens: Mapping[str, int] | None = None
 
 
 _log = logging.getLogger("ctxreuse")

@@ -62,6 +62,7 @@ class EngineConnection:
         self.host = parts.netloc.rpartition("@")[2]
         # without user and password: HTTP libraries write addresses into logs and errors
         self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self._api_key = api_key
         self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
         self._connect = partial(
             _openai_client,
@@ -180,6 +181,37 @@ class EngineConnection:
                     f"the request cannot be made of these arguments: {describe(str(error))}; pass "
                     "what chat.completions.create takes, as JSON"
                 ) from error
+            async for received in response.iter_bytes():
+                yield received
+
+    async def message(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the reply to one attempt at a message of Anthropic's protocol, as it comes.
+
+        Args:
+            arguments: The body, and beside it `extra_body` and `extra_headers`.
+
+        Raises:
+            InvalidRequestError: they are no JSON.
+        """
+        arguments = dict(arguments)
+        more, headers = arguments.pop("extra_body"), arguments.pop("extra_headers")
+        own = {"anthropic-version": _ANTHROPIC_VERSION, "X-Stainless-Raw-Response": "stream"}
+        if isinstance(self._api_key, str):
+            own["x-api-key"] = self._api_key
+        async with AsyncExitStack() as exits:
+            try:
+                response: Any = await self.openai.post(
+                    "/messages",
+                    cast_to=object,
+                    body={**arguments, **more},
+                    options={"headers": {**own, **headers}},
+                )
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidRequestError(
+                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
+                    "what Anthropic's messages take, as JSON"
+                ) from error
+            exits.push_async_callback(response.close)
             async for received in response.iter_bytes():
                 yield received
 
@@ -365,6 +397,7 @@ def _openai_client(
 _BUSY_STATUS = frozenset({429, 529})
 _TRANSIENT_STATUS = frozenset({408, 409, 425}) | _BUSY_STATUS
 _LONGEST_BACKOFF_S = 60.0
+_ANTHROPIC_VERSION = "2023-06-01"
 _LONGEST_WAIT_S = 600.0
 """Of a request without a time limit, when a server asks for one."""
 _LONGEST_HEADER = 64

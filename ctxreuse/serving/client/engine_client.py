@@ -6,11 +6,22 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
+from ctxreuse.adapters.engine_options import (
+    SESSION_HEADER,
+    checked_cache_salt,
+    conversation_session,
+    tenant_salt,
+)
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.context.checks import check_function, checked_header, checked_kind, reported_count
+from ctxreuse.context.checks import (
+    check_function,
+    checked_choice,
+    checked_header,
+    checked_kind,
+    reported_count,
+)
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
@@ -18,19 +29,22 @@ from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
+from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
 from ctxreuse.serving.client.connection import (
     EngineConnection,
     ModelName,
     client_library_errors,
 )
-from ctxreuse.serving.client.reply import BrokenReplyError, field_of
+from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
     Prompt,
+    Protocol,
     check_params,
     messages_of,
+    prompt_fields,
 )
 
 if TYPE_CHECKING:
@@ -68,8 +82,14 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`, so that
             tenants cannot tell from response times what others asked.
         session_id: "conversation" sends a hash of tenant and conversation as header
-            `X-Session-ID`, for routers that keep a conversation on one engine.
-        salt_key: A secret for both hashes; processes that share it share the cache.
+            `X-Session-ID`, for routers that keep a conversation on one engine; "group" sends the
+            affinity id of each plan's prefix group, so that requests that share documents come to
+            the same engine.
+        session_header: The header's name, such as "x-smg-routing-key", "X-Dynamo-Session-ID" or
+            "x-session-affinity".
+        protocol: "openai" for chat completions, "anthropic" for messages. Plans for a cache with
+            marks are sent in content parts.
+        salt_key: A secret for all hashes; processes that share it share the cache.
         clock: Seconds from any start.
 
     Raises:
@@ -107,21 +127,26 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         timeout_s: float | None = 600.0,
         max_reply_bytes: int = 64 * 2**20,
         cache_salt: Literal["tenant"] | None = None,
-        session_id: Literal["conversation"] | None = None,
+        session_id: Literal["conversation", "group"] | None = None,
+        session_header: str = SESSION_HEADER,
+        protocol: Protocol = "openai",
         salt_key: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         checked_kind("planner", planner, (ReusePlanner, NoneType), "a ReusePlanner")
         checked_kind("lora", lora, (str, NoneType), "an adapter's name")
         for name, value, known in (
-            ("cache_salt", cache_salt, "tenant"),
-            ("session_id", session_id, "conversation"),
+            ("cache_salt", cache_salt, ("tenant",)),
+            ("session_id", session_id, ("conversation", "group")),
         ):
-            if value not in (known, None):
+            if value is not None and value not in known:
                 raise InvalidRequestError(
-                    f"{name} must be {known!r} or None, not {describe(value)}; "
-                    f"a literal one goes into complete(..., {name}=...)"
+                    f"{name} must be {' or '.join(map(repr, known))} or None, not "
+                    f"{describe(value)}; a literal one goes into complete(..., {name}=...)"
                 )
+        checked_choice("protocol", protocol, get_args(Protocol))
+        self._protocol: Protocol = protocol
+        self._session_header = checked_header("session_header", session_header)
         self._connection = EngineConnection(
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
@@ -132,7 +157,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._shadow = shadow
         self._events = events
         self._salts_tenants = cache_salt is not None
-        self._names_sessions = session_id is not None
+        self._session_of = session_id
         self._salt_key = salt_key
         self._clock = clock
         self._reports = CachedTokenReports(self._connection.host)
@@ -161,8 +186,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             cache_salt: vLLM's `cache_salt` for this request, instead of the tenant's.
             session_id: The `X-Session-ID` of this request, instead of the conversation's.
             on_first_token: Called when the first token has come.
-            **params: What `chat.completions.create` takes: `max_tokens`, `temperature`, `tools`,
-                `extra_body`, ...
+            **params: What `chat.completions.create`, or Anthropic's messages, take: `max_tokens`,
+                `temperature`, `tools`, `extra_body`, ...
 
         Returns:
             The answer and what it cost.
@@ -281,30 +306,50 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if session_id is not None:
             checked_header("session_id", session_id)
         check_function("on_first_token", on_first_token)
-        messages = messages_of(prompt)
+        tools = params.get("tools") or ()
+        fields, cache = prompt_fields(prompt, self._protocol, tools, self._salt_key)
         plan = prompt if isinstance(prompt, Plan) else None
         salt = checked_cache_salt(cache_salt)
         if plan is not None:
             request = plan.request
             if salt is None and self._salts_tenants:
                 salt = tenant_salt(request.tenant, self._salt_key)
-            if session_id is None and self._names_sessions and request.conversation_id is not None:
-                session_id = conversation_session(
-                    request.tenant, request.conversation_id, self._salt_key
-                )
-        body: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
+            if session_id is None:
+                session_id = self._session(plan)
+        own = {**params, **(params.get("extra_body") or {})}
+        body = {name: value for name, value in cache.items() if own.get(name) is None}
+        if salt is not None:
+            body["cache_salt"] = salt
         if self._events is not None and plan is not None:
             body["return_token_ids"] = True
-        headers = {} if session_id is None else {"X-Session-ID": session_id}
+        headers = {} if session_id is None else {self._session_header: session_id}
         arguments = {
             **params,
-            "messages": messages,
+            **fields,
             "stream": True,
             "stream_options": {**(params.get("stream_options") or {}), "include_usage": True},
             "extra_body": {**body, **(params.get("extra_body") or {})},
             "extra_headers": {**headers, **(params.get("extra_headers") or {})},
         }
-        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token)
+        reads: Callable[[int], ReplyReader] = ReplyReader
+        if self._protocol == "anthropic":
+            del arguments["stream_options"]
+            reads = AnthropicReplyReader
+            if "max_tokens" not in params:
+                raise InvalidRequestError(
+                    "Anthropic's protocol needs max_tokens, the longest answer; pass "
+                    "complete(..., max_tokens=1024)"
+                )
+        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads)
+
+    def _session(self, plan: Plan) -> str | None:
+        """Return by what routers keep a plan's request in one place."""
+        request, key = plan.request, self._salt_key
+        if self._session_of == "group":
+            return plan.affinity_id(key)
+        if self._session_of is None or request.conversation_id is None:
+            return None
+        return conversation_session(request.tenant, request.conversation_id, key)
 
     async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
@@ -314,7 +359,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         )
         call.begin(self._clock(), expectation)
         reader = call.reader
-        async with aclosing(self._connection.completion(arguments)) as reply:
+        send = self._connection.completion
+        if self._protocol == "anthropic":
+            send = self._connection.message
+        async with aclosing(send(arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -372,6 +420,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 call.expectation, reader.prompt_tokens, reader.cached_tokens
             ),
             completion_tokens=reader.completion_tokens,
+            written_tokens=reader.written_tokens,
             time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
             attempts=call.attempts,
@@ -392,6 +441,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 completion.prompt_tokens,
                 completion.cached_tokens,
                 completion_tokens=completion.completion_tokens,
+                written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
             )
         if call.plan is None:

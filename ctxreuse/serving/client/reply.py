@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxreuse.context.checks import reported_count
+from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000
@@ -63,6 +64,7 @@ class ReplyReader:
         prompt_tokens: Tokens of the prompt; None is unknown.
         cached_tokens: Those that came from the prefix cache; None is unknown.
         completion_tokens: Tokens of the answer; None is unknown.
+        written_tokens: Prompt tokens written into the cache, by time to live; None is unknown.
         prompt_token_ids: The prompt's tokens, if they came.
         has_token: Whether the model has said something: text, a thought, a tool call, or its end.
         has_ended: Whether the engine has said that nothing follows.
@@ -75,6 +77,7 @@ class ReplyReader:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
+        self.written_tokens: Mapping[str, int] | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.has_token = False
         self.has_ended = False
@@ -128,7 +131,7 @@ class ReplyReader:
             raise BrokenReplyError("the stream ended before the answer did")
 
     def _take_chunk(self, chunk: object) -> str:
-        chunk = _object(chunk, "an event")
+        chunk = checked_object(chunk, "an event")
         if error := chunk.get("error"):
             kind = field_of(error, "type")
             raise BrokenReplyError(
@@ -150,6 +153,8 @@ class ReplyReader:
             return
         self.prompt_tokens = self._count(usage, "prompt_tokens")
         self.completion_tokens = self._count(usage, "completion_tokens")
+        told = usage_of(usage)
+        self.written_tokens = None if told is None else told.written_tokens
         cached = self._count(usage, "prompt_tokens_details", "cached_tokens")
         if cached is not None and self.prompt_tokens is not None and cached > self.prompt_tokens:
             cached, self.has_odd_counts = None, True
@@ -162,13 +167,13 @@ class ReplyReader:
         return count
 
     def _take_choice(self, choice: object) -> str:
-        choice = _object(choice, "a choice")
-        delta = _object(choice.get("delta") or {}, "delta")
-        text = _text(delta.get("content"), "content")
+        choice = checked_object(choice, "a choice")
+        delta = checked_object(choice.get("delta") or {}, "delta")
+        text = checked_text(delta.get("content"), "content")
         called = _list(delta.get("tool_calls"), "tool_calls")
         for position, piece in enumerate(called):
-            self._take_call(position, _object(piece, "a tool call"))
-        finish = _text(choice.get("finish_reason"), "finish_reason")
+            self._take_call(position, checked_object(piece, "a tool call"))
+        finish = checked_text(choice.get("finish_reason"), "finish_reason")
         self.finish_reason = finish or self.finish_reason
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         self.has_token |= bool(text or called or thought or finish)
@@ -180,11 +185,11 @@ class ReplyReader:
         index = piece.get("index", position)
         if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
             raise BrokenReplyError("a tool call's index is no number that it may be")
-        function = _object(piece.get("function") or {}, "a tool call's function")
+        function = checked_object(piece.get("function") or {}, "a tool call's function")
         call = self._calls.setdefault(index, _Call())
-        call.id = _text(piece.get("id"), "a tool call's id") or call.id
-        call.name.append(_text(function.get("name"), "a tool's name"))
-        call.arguments.append(_text(function.get("arguments"), "a tool's arguments"))
+        call.id = checked_text(piece.get("id"), "a tool call's id") or call.id
+        call.name.append(checked_text(function.get("name"), "a tool's name"))
+        call.arguments.append(checked_text(function.get("arguments"), "a tool's arguments"))
 
 
 class _Call:
@@ -199,7 +204,12 @@ class _Call:
         return ToolCall("".join(self.name), "".join(self.arguments), self.id)
 
 
-def _object(value: object, what: str) -> dict[str, Any]:
+def checked_object(value: object, what: str) -> dict[str, Any]:
+    """Return parsed JSON that must be an object.
+
+    Raises:
+        BrokenReplyError: it is none.
+    """
     if not isinstance(value, dict):
         raise BrokenReplyError(f"{what} is not an object")
     return value
@@ -213,7 +223,12 @@ def _list(value: object, what: str) -> list[Any]:
     return value
 
 
-def _text(value: object, what: str) -> str:
+def checked_text(value: object, what: str) -> str:
+    """Return parsed JSON that must be a text; "" for null.
+
+    Raises:
+        BrokenReplyError: it is none.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import check_function, checked_header, checked_kind
+from ctxreuse.context.prompt_forms import as_form
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -17,6 +18,9 @@ from ctxreuse.serving.client.reply import ReplyReader
 
 Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
+
+Protocol: TypeAlias = Literal["openai", "anthropic"]
+"""What an engine is asked through: OpenAI's chat completions, or Anthropic's messages."""
 
 _RESERVED = ("messages", "stream", "prompt")
 
@@ -30,6 +34,7 @@ class EngineCall:
         arguments: What `chat.completions.create` is called with, but for the model's name.
         max_reply_bytes: The longest reply.
         on_first_token: Called when the first token has come.
+        reads: Makes what reads a reply of the protocol.
         reader: Collects what the current attempt brings.
         attempts: How often it was sent.
         began_at: When it was sent first, in seconds of the client's clock.
@@ -42,6 +47,7 @@ class EngineCall:
     arguments: dict[str, Any]
     max_reply_bytes: int
     on_first_token: Callable[[], object] | None = None
+    reads: Callable[[int], ReplyReader] = ReplyReader
     reader: ReplyReader = field(init=False)
     expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
@@ -52,7 +58,7 @@ class EngineCall:
 
     def __post_init__(self) -> None:
         """Expect a reply."""
-        self.reader = ReplyReader(self.max_reply_bytes)
+        self.reader = self.reads(self.max_reply_bytes)
 
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
@@ -60,10 +66,11 @@ class EngineCall:
         if self.attempts == 1:
             self.began_at = now
         self.attempt_began_at, self.first_token_at = now, None
-        self.reader = ReplyReader(self.max_reply_bytes)
+        self.reader = self.reads(self.max_reply_bytes)
         self.expectation = expectation
 
 
+_CACHE_FIELDS = ("prompt_cache_key", "prompt_cache_options")
 _ADDED_TO = ("extra_body", "extra_headers", "stream_options")
 
 
@@ -82,6 +89,31 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
     for message in prompt:
         checked_kind("a chat message", message, Mapping, "a dict")
     return [copied_message(message) for message in prompt]
+
+
+def prompt_fields(
+    prompt: Prompt, protocol: Protocol, tools: Sequence[Any], key: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of a request that carry a prompt, and those that tell its cache.
+
+    Args:
+        prompt: A plan, or chat messages.
+        protocol: The engine's.
+        tools: The request's tools: a plan's marks and theirs are counted together.
+        key: A secret for the hash.
+
+    Raises:
+        InvalidRequestError: neither a plan nor a list of chat messages.
+    """
+    if not isinstance(prompt, Plan) or not prompt.cache.has_marks:
+        fields = as_form(messages_of(prompt), protocol)
+        cache: dict[str, Any] = {}
+    else:
+        fields = prompt.body(protocol, tools=tools)
+        cache = {name: fields.pop(name) for name in _CACHE_FIELDS if name in fields}
+    if isinstance(prompt, Plan) and protocol == "openai" and prompt.cache.key != "none":
+        cache["prompt_cache_key"] = prompt.affinity_id(key)
+    return fields, cache
 
 
 def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import TypeAlias
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
     PLANNED_ON_THE_LOOP,
@@ -165,7 +166,9 @@ class AdmissionQueue:
 
     def _plan_together(self, slots: list[_Slot]) -> list[_Slot]:
         asked = {slot: slot.item for slot in slots if isinstance(slot.item, ContextRequest)}
-        planned = self._planner.plan_batch(list(asked.values()), self._strategy)
+        planned = self._planner.plan_batch(
+            list(asked.values()), self._strategy, **planning_time(self._planner)
+        )
         to_plan = list(asked)
         line = [to_plan[position] for position in planned.order]
         for slot, plan in zip(line, planned.plans, strict=True):
@@ -181,7 +184,7 @@ class AdmissionQueue:
             lambda: (
                 recorded(self._planner, request)
                 if isinstance(request, Plan)
-                else self._planner.plan(request, "none")
+                else self._planner.plan(request, "none", **planning_time(self._planner))
             ),
             lambda: self._unrecorded(request),
         )
@@ -263,7 +266,7 @@ def recorded(planner: ReusePlanner, plan: Plan) -> Plan:
         conversation_id=request.conversation_id,
         tenant=request.tenant,
     )
-    noted = planner.plan(again, "none", deduplicate=False)
+    noted = planner.plan(again, "none", deduplicate=False, **planning_time(planner))
     return replace(
         plan,
         request_id=noted.request_id,

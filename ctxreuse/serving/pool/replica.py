@@ -480,6 +480,7 @@ class Replica:
                 completion.prompt_tokens,
                 cached,
                 completion_tokens=completion.completion_tokens,
+                written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
             )
         is_current = sending.cache_epoch == self.cache_epoch

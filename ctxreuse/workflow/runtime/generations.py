@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import SentBlock, Templates, render_messages, render_turn
@@ -141,7 +142,9 @@ class Generations:
             context = ContextRequest(
                 request.blocks, request.query, system=request.system, tenant=tenant
             )
-            prompt = self.planning.attempt(lambda: planner.plan(context), lambda: None)
+            prompt = self.planning.attempt(
+                lambda: planner.plan(context, **planning_time(planner)), lambda: None
+            )
         if prompt is None:
             prompt = self._as_retrieved(request)
         answer = GenerationAnswer(request, llm.stream(prompt, request.params))

@@ -16,6 +16,7 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
@@ -28,6 +29,7 @@ from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from langchain_ctxreuse.agents.marked_messages import is_cut, with_cuts
 from langchain_ctxreuse.agents.planned_messages import (
     UserQuestion,
     first_unplanned,
@@ -168,7 +170,9 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             "messages go through as they are",
             tell=self._planner.note_failure,
         )
-        self._pointing = PointingStep(self._templates, self._registry, self._fail_open)
+        self._pointing = PointingStep(
+            self._templates, self._registry, self._fail_open, self._planner.cache
+        )
         self._counts = Counter[str]()
         self._lock = ForkSafeLock()
 
@@ -268,7 +272,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         blocks = [document_block(document) for document in unplanned]
         history = self._history(messages[: question.position])
         plan = self._plan(blocks, question.text, history, _scope(messages))
-        return question.planned(plan, self._registry)
+        message = question.planned(plan, self._registry)
+        return with_cuts(message, plan)
 
     def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         """Return the new tool results that hold blocks, planned, by position."""
@@ -363,6 +368,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         plan = self._plan(found.blocks, "", history, scope)
         [old] = text_parts(message)
         planned = planned_result(message, old, plan, found.before, found.after, self._registry)
+        planned = with_cuts(planned, plan, found.before)
         if not found.documents:
             return planned
         label_of = plan.label_of
@@ -387,7 +393,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                 conversation_id=scope.conversation_id,
                 tenant=scope.tenant or "",
                 labels=True,  # what is sent points to them
-            )
+            ),
+            **planning_time(self._planner),
         )
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
@@ -396,7 +403,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _with_pointing(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
         """Return a request whose model points to blocks; middleware behind may remove messages."""
-        if not any(map(repeated_blocks, request.messages)):
+        if not any(repeated_blocks(one) or is_cut(one) for one in request.messages):
             return request
         return request.override(model=self._pointing.inside(request.model))
 

@@ -18,8 +18,10 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates
+from langchain_ctxreuse.agents.marked_messages import marking_methods
 from langchain_ctxreuse.agents.planned_messages import planned_text, repeated_blocks
 from langchain_ctxreuse.chat_model.model_view import seen_as, view_class
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
@@ -38,14 +40,21 @@ class PointingStep:
         templates: The words around blocks.
         registry: Where the texts are remembered.
         fail_open: Counts internal errors, at which messages go out in whole.
+        profile: The rules of the cache: where it has marks, messages get them.
     """
 
     def __init__(
-        self, templates: Templates, registry: ContextRegistry, fail_open: FailOpen
+        self,
+        templates: Templates,
+        registry: ContextRegistry,
+        fail_open: FailOpen,
+        profile: CacheProfile = VLLM,
     ) -> None:
+        self.profile = profile
         self._templates = templates
         self._registry = registry
         self._fail_open = fail_open
+        self.attempt = fail_open.attempt
 
     def messages(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return messages as the model gets them.
@@ -103,7 +112,10 @@ def _pointing_class(kind: type[BaseChatModel], step: PointingStep) -> type[BaseC
     def _convert_input(self: BaseChatModel, model_input: Any) -> PromptValue:
         return step.converted(kind._convert_input(self, model_input))
 
-    return view_class(kind, {"_convert_input": _convert_input})
+    methods: dict[str, Callable[..., Any]] = {"_convert_input": _convert_input}
+    if step.profile.has_marks:
+        methods |= marking_methods(kind, step.profile, step.attempt)
+    return view_class(kind, methods)
 
 
 class SentMessage(NamedTuple):

@@ -17,6 +17,7 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
+from ctxreuse.adapters.leader_first import LeaderFirst
 from ctxreuse.adapters.ordered_release import Slot
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from langchain_ctxreuse.messages import PromptTexts
@@ -50,10 +51,18 @@ class PlannedBatch(NamedTuple):
     Attributes:
         slots: The calls, in the order in which to send them.
         config: Its `max_concurrency` bounds how many run at a time.
+        leading: Lines up those that wait for another one's answer.
     """
 
     slots: Sequence[BatchSlot]
     config: RunnableConfig
+    leading: LeaderFirst | None = None
+
+    def end(self, slot: BatchSlot) -> None:
+        """Let a call leave, and those go on that have waited for it."""
+        slot.leave()
+        if self.leading is not None:
+            self.leading.release(slot)
 
 
 def answers(
@@ -73,15 +82,22 @@ def answers(
     if len(batch.slots) == 1:  # no thread for a single one
         yield send(batch.slots[0])
         return
+
+    def sent(slot: BatchSlot) -> _Answer:
+        try:
+            return send(slot)
+        finally:
+            batch.end(slot)
+
     with get_executor_for_config(batch.config) as executor:
-        futures = [executor.submit(send, slot) for slot in batch.slots]
+        futures = [executor.submit(sent, slot) for slot in batch.slots]
         try:
             for future in ended(futures):
                 yield future.result()
         finally:
             for future, slot in zip(futures, batch.slots, strict=True):
                 if future.cancel():
-                    slot.leave()
+                    batch.end(slot)
 
 
 def started(
@@ -104,6 +120,6 @@ def started(
     for slot in batch.slots:
         task = asyncio.create_task(run(slot))
         # not in `run`: a task that is cancelled before it starts never runs
-        task.add_done_callback(lambda _, slot=slot: slot.leave())  # type: ignore[misc]
+        task.add_done_callback(lambda _, slot=slot: batch.end(slot))  # type: ignore[misc]
         tasks.append(task)
     return tasks

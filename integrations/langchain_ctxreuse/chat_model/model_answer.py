@@ -13,12 +13,13 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from ctxreuse.adapters.model_gateway import ModelGateway, ReportedTokens
+from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fork_safety import cached_property
+from ctxreuse.context.reported_usage import ReportedTokens, written_by_life
 from langchain_ctxreuse.chat_model.answer_stream import AnswerStream
 from langchain_ctxreuse.messages import TextPart, text_parts, with_renamed_calls, with_text
 
@@ -200,17 +201,27 @@ def reported_usage(answer: object) -> ReportedTokens | None:
     if not isinstance(usage, dict):
         return None
     details = usage.get("input_token_details")
+    told = details if isinstance(details, dict) else {}
     return ReportedTokens(
         reported_count(usage.get("input_tokens")),
-        reported_count(details.get("cache_read")) if isinstance(details, dict) else None,
+        reported_count(told.get("cache_read")),
         reported_count(usage.get("output_tokens")),
+        written_by_life(told.get("cache_creation"), told),
     )
 
 
 def _larger(one: ReportedTokens, other: ReportedTokens) -> ReportedTokens:
     """Return the larger of each two counts: models tell them at the beginning, the end, or both."""
-    pairs = zip(one, other, strict=True)
-    return ReportedTokens(*[b if a is None else a if b is None else max(a, b) for a, b in pairs])
+    prompt, cached, completion = (
+        b if a is None else a if b is None else max(a, b)
+        for a, b in zip(one[:3], other[:3], strict=True)
+    )
+    written = max(
+        (told for told in (one.written_tokens, other.written_tokens) if told is not None),
+        key=lambda told: sum(told.values()),
+        default=None,
+    )
+    return ReportedTokens(prompt, cached, completion, written)
 
 
 class _Tokens:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import aclosing
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
 from threading import Event
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -23,10 +23,17 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, StrictBool, field_validator
 
-from ctxreuse.adapters.engine_options import added_salt, added_session
+from ctxreuse.adapters.engine_options import (
+    SESSION_HEADER,
+    added_cache_fields,
+    added_salt,
+    added_session,
+    marks_the_end,
+)
 from ctxreuse.adapters.environment import default_planner
+from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -40,6 +47,7 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.cache_marks import mark_field
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
@@ -52,7 +60,7 @@ from langchain_ctxreuse.chat_model.batching import (
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
-from langchain_ctxreuse.messages import PromptTexts, prompt_texts
+from langchain_ctxreuse.messages import PromptTexts, prompt_texts, with_marks
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
@@ -102,7 +110,11 @@ class ReuseChatModel(DelegatingChatModel):
         send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
             so that tenants share nothing in vLLM's prefix cache. For OpenAI-compatible models.
         send_session_id: Whether a conversation's calls get its hashed name as `X-Session-ID` in
-            `extra_headers`, for routers that keep it on one engine. For OpenAI-compatible models.
+            `extra_headers`, for routers that keep it on one engine; "group" sends the id of the
+            prompt's prefix group instead, so that requests that share documents come together.
+            For OpenAI-compatible models.
+        session_header: The header's name, such as "x-smg-routing-key", "X-Dynamo-Session-ID" or
+            "x-session-affinity".
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
@@ -123,7 +135,8 @@ class ReuseChatModel(DelegatingChatModel):
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, strict=True)
-    send_session_id: bool = Field(default=False, strict=True)
+    send_session_id: StrictBool | Literal["group"] = False
+    session_header: str = Field(default=SESSION_HEADER, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
     registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True, frozen=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
@@ -278,12 +291,13 @@ class ReuseChatModel(DelegatingChatModel):
         positions = list(texts)
         planned = {positions[one.position]: one for one in gateway.plan_batch(prompts)}
         queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.evict)
+        order = list(dict.fromkeys([*planned, *range(len(inputs))]))
         slots = [
             Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
-            for n in dict.fromkeys([*planned, *range(len(inputs))])
+            for n in order
         ]
-        queue.line_up(slots)
-        return PlannedBatch(slots, configs[0])
+        plans = [planned[n].plans[0] if n in planned and planned[n].plans else None for n in order]
+        return PlannedBatch(slots, configs[0], LeaderFirst(queue, slots, leaders_needed(plans)))
 
     def _answer(
         self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
@@ -485,31 +499,79 @@ class ReuseChatModel(DelegatingChatModel):
         if "langgraph_node" in metadata and not self._is_shown_as_inner:
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
         return gateway.attempt(
-            lambda: (
-                planned,
-                messages
-                if texts is None or planned is None
-                else texts.with_texts(planned.texts, planned.labels),
-                {**arguments, **self._request_options(arguments, request.scope)},
-            ),
+            lambda: self._sent(messages, arguments, texts, planned, request.scope),
             lambda: (planned, messages, dict(arguments)),
         )
 
-    def _request_options(self, arguments: Mapping[str, Any], scope: RequestScope) -> dict[str, Any]:
-        """Return `extra_body` with the tenant's salt, `extra_headers` with the session's name.
+    def _sent(
+        self,
+        messages: list[BaseMessage],
+        arguments: Mapping[str, Any],
+        texts: PromptTexts | None,
+        planned: PlannedPrompt | None,
+        scope: RequestScope,
+    ) -> _Outgoing:
+        """Return planned texts, in parts with marks where the cache has any, and options."""
+        options = {**arguments, **self._request_options(arguments, scope, planned)}
+        if texts is None or planned is None:
+            return planned, messages, options
+        sent = texts.with_texts(planned.texts, planned.labels)
+        if planned.parts:
+            asks_for_class = any(one.__name__ in _ASKED_FOR for one in type(self.inner).__mro__)
+            body = self._given(arguments, ("prompt_cache_options", "cache_control"))
+            profile = self.planner.cache
+            sent, tools = with_marks(
+                sent,
+                texts,
+                planned,
+                profile,
+                "cache_control" if asks_for_class else mark_field(profile),
+                arguments.get("tools") or (),
+                marks_end=marks_the_end(body),
+            )
+            options |= {"tools": tools} if tools else {}
+        return planned, sent, options
+
+    def _given(self, arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        """Return what the user has set of some fields: in a call, else at the model."""
+        at_model = getattr(self.inner, "model_kwargs", None) or {}
+        given = {
+            name: arguments.get(name) or getattr(self.inner, name, None) or at_model.get(name)
+            for name in names
+        }
+        body = arguments.get("extra_body") or getattr(self.inner, "extra_body", None) or {}
+        return {name: body.get(name) if value is None else value for name, value in given.items()}
+
+    def _request_options(
+        self, arguments: Mapping[str, Any], scope: RequestScope, planned: PlannedPrompt | None
+    ) -> dict[str, Any]:
+        """Return `extra_body` with salt and cache key, `extra_headers` with the session's name.
 
         What the user has set there stays. A call's replaces the model's, so both are merged.
         """
+        plans = () if planned is None else planned.plans
+        by_group = plans if self.send_session_id == "group" else None
+        profile, key = self.planner.cache, self.salt_key
+
+        def added_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+            known = self._given(arguments, ("prompt_cache_key", "prompt_cache_options"))
+            salt = added_salt(body, scope, key) if self.send_cache_salt else {}
+            return salt | added_cache_fields({**known, **body}, plans, profile, key)
+
+        def added_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+            return added_session(headers, scope, key, by_group, self.session_header)
+
         options: dict[str, Any] = {}
+        routes = profile.key != "none" and bool(plans)
         for is_wanted, name, added in (
-            (self.send_cache_salt, "extra_body", added_salt),
-            (self.send_session_id, "extra_headers", added_session),
+            (self.send_cache_salt or routes, "extra_body", added_fields),
+            (self.send_session_id, "extra_headers", added_headers),
         ):
             if is_wanted:
                 at_model = getattr(self.inner, name, None)
                 at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
                 given = arguments.get(name, at_model) or {}
-                more = added(given, scope, self.salt_key)
+                more = added(given)
                 options |= {name: {**given, **more}} if more else {}
         return options
 

@@ -11,6 +11,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
@@ -283,7 +284,7 @@ class ChatTurnPlanner:
             window,
             lambda history: self._planner.preview(self._request(retrieved, history)).content,
         )
-        plan = self._planner.plan(self._request(retrieved, history))
+        plan = self._planner.plan(self._request(retrieved, history), **planning_time(self._planner))
         context_registry().remember_plan(plan)
         return history, plan
 

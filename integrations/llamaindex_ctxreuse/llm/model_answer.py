@@ -15,11 +15,11 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from ctxreuse.adapters.model_gateway import ModelGateway, ReportedTokens
+from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.checks import reported_count
+from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 
 
 class ModelAnswer:
@@ -177,20 +177,14 @@ class _GrowingText(NamedTuple):
 
 
 def reported_usage(answer: object) -> ReportedTokens | None:
-    """Return what the usage of an OpenAI-like model's answer says; None if it has none.
+    """Return what the usage of a model's answer says; None if it has none.
 
     Args:
         answer: A response, or the object that a structured one is.
     """
     if not isinstance(answer, CompletionResponse | ChatResponse):
         return None
-    usage = _part(answer.raw, "usage")
-    prompt = reported_count(_part(usage, "prompt_tokens"))
-    if prompt is None:
-        return None
-    cached = _part(_part(usage, "prompt_tokens_details"), "cached_tokens")
-    completion = reported_count(_part(usage, "completion_tokens"))
-    return ReportedTokens(prompt, reported_count(cached), completion)
+    return usage_of(_part(answer.raw, "usage"))
 
 
 def _part(value: Any, name: str) -> Any:

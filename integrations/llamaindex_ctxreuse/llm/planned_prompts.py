@@ -64,6 +64,15 @@ def prompt_of_messages(
     return ScopedPrompt(parts, scope, retrieved)
 
 
+def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | None]:
+    """Return message and block of each part of a prompt; None for what is no text."""
+    return [
+        None if position is None else (number, position)
+        for number, message in enumerate(messages)
+        for position, _ in _parts(message)
+    ]
+
+
 def messages_with(
     messages: Iterable[ChatMessage], texts: Iterable[str], labels: Iterable[PromptLabels] = ()
 ) -> list[ChatMessage]:

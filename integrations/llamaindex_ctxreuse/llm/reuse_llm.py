@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -21,9 +21,16 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
+from pydantic import StrictBool
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from ctxreuse.adapters.engine_options import added_salt, added_session
+from ctxreuse.adapters.engine_options import (
+    SESSION_HEADER,
+    added_cache_fields,
+    added_salt,
+    added_session,
+)
+from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -40,7 +47,9 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import all_in_order
+from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.model_answer import ModelAnswer
 from llamaindex_ctxreuse.llm.planned_prompts import (
@@ -96,7 +105,9 @@ class ReuseLLM(DelegatingLLM):
         send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, so
             that tenants share nothing in the engine's cache. For models that take `extra_body`.
         send_session_id: Whether each call carries its conversation, hashed, as `X-Session-ID`, for
-            routers that keep a conversation on one engine. For models that take `extra_headers`.
+            routers that keep a conversation on one engine; "group" sends the id of the prompt's
+            prefix group instead. For models that take `extra_headers`.
+        session_header: The header's name, such as "x-smg-routing-key".
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
@@ -118,7 +129,8 @@ class ReuseLLM(DelegatingLLM):
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
-    send_session_id: bool = Field(default=False, frozen=True, strict=True)
+    send_session_id: StrictBool | Literal["group"] = Field(default=False, frozen=True)
+    session_header: str = Field(default=SESSION_HEADER, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     registry: ContextRegistry | None = Field(default=None, exclude=True, repr=False, frozen=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
@@ -173,7 +185,8 @@ class ReuseLLM(DelegatingLLM):
         if self.find_retrieved:
             follow_runs()
         self._model, self._always_sent = self.inner, {}
-        if self.send_cache_salt or self.send_session_id:
+        routes = planner_or_new(self.planner).cache.key != "none"
+        if self.send_cache_salt or self.send_session_id or routes:
             self._model, self._always_sent = _without_engine_options(self.inner)
 
     @classmethod
@@ -348,12 +361,16 @@ class ReuseLLM(DelegatingLLM):
             given = list(messages)
         except Exception as error:  # in a batch the other chats are sent all the same
             return _ModelCall(ScopedPrompt(()), partial(_raise, error))
-        options = self._options(arguments)
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent = given
+            sent, options = given, self._options(arguments, planned.plans)
             if planned.texts:
                 sent = messages_with(given, planned.texts, planned.labels)
+            if planned.parts and takes_cache_points(self.inner):
+                profile, index = planner_or_new(self.planner).cache, self._cache_index
+                sent = self._gateway.attempt(
+                    lambda: with_cache_points(sent, planned, profile, index), lambda: sent
+                )
             return method(sent, **options)
 
         return _ModelCall(self._prompt(given), send)
@@ -361,10 +378,9 @@ class ReuseLLM(DelegatingLLM):
     def _completion(
         self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
     ) -> _ModelCall[_Answer]:
-        options = self._options(arguments)
         return _ModelCall(
             ScopedPrompt((PromptPart("user", text),), current_scope(), self._retrieved()),
-            lambda planned: method(planned.texts[0], **options),
+            lambda planned: method(planned.texts[0], **self._options(arguments, planned.plans)),
         )
 
     def _structured(
@@ -377,11 +393,11 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = template.model_copy(update={"output_parser": None})  # it adds its words later
         prompt = self._prompt(bare.format_messages(llm=self.inner, **arguments))
-        options = self._options(llm_kwargs or {})
 
         def send(planned: PlannedPrompt) -> _Answer:
             texts = zip(prompt.parts, planned.texts, strict=True)
             replacements = [(part.text, text) for part, text in texts if part.text]
+            options = self._options(llm_kwargs or {}, planned.plans)
             return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
         return _ModelCall(prompt, send)
@@ -398,19 +414,33 @@ class ReuseLLM(DelegatingLLM):
             return ()
         return self._gateway.attempt(retrieved_in_run, tuple)
 
-    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def _cache_index(self) -> int | None:
+        """Up to which message the inner model itself marks the last block."""
+        index = getattr(self.inner, "cache_idx", None)
+        return index if isinstance(index, int) else None
+
+    def _options(self, given: dict[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
         return self._gateway.attempt(
-            lambda: self._with_engine_options(given), lambda: {**given, **self._always_sent}
+            lambda: self._with_engine_options(given, plans), lambda: {**given, **self._always_sent}
         )
 
-    def _with_engine_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return a call's keyword arguments with cache salt and session id, as opted in to."""
+    def _with_engine_options(self, given: dict[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
+        """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
+        scope, key = current_scope(), self.salt_key
         if self.send_cache_salt:
-            body = {**added_salt(body, current_scope(), self.salt_key), **body}
+            body = {**added_salt(body, scope, key), **body}
         if self.send_session_id:
-            headers = {**added_session(headers, current_scope(), self.salt_key), **headers}
+            of_group = plans if self.send_session_id == "group" else None
+            added = added_session(headers, scope, key, of_group, self.session_header)
+            headers = {**added, **headers}
+        profile = planner_or_new(self.planner).cache
+        if plans and profile.key != "none":
+            fields = added_cache_fields({**given, **body}, plans, profile, key)
+            fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
+            body = {**fields, **body}
         sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)
         return {**given, **{name: value for name, value in sent if value}}
 
@@ -455,7 +485,8 @@ class ReuseLLM(DelegatingLLM):
         planned = await planned_aside(lambda: self._gateway.plan_batch(prompts), len(prompts))
         queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.evict)
         slots = [Slot(queue, one.position, one) for one in planned]
-        queue.line_up(slots)
+        plans = [one.plans[0] if one.plans else None for one in planned]
+        leading = LeaderFirst(queue, slots, leaders_needed(plans))
         answers: dict[int, Any] = {}
         with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
@@ -470,6 +501,8 @@ class ReuseLLM(DelegatingLLM):
                     if not return_exceptions:
                         raise
                     answers[slot.item] = error
+                finally:
+                    leading.release(slot)
                 bar.update()
 
             await all_in_order(slots, ask)

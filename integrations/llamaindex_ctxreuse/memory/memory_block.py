@@ -30,6 +30,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 
+from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
@@ -347,7 +348,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
-        plan = self._annotated(self._planner.plan(request))
+        plan = self._annotated(self._planner.plan(request, **planning_time(self._planner)))
         self._known.add(request.tenant, request.blocks)
         made = _Content.of(plan, left_out)
         # a prompt may show other contexts, too, whose labels have to be others

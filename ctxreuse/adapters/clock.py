@@ -1,0 +1,25 @@
+"""The time that adapters plan with: planning itself reads no clock.
+
+All adapters of a process read the same one, because a planner may serve several of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ctxreuse.planner import ReusePlanner
+
+
+def now() -> float:
+    """Return seconds that only run forward."""
+    return time.monotonic()
+
+
+def planning_time(planner: ReusePlanner) -> dict[str, Any]:
+    """Return the time as `plan` and `plan_batch` take it: where entries of the cache leave by time.
+
+    Args:
+        planner: Plans for its cache.
+    """
+    return {} if planner.cache.lifetime is None else {"now": now()}

@@ -1,0 +1,143 @@
+"""Marks on content parts and tools, in the words of the providers: ours, and those of the user.
+
+A mark ("cache breakpoint") says that the prefix that ends there is to be kept. A request carries
+only a few, wherever they come from; the user's own come first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias
+
+from ctxreuse.context.cache_profile import CacheProfile
+
+MarkField: TypeAlias = Literal["prompt_cache_breakpoint", "cache_control"]
+"""The field of a content part that marks it."""
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and positions that lead to a marked value."""
+
+_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "prompt_cache_breakpoint": ("mode", "explicit"),
+    "cache_control": ("type", "ephemeral"),
+    "cachePoint": ("type", "default"),
+}
+_WITHIN = ("content", "function", "extras")
+"""Where marks stand inside of a message, a content part or a tool; arguments hold none."""
+
+_DEEPEST = 4
+_DEFAULT_LIFE = "5m"
+_LONGEST_FIRST = ("1h", "5m")
+_log = logging.getLogger("ctxreuse")
+
+
+def mark_field(profile: CacheProfile) -> MarkField:
+    """Return what marks a content part: providers that look back from marks share one word."""
+    return "cache_control" if profile.look_back else "prompt_cache_breakpoint"
+
+
+def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
+    """Return what the field holds.
+
+    Args:
+        field: The field.
+        life: The time to live; OpenAI's stands in `prompt_cache_options`.
+    """
+    if field == "prompt_cache_breakpoint":
+        return {"mode": "explicit"}
+    is_longer = life == _LONGEST_FIRST[0]
+    return {"type": "ephemeral", "ttl": life} if is_longer else {"type": "ephemeral"}
+
+
+def cache_options(profile: CacheProfile) -> dict[str, str]:
+    """Return OpenAI's `prompt_cache_options`: nothing is written but what is marked."""
+    return {"mode": "explicit", "ttl": profile.time_to_live.name}
+
+
+def marks_in(value: object, path: Path = ()) -> Iterator[Path]:
+    """Yield where marks stand in messages, content parts or tools, in their order.
+
+    Args:
+        value: A message, a tool, or a list of them; in the JSON of any provider.
+        path: What leads to it.
+    """
+    if isinstance(value, Mapping):
+        if any(_is_mark(value.get(name), name) for name in _FIELDS):
+            yield path
+        for name in _WITHIN:
+            within = value.get(name)
+            if isinstance(within, (list, tuple, Mapping)) and len(path) < 2 * _DEEPEST:
+                yield from marks_in(within, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        for position, one in enumerate(value):
+            if isinstance(one, Mapping):
+                yield from marks_in(one, (*path, position))
+
+
+def life_at(value: Any, path: Path) -> str:
+    """Return the time to live of the mark at a path."""
+    for step in path:
+        value = value[step]
+    control = value.get("cache_control")
+    life = control.get("ttl") if isinstance(control, Mapping) else None
+    return life if isinstance(life, str) else _DEFAULT_LIFE
+
+
+def without_mark(value: Any, path: Path) -> Any:
+    """Return a copy without the mark at a path; the rest is shared."""
+    if path:
+        step, *rest = path
+        within = without_mark(value[step], tuple(rest))
+        if isinstance(value, Mapping):
+            return {**value, step: within}
+        return [*value[:step], within, *value[step + 1 :]]  # type: ignore[operator]
+    return {name: one for name, one in value.items() if not _is_mark(one, name)}
+
+
+def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
+    """Return how many of our marks a request still takes; say once if these are not all.
+
+    Args:
+        profile: The rules.
+        taken: Marks of the user.
+        wanted: Marks of ours.
+    """
+    room = max(0, profile.marks - taken)
+    if room < wanted or taken > profile.marks:
+        _log_too_many(profile.marks)
+    return min(room, wanted)
+
+
+def fitting_life(profile: CacheProfile, before: Sequence[str], behind: Sequence[str]) -> str:
+    """Return a time to live for marks of ours that keeps longer ones in front of shorter ones.
+
+    Args:
+        profile: The rules, and the time to live that is wanted.
+        before: Those of the user's marks in front of ours.
+        behind: Those of the user's marks behind ours.
+    """
+    life = profile.time_to_live.name
+    if life == _LONGEST_FIRST[0] and _LONGEST_FIRST[1] in before:
+        return _LONGEST_FIRST[1]
+    if life == _LONGEST_FIRST[1] and _LONGEST_FIRST[0] in behind:
+        return _LONGEST_FIRST[0]
+    return life
+
+
+def _is_mark(value: object, name: str) -> bool:
+    kind = _FIELDS.get(name)
+    return kind is not None and isinstance(value, Mapping) and value.get(kind[0]) == kind[1]
+
+
+@cache
+def _log_too_many(most: int) -> None:
+    """Say once that a request has more marks than a provider takes."""
+    _log.warning(
+        "a request has marks of its own (cache_control, prompt_cache_breakpoint), and a provider "
+        "takes %d; those that planning adds are left out first, then the first ones. Leave out the "
+        "marks of your own, or the middleware that sets them, to have prompts marked where they "
+        "fork. Further cases are not logged.",
+        most,
+    )

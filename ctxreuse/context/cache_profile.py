@@ -1,0 +1,431 @@
+"""What a prefix cache keeps, for how long, and what writing and reading it costs.
+
+Engines keep each full block of a prompt and charge nothing for it. Hosted models keep a prefix only
+from a shortest length on, for some minutes, and charge for it in three ways: by steps of a few
+tokens, at no price for writing (`openai-before-5.6`, `gemini`, `deepseek`); or only up to *marks*
+that the prompt carries (breakpoints, `cache_control`), where writing costs more than the input
+itself (`openai`, `anthropic`, `bedrock`). A `CacheProfile` holds these rules as numbers. Planner,
+simulator, estimates and explanations read the same object.
+
+All values are those that providers and their libraries state, as of `date`; factors are multiples
+of the price of an uncached input token. Where a model differs, give its own:
+
+    >>> cache_profile("anthropic(minimum=4096, life=1h)").minimum
+    4096
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from ctxreuse.context.checks import checked_choice, checked_integer, checked_kind, checked_number
+from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
+from ctxreuse.errors import InvalidRequestError, describe
+
+Granularity: TypeAlias = Literal["blocks", "steps", "marks"]
+"""Where a cached prefix may end: each full block of an engine, each step from the shortest prefix
+on, or only where an earlier prompt carried a mark."""
+
+KeyUse: TypeAlias = Literal["none", "optional", "needed"]
+"""Whether a key that a request carries routes it to where its prefix is kept."""
+
+FollowerHits: TypeAlias = Literal["scheduled", "first_token"]
+"""From when a request with the same prefix hits: once the leader is scheduled, or once the first
+token of its answer has come."""
+
+_MOST_MARKS = 1_000
+_CALL = re.compile(r"\s*([A-Za-z][\w.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*(\w+)\s*=\s*([^,=()]+?)\s*")
+_READ = "November 2026"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """One class of writing: how long what is written lives, and what it costs.
+
+    Args:
+        name: As the provider writes it: "5m", "30m", "1h"; "" where there is only one.
+        seconds: How long an entry lives after it was last read or written; None is until something
+            evicts it, or not stated.
+        write_factor: What a written token costs, as a multiple of an uncached one.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+
+    name: str = ""
+    seconds: float | None = None
+    write_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        checked_kind("name", self.name, str, "a string")
+        if self.seconds is not None:
+            checked_number("seconds", self.seconds)
+        checked_number("write_factor", self.write_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheProfile:
+    """The rules and prices of a prefix cache.
+
+    Args:
+        name: What it is called.
+        granularity: "blocks", "steps" or "marks".
+        step_tokens: Tokens of a block or a step; 1 where a prefix may end anywhere.
+        minimum: Tokens of the shortest prefix that is kept.
+        marks: How many marks a request may carry; 0 unless prefixes end at marks.
+        marks_read: How many marks, the latest, are looked at for reading, those in a conversation's
+            earlier turns included; None is all.
+        look_back: How many content parts before a mark a written prefix may end and still be read;
+            0 is only exactly at a mark.
+        times_to_live: The classes of writing that exist.
+        life: The name of the class to write with; None is the first.
+        read_factor: What a token read costs, as a multiple of an uncached one.
+        key: Whether a key routes requests.
+        key_rate: Requests a minute that one prefix and key should have at most; None is no limit.
+        follower_hits: When a follower may hit.
+        date: When the values were read.
+        source: Where they stand.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+
+    name: str
+    granularity: Granularity
+    step_tokens: int = 1
+    minimum: int = 0
+    marks: int = 0
+    marks_read: int | None = None
+    look_back: int = 0
+    times_to_live: tuple[TimeToLive, ...] = (TimeToLive(),)
+    life: str | None = None
+    read_factor: float = 0.0
+    key: KeyUse = "none"
+    key_rate: int | None = None
+    follower_hits: FollowerHits = "first_token"
+    date: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "date", "source"):
+            checked_kind(name, getattr(self, name), str, "a string")
+        checked_choice("granularity", self.granularity, get_args(Granularity))
+        checked_choice("key", self.key, get_args(KeyUse))
+        checked_choice("follower_hits", self.follower_hits, get_args(FollowerHits))
+        checked_integer("step_tokens", self.step_tokens, 1)
+        checked_integer("minimum", self.minimum)
+        checked_integer("look_back", self.look_back)
+        for name in ("marks_read", "key_rate"):
+            if getattr(self, name) is not None:
+                checked_integer(name, getattr(self, name), 1)
+        checked_number("read_factor", self.read_factor)
+        checked_integer("marks", self.marks)
+        if (self.granularity == "marks") != (self.marks > 0) or self.marks > _MOST_MARKS:
+            raise InvalidRequestError(
+                f"marks is {describe(self.marks)} with granularity={self.granularity!r}; give 1 to "
+                f'{_MOST_MARKS:,} with granularity="marks", and none otherwise'
+            )
+        if not isinstance(self.times_to_live, tuple) or not self.times_to_live:
+            raise InvalidRequestError(
+                f"times_to_live must be a tuple of TimeToLive, not {describe(self.times_to_live)}"
+            )
+        for one in self.times_to_live:
+            checked_kind("each of times_to_live", one, TimeToLive, "a TimeToLive")
+        if self.life is not None:
+            checked_choice("life", self.life, [one.name for one in self.times_to_live])
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a prefix is kept only up to the marks that a prompt carries."""
+        return self.granularity == "marks"
+
+    @property
+    def time_to_live(self) -> TimeToLive:
+        """The class that is written with."""
+        if self.life is None:
+            return self.times_to_live[0]
+        return next(one for one in self.times_to_live if one.name == self.life)
+
+    @property
+    def lifetime(self) -> float | None:
+        """Seconds that an entry lives after its last use; None if nothing is known."""
+        return self.time_to_live.seconds
+
+    @property
+    def write_factor(self) -> float:
+        """What a written token costs, as a multiple of an uncached one."""
+        return self.time_to_live.write_factor
+
+    @property
+    def least_tokens(self) -> int:
+        """The shortest common prefix that saves anything, in tokens, the system text included."""
+        steps = math.ceil(max(self.minimum, 1) / self.step_tokens)
+        return steps * self.step_tokens
+
+    def readable(self, tokens: int) -> int:
+        """Return how many tokens of a common prefix can be read; at marks, of a written one.
+
+        Args:
+            tokens: Its length, the system text included.
+        """
+        return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
+
+
+def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheProfile:
+    """Return the profile of vLLM, where every full block of an earlier prompt hits.
+
+    Args:
+        block_tokens: Tokens of a block: 16, or 1,536 to 3,584 for models with hybrid attention.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="vllm",
+        granularity="blocks",
+        step_tokens=block_tokens,
+        minimum=checked_integer("block_tokens", block_tokens, 1),
+        follower_hits="scheduled",
+        date=_READ,
+        source="vLLM 0.32, v1/core",
+    )
+
+
+def sglang() -> CacheProfile:
+    """Return the profile of SGLang, whose radix tree holds single tokens."""
+    return CacheProfile(
+        name="sglang",
+        granularity="blocks",
+        minimum=1,
+        follower_hits="scheduled",
+        date=_READ,
+        source="SGLang's documentation of RadixAttention",
+    )
+
+
+def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
+    """Return the profile of OpenAI's API from GPT-5.6 on, with explicit breakpoints.
+
+    Args:
+        minimum: Tokens of the shortest prefix.
+        life: The time to live; "30m".
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="openai",
+        granularity="marks",
+        minimum=minimum,
+        marks=4,
+        marks_read=80,
+        times_to_live=(TimeToLive("30m", 1_800, 1.25),),
+        life=life,
+        read_factor=0.1,
+        key="needed",
+        key_rate=15,
+        date=_READ,
+        source="types of openai 2.54 (prompt_cache_breakpoint, prompt_cache_options) and OpenAI's "
+        "guide to prompt caching; not tried against the live API",
+    )
+
+
+def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheProfile:
+    """Return the profile of OpenAI's API for models before GPT-5.6.
+
+    Args:
+        minimum: Tokens of the shortest prefix.
+        read_factor: What a token read costs: 0.1 to 0.5, by model.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="openai-before-5.6",
+        granularity="steps",
+        step_tokens=128,
+        minimum=minimum,
+        times_to_live=(TimeToLive("", 300, 1.0),),
+        read_factor=read_factor,
+        key="optional",
+        key_rate=15,
+        date=_READ,
+        source="OpenAI's guide to prompt caching: entries live 5 to 10 minutes, at most 24 hours",
+    )
+
+
+def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
+    """Return the profile of Anthropic's API.
+
+    Args:
+        minimum: Tokens of the shortest prefix: 512, 1,024, 2,048 or 4,096, by model.
+        life: The time to live of what is written: "5m" or "1h".
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="anthropic",
+        granularity="marks",
+        minimum=minimum,
+        marks=4,
+        look_back=20,
+        times_to_live=(TimeToLive("5m", 300, 1.25), TimeToLive("1h", 3_600, 2.0)),
+        life=life,
+        read_factor=0.1,
+        date=_READ,
+        source="types of anthropic 2.11 (cache_control) and Anthropic's documentation of prompt "
+        "caching; not tried against the live API",
+    )
+
+
+def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
+    """Return the profile of Claude models on Amazon Bedrock, whose marks are cache points.
+
+    Args:
+        minimum: Tokens of the shortest prefix, by model.
+        life: The time to live of what is written: "5m" or, for some models, "1h".
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="bedrock",
+        granularity="marks",
+        minimum=minimum,
+        marks=4,
+        look_back=20,
+        times_to_live=(TimeToLive("5m", 300, 1.25), TimeToLive("1h", 3_600, 2.0)),
+        life=life,
+        read_factor=0.1,
+        date=_READ,
+        source="Amazon Bedrock's user guide on prompt caching (cachePoint); not tried against the "
+        "live API",
+    )
+
+
+def gemini(minimum: int = 4096) -> CacheProfile:
+    """Return the profile of Gemini's implicit cache.
+
+    Args:
+        minimum: Tokens of the shortest prefix: 4,096 (Gemini 3) or 2,048 (2.5).
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="gemini",
+        granularity="steps",
+        minimum=minimum,
+        times_to_live=(TimeToLive("", 300, 1.0),),
+        read_factor=0.1,
+        date=_READ,
+        source="Gemini's documentation of context caching; the lifetime is not stated (minutes)",
+    )
+
+
+def deepseek(read_factor: float = 0.1) -> CacheProfile:
+    """Return the profile of DeepSeek's disk cache.
+
+    Args:
+        read_factor: What a token read costs: 0.02 to 0.2, by model.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    return CacheProfile(
+        name="deepseek",
+        granularity="steps",
+        step_tokens=64,
+        minimum=64,
+        read_factor=read_factor,
+        date=_READ,
+        source="DeepSeek's guide to context caching; shortest prefix and lifetime are not stated, "
+        "64 tokens are its storage unit",
+    )
+
+
+READY_PROFILES: Final[Mapping[str, Callable[..., CacheProfile]]] = MappingProxyType(
+    {
+        "vllm": vllm,
+        "sglang": sglang,
+        "openai": openai,
+        "openai-before-5.6": openai_before_5_6,
+        "anthropic": anthropic,
+        "bedrock": bedrock,
+        "gemini": gemini,
+        "deepseek": deepseek,
+    }
+)
+"""The ready profiles by name, as `cache_profile` reads them."""
+
+VLLM: Final = vllm()
+"""The default."""
+
+
+def cache_profile(given: str | CacheProfile) -> CacheProfile:
+    """Return a profile by its name, with arguments or none.
+
+    Args:
+        given: "openai", "anthropic(minimum=4096, life=1h)", "vllm(block_tokens=1536)"; a
+            CacheProfile is returned as it is.
+
+    Raises:
+        InvalidRequestError: wrong type, no such profile or no such argument.
+
+    Example:
+        >>> cache_profile("anthropic(life=1h)").write_factor
+        2.0
+    """
+    if isinstance(given, CacheProfile):
+        return given
+    names = ", ".join(map(repr, READY_PROFILES))
+    if not isinstance(given, str):
+        raise InvalidRequestError(
+            f"cache must be a CacheProfile or one of {names}, not {describe(given)}"
+        )
+    call = _CALL.fullmatch(given)
+    make = READY_PROFILES.get(call[1].lower()) if call else None
+    if call is None or make is None:
+        from difflib import get_close_matches  # slow to import, and seldom needed
+
+        near = get_close_matches(call[1].lower() if call else "", READY_PROFILES, 1)
+        hint = f", perhaps {near[0]!r} is meant" if near else ""
+        raise InvalidRequestError(
+            f"there is no cache profile {describe(given)}{hint}; choose one of {names}, with "
+            "arguments as in 'anthropic(minimum=4096, life=1h)'"
+        )
+    return make(**_arguments(call[1].lower(), make, call[2] or ""))
+
+
+def _arguments(name: str, make: Callable[..., CacheProfile], given: str) -> dict[str, Any]:
+    """Return the arguments that stand between the parentheses behind a profile's name."""
+    parameters = signature(make).parameters
+    arguments: dict[str, Any] = {}
+    for text in given.split(",") if given.strip() else ():
+        pair = _ARGUMENT.fullmatch(text)
+        if pair is None or pair[1] not in parameters or pair[1] in arguments:
+            known = ", ".join(parameters) or "none"
+            raise InvalidRequestError(
+                f"the cache profile {name!r} cannot take {describe(text.strip())}; write "
+                f"argument=value, each once; its arguments: {known}"
+            )
+        arguments[pair[1]] = _value(pair[2], parameters[pair[1]].default)
+    return arguments
+
+
+def _value(text: str, default: object) -> object:
+    """Return what a text says: a number where the default is one, else the text without quotes."""
+    if isinstance(default, str):
+        return text.strip("'\"")
+    try:
+        return type(default)(text.replace("_", ""))  # type: ignore[call-arg]
+    except ValueError:
+        return text  # the profile's own check names it

@@ -1,0 +1,367 @@
+"""Chat messages in the forms of the providers' protocols, with content parts and marks.
+
+Three forms: OpenAI's chat completions ("openai"), OpenAI's responses ("responses") and Anthropic's
+messages ("anthropic"). Content parts are written in the first one and translated; what a form has
+no word for stays as the user gave it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from ctxreuse.context.cache_marks import (
+    MarkField,
+    Path,
+    cache_options,
+    fitting_life,
+    life_at,
+    mark_field,
+    mark_value,
+    marks_in,
+    room_for_marks,
+    without_mark,
+)
+from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.checks import checked_choice, checked_kind
+from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.errors import InvalidRequestError
+
+PromptForm: TypeAlias = Literal["openai", "responses", "anthropic"]
+"""The protocol whose words are used."""
+
+Json: TypeAlias = dict[str, Any]
+
+_SYSTEM = ("system", "developer")
+_CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
+
+
+class MarkedPrompt(NamedTuple):
+    """A prompt with as many marks as a provider takes.
+
+    Attributes:
+        messages: The messages.
+        tools: The request's tools.
+    """
+
+    messages: list[Json]
+    tools: list[Any]
+
+
+def marked_prompt(
+    messages: Sequence[Mapping[str, Any]],
+    profile: CacheProfile,
+    field: MarkField,
+    tools: Sequence[Any] = (),
+    *,
+    cites: bool = False,
+) -> MarkedPrompt:
+    """Return a prompt in OpenAI's form with as many marks as a provider takes.
+
+    The user's marks come first; where there is no room for all of ours, the first ones of ours are
+    left out, because a prefix that is written further behind holds those before it.
+
+    Args:
+        messages: The messages. Parts of a content that are ContentParts are ours.
+        profile: The rules.
+        field: What marks a part.
+        tools: The request's tools, which may be marked, too.
+        cites: Whether our parts that show a block become Anthropic's search results, for citations:
+            with the block's own text, without label and separator.
+    """
+    taken = [(-1, path) for path in marks_in(list(tools))]
+    taken += [(n, path) for n, message in enumerate(messages) for path in marks_in(message)]
+    ours = [
+        (number, position)
+        for number, message in enumerate(messages)
+        for position, part in enumerate(content_list(message))
+        if isinstance(part, ContentPart) and part.is_marked
+    ]
+    kept = ours[len(ours) - room_for_marks(profile, len(taken), len(ours)) :]
+    life = ""
+    if kept:
+        lives = [
+            ((n, _position(path)), life_at(list(tools) if n < 0 else messages[n], path))
+            for n, path in taken
+        ]
+        before = [one for place, one in lives if place < kept[0]]
+        life = fitting_life(profile, before, [one for place, one in lives if place > kept[-1]])
+    written: list[Json] = []
+    for number, message in enumerate(messages):
+        content = [
+            _as_part(part, (number, position) in kept, field, life, cites)
+            if isinstance(part, ContentPart)
+            else part
+            for position, part in enumerate(content_list(message))
+        ]
+        written.append({**message, "content": content} if content else dict(message))
+    own_tools = list(tools)
+    for number, path in taken[: max(0, len(taken) - profile.marks)]:
+        if number < 0:
+            own_tools = without_mark(own_tools, path)
+        else:
+            written[number] = without_mark(written[number], path)
+    return MarkedPrompt(written, own_tools)
+
+
+def prompt_body(
+    messages: Sequence[Mapping[str, Any]],
+    profile: CacheProfile,
+    form: PromptForm,
+    tools: Sequence[Any] = (),
+    *,
+    citations: bool = False,
+) -> Json:
+    """Return messages as the fields of a request's body in a protocol, with marks.
+
+    Args:
+        messages: In OpenAI's form; parts of a content that are ContentParts are ours.
+        profile: The rules of the cache.
+        form: The protocol.
+        tools: The request's tools, in the form of the protocol.
+        citations: Whether our blocks become Anthropic's search results.
+
+    Raises:
+        InvalidRequestError: no such form, or one without search results.
+    """
+    checked_choice("form", form, get_args(PromptForm))
+    checked_kind("citations", citations, bool, "True or False")
+    if citations and form != "anthropic":
+        raise InvalidRequestError(
+            'citations need form="anthropic"; other protocols have no search results'
+        )
+    field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
+    if form == "openai":
+        field = mark_field(profile)
+    written = marked_prompt(messages, profile, field, tools, cites=citations)
+    body = as_form(written.messages, form)
+    if tools:
+        body["tools"] = written.tools
+    if profile.has_marks and field == "prompt_cache_breakpoint":
+        body["prompt_cache_options"] = cache_options(profile)
+    return body
+
+
+def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]]) -> Any:
+    """Return a message's content with its texts in content parts; what is else on them stays.
+
+    Args:
+        content: A text, or a list of texts, text parts and others.
+        parts: By the position in the list, or None for a text, its parts. One part without a mark
+            changes nothing.
+    """
+    wanted = {at: own for at, own in parts.items() if len(own) > 1 or own[0].is_marked}
+    if not wanted:
+        return content
+    if isinstance(content, str):
+        return list(wanted[None]) if None in wanted else content
+    cut: list[Any] = []
+    for position, one in enumerate(content):
+        own = list(wanted.get(position, ()))
+        if not own:
+            cut.append(one)
+        elif isinstance(one, Mapping) and set(one) != {"type", "text"}:
+            last = {**one, "text": own[-1].text}
+            if own[-1].is_marked and not any(marks_in(last)):
+                cut += [*own[:-1], own[-1]._replace(beside=last)]
+            else:
+                cut += [*own[:-1], last]
+        else:
+            cut += own
+    return cut
+
+
+def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
+    """Return chat messages as the fields of a request's body in a protocol.
+
+    Args:
+        messages: In OpenAI's form.
+        form: The protocol.
+
+    Returns:
+        `messages`, `input`, or `system` and `messages`.
+    """
+    if form == "openai":
+        return {"messages": list(messages)}
+    if form == "responses":
+        return {"input": [item for message in messages for item in _response_items(message)]}
+    system: list[Json] = []
+    turns: list[Json] = []
+    for message in messages:
+        if message.get("role") in _SYSTEM:
+            system += _anthropic_parts(message)
+        elif message.get("role") == "tool" and turns and _holds_results(turns[-1]):
+            turns[-1]["content"] += _anthropic_turn(message)["content"]
+        else:
+            turns.append(_anthropic_turn(message))
+    return {"system": system, "messages": turns} if system else {"messages": turns}
+
+
+def mark_turn_before(messages: list[Json]) -> None:
+    """Mark the end of the latest turn that was answered, where it was written when it was sent.
+
+    Args:
+        messages: The messages before this turn, without shared parts; the mark is put in place.
+    """
+    answered = next(
+        (n for n in range(len(messages) - 1, -1, -1) if messages[n].get("role") == "assistant"), 0
+    )
+    for message in reversed(messages[:answered]):
+        if message.get("role") == "assistant":
+            return
+        content = message.get("content")
+        if message.get("role") == "user" and isinstance(content, str) and content.strip():
+            message["content"] = [ContentPart(content, is_marked=True)]
+            return
+        parts = content_list(message)
+        if message.get("role") != "user" or not parts:
+            continue
+        last = parts[-1]
+        is_plain = isinstance(last, Mapping) and set(last) == {"type", "text"}
+        if is_plain and last["type"] == "text" and isinstance(last["text"], str):
+            part = ContentPart(last["text"], is_marked=bool(last["text"].strip()))
+            message["content"] = [*parts[:-1], part]
+        return
+
+
+def content_list(message: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the parts of a message's content; none where it is a text."""
+    content = message.get("content")
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _position(path: Path) -> int:
+    """Return which part of a content a mark stands in; -1 for one beside it."""
+    return path[1] if path[:1] == ("content",) and isinstance(path[1], int) else -1
+
+
+def _as_part(part: ContentPart, is_marked: bool, field: MarkField, life: str, cites: bool) -> Json:
+    mark: Json = {field: mark_value(field, life)} if is_marked else {}
+    block = part.block
+    if not cites or block is None or not block.text.strip():
+        return {"type": "text", **(part.beside or {}), "text": part.text, **mark}
+    return {
+        "type": "search_result",
+        "source": str(block.id),
+        "title": part.label or str(block.id),
+        "content": [{"type": "text", "text": block.text}],
+        "citations": {"enabled": True},
+        **mark,
+    }
+
+
+def _response_items(message: Json) -> list[Json]:
+    role = message.get("role")
+    rest = {name: value for name, value in message.items() if name not in _CONSUMED}
+    if role == "tool":
+        output = {"type": "function_call_output", "call_id": message.get("tool_call_id", "")}
+        return [{**output, "output": _response_content(message.get("content"), "user"), **rest}]
+    items: list[Json] = []
+    content = message.get("content")
+    if content is not None or not message.get("tool_calls"):
+        given = _response_content("" if content is None else content, str(role))
+        items.append({"role": role, "content": given, **rest})
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        items.append(
+            {
+                "type": "function_call",
+                "call_id": call.get("id", ""),
+                "name": function.get("name", ""),
+                "arguments": function.get("arguments", ""),
+            }
+        )
+    return items
+
+
+def _response_content(content: Any, role: str) -> Any:
+    if not isinstance(content, (list, tuple)):
+        return content
+    text = "output_text" if role == "assistant" else "input_text"
+    written = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            written.append({**part, "type": text})
+        elif kind == "image_url" and isinstance(part["image_url"], Mapping):
+            others = {name: one for name, one in part.items() if name != "image_url"}
+            image = part["image_url"]
+            named = {"image_url" if name == "url" else name: one for name, one in image.items()}
+            written.append({**others, **named, "type": "input_image"})
+        elif kind == "file" and isinstance(part.get("file"), Mapping):
+            others = {name: one for name, one in part.items() if name != "file"}
+            written.append({**others, **part["file"], "type": "input_file"})
+        else:
+            written.append(part)
+    return written
+
+
+def _anthropic_turn(message: Json) -> Json:
+    role = message.get("role")
+    rest = {
+        name: value
+        for name, value in message.items()
+        if name not in _CONSUMED and name != "name"  # a protocol without names refuses them
+    }
+    if role == "tool":
+        given = message.get("content")
+        content = given if isinstance(given, str) else _anthropic_parts(message)
+        result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id", "")}
+        return {"role": "user", "content": [{**result, "content": content, **rest}]}
+    calls = [_tool_use(call) for call in message.get("tool_calls") or ()]
+    given = message.get("content")
+    if isinstance(given, str) and not calls:
+        return {"role": role, "content": given, **rest}
+    return {"role": role, "content": [*_anthropic_parts(message), *calls], **rest}
+
+
+def _holds_results(message: Json) -> bool:
+    content = message.get("content")
+    return (
+        message.get("role") == "user"
+        and isinstance(content, list)
+        and bool(content)
+        and all(isinstance(one, Mapping) and one.get("type") == "tool_result" for one in content)
+    )
+
+
+def _anthropic_parts(message: Json) -> list[Json]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content.strip() else []
+    return [_anthropic_part(part) for part in content_list(message)]
+
+
+def _anthropic_part(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    written = {name: one for name, one in part.items() if name != "prompt_cache_breakpoint"}
+    if len(written) < len(part):
+        written.setdefault("cache_control", mark_value("cache_control"))
+    image = part.get("image_url")
+    if part.get("type") != "image_url" or not isinstance(image, Mapping):
+        return written
+    url = str(image.get("url", ""))
+    source: Json = {"type": "url", "url": url}
+    if url.startswith("data:") and ";base64," in url:
+        media_type, _, data = url.removeprefix("data:").partition(";base64,")
+        source = {"type": "base64", "media_type": media_type, "data": data}
+    del written["image_url"]
+    return {**written, "type": "image", "source": source}
+
+
+def _tool_use(call: Mapping[str, Any]) -> Json:
+    function = call.get("function") or {}
+    try:
+        given = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        given = {"arguments": function.get("arguments")}
+    return {
+        "type": "tool_use",
+        "id": call.get("id", ""),
+        "name": function.get("name", ""),
+        "input": given,
+    }

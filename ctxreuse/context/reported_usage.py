@@ -1,0 +1,110 @@
+"""What the usage of an answer says, in the words of any provider, with each token counted once.
+
+OpenAI's and vLLM's prompt tokens include those read from the cache and written into it; Anthropic's
+`input_tokens` exclude both, so they are added up here. Counts that cannot be right are unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ctxreuse.context.checks import reported_count
+
+_LIFE_FIELDS = {"ephemeral_5m_input_tokens": "5m", "ephemeral_1h_input_tokens": "1h"}
+_ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+
+
+class ReportedTokens(NamedTuple):
+    """What an engine reports of an answer, as far as it can be read; None is unknown.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt, those that were read and written included.
+        cached_tokens: Those that came from the prefix cache.
+        completion_tokens: Tokens of the answer.
+        written_tokens: Those that were written into the cache, by time to live; "" where the
+            engine does not say which.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    written_tokens: Mapping[str, int] | None = None
+
+
+def usage_of(usage: object) -> ReportedTokens | None:
+    """Return what an answer's usage says; None if it says nothing of the prompt.
+
+    Args:
+        usage: A dict, or an object with these fields, of OpenAI's chat completions or responses,
+            Anthropic's messages, vLLM, DeepSeek or Gemini.
+    """
+    if usage is None:
+        return None
+    if any(_field(usage, name) is not None for name in _ANTHROPIC):
+        return _of_anthropic(usage)
+    prompt = _first(usage, "prompt_tokens", "input_tokens", "prompt_token_count")
+    if prompt is None:
+        return None
+    details = _field(usage, "prompt_tokens_details")
+    if details is None:
+        details = _field(usage, "input_tokens_details")
+    cached = _first(details, "cached_tokens")
+    if cached is None:
+        cached = _first(usage, "prompt_cache_hit_tokens", "cached_content_token_count")
+    written = _first(details, "cache_write_tokens", "created_cache_tokens")
+    return ReportedTokens(
+        prompt,
+        cached,
+        _first(usage, "completion_tokens", "output_tokens", "candidates_token_count"),
+        None if written is None else _without_zeros({"": written}),
+    )
+
+
+def written_by_life(total: object, of_lives: object) -> dict[str, int] | None:
+    """Return written tokens by time to live; each counts once.
+
+    Args:
+        total: All of them, as reported; 0 where only the times to live are told.
+        of_lives: Where `ephemeral_5m_input_tokens` and the like stand.
+
+    Returns:
+        What is told of no time to live is under ""; None where nothing is told.
+    """
+    by_life = {
+        life: count
+        for name, life in _LIFE_FIELDS.items()
+        if (count := reported_count(_field(of_lives, name))) is not None
+    }
+    whole = reported_count(total)
+    if whole is None and not by_life:
+        return None
+    return _without_zeros({**by_life, "": max(0, (whole or 0) - sum(by_life.values()))})
+
+
+def _of_anthropic(usage: object) -> ReportedTokens | None:
+    uncached = _first(usage, "input_tokens")
+    if uncached is None:
+        return None
+    read = _first(usage, "cache_read_input_tokens")
+    created = _field(usage, "cache_creation_input_tokens")
+    written = written_by_life(created, _field(usage, "cache_creation"))
+    prompt = uncached + (read or 0) + sum((written or {}).values())
+    return ReportedTokens(prompt, read, _first(usage, "output_tokens"), written)
+
+
+def _first(value: object, *names: str) -> int | None:
+    for name in names:
+        count = reported_count(_field(value, name))
+        if count is not None:
+            return count
+    return None
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field of what is an object in one library, and a dict in another."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _without_zeros(written: Mapping[str, int]) -> dict[str, int]:
+    return {life: tokens for life, tokens in written.items() if tokens}

@@ -1,0 +1,341 @@
+"""Which prefixes a prompt marks, where a cache keeps only what is marked, and charges for it.
+
+A token that is written costs `1 + premium`, one that is read `1 - saving`. A mark pays if what is
+behind the last one before it is read again: among `n` requests that share it, the first pays
+`premium` more a token, and each other `saving` less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctxreuse.context.cache_profile import CacheProfile
+
+_MOST_LEVELS = 48
+"""Forks of a batch's tree above one that may be written; each looks at all written above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPrices:
+    """What decides which prefixes are marked.
+
+    Attributes:
+        premium: What a written token costs more than an uncached one.
+        saving: What a read token costs less.
+        minimum: Tokens of the shortest prefix that is kept, the system text included.
+        marks: How many marks a prompt may carry.
+        lifetime: Seconds that a prefix lives after it was last used; None if nothing is known.
+    """
+
+    premium: float
+    saving: float
+    minimum: int
+    marks: int
+    lifetime: float | None
+
+    @classmethod
+    def of(cls, profile: CacheProfile) -> MarkPrices:
+        """Return the prices of a profile with marks."""
+        return cls(
+            profile.write_factor - 1,
+            1 - profile.read_factor,
+            profile.least_tokens,
+            profile.marks,
+            profile.lifetime,
+        )
+
+    @property
+    def least_requests(self) -> int:
+        """How many requests have to share a prefix for writing it to pay."""
+        if self.saving <= 0:
+            return 1 << 62
+        number = 2
+        while self.saving * (number - 1) <= self.premium:
+            number += 1
+        return number
+
+    def gain(self, again: float) -> float:
+        """Return what writing a token gains, if it is wanted once more with a probability.
+
+        If it is not written now and comes again, it is written then: one saving later, and at the
+        same premium.
+
+        Args:
+            again: The probability, 0 to 1.
+        """
+        return (self.saving + self.premium) * again - self.premium
+
+
+class Markable(NamedTuple):
+    """A place where a mark may stand.
+
+    Attributes:
+        blocks: How many blocks stand before it.
+        tokens: How many tokens, the system text included.
+        again: The probability that what stands before it is wanted again while it lives.
+    """
+
+    blocks: int
+    tokens: int
+    again: float
+
+
+def marks_of_arrival(
+    places: Sequence[Markable], read_tokens: int, most: int, prices: MarkPrices
+) -> tuple[int, ...]:
+    """Choose the marks of a prompt by what is expected to be read again.
+
+    Args:
+        places: Where marks may stand, ascending, none before the end of what is read.
+        read_tokens: How many tokens of the prompt are read.
+        most: How many of these places may be marked.
+        prices: The cache's prices.
+
+    Returns:
+        The blocks before each mark, ascending: of all choices, one that gains most.
+    """
+    long = [place for place in places if place.tokens >= prices.minimum]
+    # best[k][i]: the gain with k + 1 marks, the last at place i, and the place before it
+    best: list[list[tuple[float, int]]] = []
+    top = 0.0
+    end: tuple[int, int] | None = None
+    for level in range(most):
+        row: list[tuple[float, int]] = []
+        for number, place in enumerate(long):
+            gain = prices.gain(place.again)
+            if level == 0:
+                value, before = (place.tokens - read_tokens) * gain, -1
+            else:
+                value, before = -1.0, -1
+                for earlier in range(level - 1, number):
+                    sum_ = best[-1][earlier][0] + (place.tokens - long[earlier].tokens) * gain
+                    if sum_ > value:
+                        value, before = sum_, earlier
+            row.append((value, before))
+            if value > top:
+                top, end = value, (level, number)
+        best.append(row)
+    marks: list[int] = []
+    while end is not None:
+        level, number = end
+        marks.append(long[number].blocks)
+        end = (level - 1, best[level][number][1]) if level else None
+    return tuple(reversed(marks))
+
+
+@dataclass(slots=True)
+class _Fork:
+    """A node of a batch's prefix tree: where paths part or end."""
+
+    depth: int  # blocks before its end
+    tokens: int
+    members: list[int]  # the requests below it, in execution order
+    children: list[_Fork]
+    ends_first: bool  # whether the first of them ends here
+    has_ends: bool  # whether any of them does
+
+
+class BatchMarks(NamedTuple):
+    """The marks of a batch.
+
+    Attributes:
+        marks: For each request, in execution order, the blocks before each mark.
+        bill: The bill of all together, in uncached tokens.
+    """
+
+    marks: list[tuple[int, ...]]
+    bill: float
+
+
+def marks_of_batch(
+    sequences: Sequence[Sequence[Hashable]],
+    weights: Sequence[Sequence[int]],
+    system_tokens: int,
+    written: Sequence[int],
+    prices: MarkPrices,
+) -> BatchMarks:
+    """Choose the marks of requests that run one after the other, in depth-first order.
+
+    Exact among all choices in which a prefix is written by the first request that has it, as far as
+    that has marks left: dynamic programming over the prefix tree, from the leaves up; for each
+    fork, over the last written prefix above it and the marks that its first request has left.
+
+    Args:
+        sequences: For each request its blocks in the order in which they are sent.
+        weights: The tokens of each of these.
+        system_tokens: The tokens of the system text before them.
+        written: For each request, how many of its first blocks end the longest prefix that is
+            written already; -1 for none.
+        prices: The cache's prices.
+    """
+    totals = [_cumulated(one, system_tokens) for one in weights]
+    marks: list[list[int]] = [[] for _ in sequences]
+    groups: dict[tuple[Hashable, ...] | None, list[int]] = {}
+    for position, depth in enumerate(written):
+        key = None if depth < 0 else tuple(sequences[position][:depth])
+        groups.setdefault(key, []).append(position)
+    bill = float(sum(total[-1] for total in totals))
+    for key, members in groups.items():
+        start = 0 if key is None else len(key)
+        read = 0 if key is None else totals[members[0]][start]
+        if key is not None:
+            for position in members:
+                marks[position].append(start)
+        bill -= prices.saving * read * len(members)
+        fork = _fork(sequences, totals, members, start)
+        chosen = _Chosen(prices)
+        # a written beginning is no fork to write, though several requests part there
+        bill -= chosen.below(fork, read, key is not None)
+        chosen.mark(fork, read, key is not None, marks)
+    return BatchMarks([tuple(sorted(set(one))) for one in marks], bill)
+
+
+def short_chains_first(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
+    """Return the positions of sequences in a depth-first order of their prefix tree.
+
+    The first request that passes a fork writes it, together with all forks above that nobody has
+    passed; and a prompt has few marks. So at each fork the branch goes first whose first request
+    has fewest further forks to write.
+
+    Args:
+        sequences: For each request its blocks in the order in which they will be sent.
+
+    Returns:
+        A permutation of `range(len(sequences))`.
+    """
+    if not sequences:
+        return []
+    totals = [[0] * (len(one) + 1) for one in sequences]
+    top = _fork(sequences, totals, list(range(len(sequences))), 0)
+    order: list[int] = []
+    stack = [top]
+    while stack:
+        fork = stack.pop()
+        if not fork.children:
+            order += fork.members
+            continue
+        chains = {id(child): _chain(child) for child in fork.children}
+        order += [position for position in fork.members if len(sequences[position]) == fork.depth]
+        fork.children.sort(key=lambda child: (chains[id(child)], -len(child.members)))
+        stack += reversed(fork.children)
+    return order
+
+
+def _chain(fork: _Fork) -> int:
+    """Return how many forks the first request writes from here on, in the best order."""
+    if len(fork.members) == 1:
+        return 0
+    if fork.has_ends or not fork.children:
+        return 1
+    return 1 + min(map(_chain, fork.children))
+
+
+def _cumulated(weights: Sequence[int], start: int) -> list[int]:
+    totals = [start]
+    for weight in weights:
+        totals.append(totals[-1] + weight)
+    return totals
+
+
+def _fork(
+    sequences: Sequence[Sequence[Hashable]],
+    totals: Sequence[Sequence[int]],
+    members: list[int],
+    depth: int,
+    level: int = 0,
+) -> _Fork:
+    """Return the tree of some requests behind a common beginning, as deep as it is looked at."""
+    first = members[0]
+    fork = _Fork(depth, totals[first][depth], members, [], len(sequences[first]) == depth, False)
+    if level == _MOST_LEVELS:
+        fork.ends_first = True
+        return fork
+    branches: dict[Hashable, list[int]] = {}
+    for position in members:
+        if len(sequences[position]) > depth:
+            branches.setdefault(sequences[position][depth], []).append(position)
+        else:
+            fork.has_ends = True
+    for branch in branches.values():
+        if len(branch) == 1:
+            end = len(sequences[branch[0]])
+        else:
+            end = depth + 1
+            shortest = min(len(sequences[position]) for position in branch)
+            one = sequences[branch[0]]
+            while end < shortest and all(
+                sequences[position][end] == one[end] for position in branch
+            ):
+                end += 1
+        fork.children.append(_fork(sequences, totals, branch, end, level + 1))
+    return fork
+
+
+class _Chosen:
+    """The best choices below forks, worked out once each.
+
+    `read` is the tokens of the last written prefix above, 0 for none; `left` how many marks the
+    first request that passes has left.
+    """
+
+    def __init__(self, prices: MarkPrices) -> None:
+        self._prices = prices
+        self._known: dict[tuple[int, int, int], tuple[float, bool]] = {}
+
+    def below(self, fork: _Fork, read: int, is_written: bool) -> float:
+        """Return the gain at and below the top fork."""
+        if is_written:
+            return self._children(fork, read, self._fresh(read))
+        return self._best(fork, read, self._prices.marks)[0]
+
+    def _fresh(self, read: int) -> int:
+        """Return how many marks a request has left that reads this much."""
+        return self._prices.marks - (read > 0)
+
+    def _best(self, fork: _Fork, read: int, left: int) -> tuple[float, bool]:
+        """Return the gain at and below a fork, and whether it is written."""
+        if len(fork.members) == 1:
+            return 0.0, False
+        state = id(fork), read, left
+        if state in self._known:
+            return self._known[state]
+        prices = self._prices
+        best = self._children(fork, read, left), False
+        if left and fork.tokens >= prices.minimum and fork.tokens > read:
+            gain = prices.saving * (len(fork.members) - 1) - prices.premium
+            value = (fork.tokens - read) * gain + self._children(fork, fork.tokens, left - 1)
+            if value > best[0]:
+                best = value, True
+        self._known[state] = best
+        return best
+
+    def _children(self, fork: _Fork, read: int, left: int) -> float:
+        return sum(
+            self._best(child, read, self._left(fork, number, read, left))[0]
+            for number, child in enumerate(fork.children)
+        )
+
+    def _left(self, fork: _Fork, number: int, read: int, left: int) -> int:
+        """Return the marks left of the first request of a child: the fork's own, or another."""
+        return left if number == 0 and not fork.ends_first else self._fresh(read)
+
+    def mark(self, fork: _Fork, read: int, is_written: bool, marks: list[list[int]]) -> None:
+        """Add the chosen marks of all requests below the top fork."""
+        left = self._fresh(read) if is_written else self._prices.marks
+        # what a request reads, and what it writes as the first
+        stack = [(fork, read, fork.depth if is_written else -1, left, is_written)]
+        while stack:
+            fork, read, depth, left, is_top = stack.pop()
+            if not is_top and self._best(fork, read, left)[1]:
+                first = fork.members[0]
+                marks[first].append(fork.depth)
+                for position in fork.members[1:]:
+                    if depth >= 0 and marks[position] and marks[position][-1] == depth:
+                        marks[position].pop()  # it reads further
+                    marks[position].append(fork.depth)
+                read, depth, left = fork.tokens, fork.depth, left - 1
+            for number, child in enumerate(fork.children):
+                below = self._left(fork, number, read, left)
+                stack.append((child, read, depth, below, False))

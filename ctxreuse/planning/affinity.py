@@ -1,0 +1,113 @@
+"""Which requests belong together: an id by which caches and routers keep them in one place.
+
+Two requests that share a prefix hit only where that prefix is kept. Their id is a keyed hash of the
+tenant and of the top node of their prefix group: the system text, where it is kept on its own, or
+else the block that the prompt begins with. A place serves only some requests a minute; a group that
+is asked for more often is divided by the next block, so that what shares more stays together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from math import ceil
+from typing import TYPE_CHECKING
+
+from ctxreuse.context.blocks import BlockId, encoded
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import LRUMap
+
+if TYPE_CHECKING:
+    from ctxreuse.planning.plan import Plan
+
+_MINUTE_S = 60.0
+_MOST_GROUPS = 10_000
+
+
+def keyed_digest(key: str, *parts: str) -> str:
+    """Return 32 hexadecimal digits that stand for texts; without the key nobody can tell them.
+
+    Args:
+        key: A secret of the application; processes that share it get the same digits.
+        *parts: The texts.
+    """
+    secret = hashlib.blake2b(encoded(key), digest_size=32).digest()
+    digest = hashlib.blake2b(key=secret, digest_size=16)
+    for part in parts:
+        piece = encoded(part)
+        digest.update(len(piece).to_bytes(8, "big") + piece)
+    return digest.hexdigest()
+
+
+def group_of(plan: Plan) -> tuple[str, ...]:
+    """Return what names the prefix group of a plan, the tenant first."""
+    request = plan.request
+    if plan.cache.has_marks and 0 in plan.marks:
+        return request.tenant, "system", request.system or ""
+    first = _leading(plan)
+    if first:
+        return request.tenant, "block", request.system or "", first[0]
+    if request.history and request.conversation_id is not None:
+        return request.tenant, "conversation", _name(request.conversation_id)
+    return request.tenant, "system", request.system or ""
+
+
+def affinity_id(plan: Plan, key: str) -> str:
+    """Return the id of a plan's prefix group, and of its shard.
+
+    Args:
+        plan: The plan.
+        key: A secret of the application.
+    """
+    group = group_of(plan)
+    if plan.shards == 1:
+        return keyed_digest(key, "group", *group)
+    leading = _leading(plan)
+    below = leading[0 if group[1] == "system" else 1 :][:1] or [""]
+    shard = int(keyed_digest("", *below)[:8], 16) % plan.shards
+    return keyed_digest(key, "group", *group, str(shard))
+
+
+class GroupRates:
+    """Counts the requests a minute of each prefix group; threads may share it.
+
+    Args:
+        rate: Requests of one group a minute that one place serves.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._groups: LRUMap[tuple[str, ...], tuple[float, int, int]] = LRUMap()
+
+    def shards(self, group: tuple[str, ...], now: float) -> int:
+        """Count a request; return into how many shards its group is divided: a power of two.
+
+        Args:
+            group: The group.
+            now: Seconds, of any clock.
+        """
+        with self._lock:
+            began, count, before = self._groups.get(group) or (now, 0, 0)
+            if not began <= now < began + _MINUTE_S:
+                is_next = began <= now < began + 2 * _MINUTE_S
+                began, count, before = now, 0, count if is_next else 0
+            self._groups.put(group, (began, count + 1, before))
+            while len(self._groups) > _MOST_GROUPS:
+                self._groups.pop_oldest()
+        needed = ceil(max(count + 1, before) / self._rate)
+        return 1 << (needed - 1).bit_length()
+
+
+def _leading(plan: Plan) -> list[str]:
+    """Return the names of the blocks that a prompt begins with, those of earlier turns included."""
+    if plan.request.history:
+        return [_name(block_id) for block_id in plan.labels.values()]
+    return [_name(block.id) for block in plan.blocks]
+
+
+def _name(name: BlockId) -> str:
+    # hexadecimal: decimal conversion of integers stops at 4,300 digits
+    return f"s{name}" if isinstance(name, str) else f"i{int(name):x}"

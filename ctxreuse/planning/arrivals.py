@@ -1,0 +1,114 @@
+"""Requests that arrive where a cache keeps marked prefixes only: their order and their marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.ordering.marked_order import continuation_from
+from ctxreuse.ordering.marks import MarkPrices, marks_of_batch
+from ctxreuse.ordering.online import LONG_CONTEXT
+from ctxreuse.ordering.written_prefixes import Beginning
+from ctxreuse.planning.tenant_state import TenantState
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An arriving context with what its tenant's state says about it, which need not be held then.
+
+    Attributes:
+        context: Block -> weight, in the retriever's order.
+        beginning: How it may begin.
+        members: In which recent requests its blocks were; empty where these order nothing.
+        missing: Tokens that the system text lacks for the shortest prefix that is kept.
+        words: How many tokens it takes to say that blocks were moved.
+        note_limit: Called with the name of a bound on the work that was reached.
+    """
+
+    context: Mapping[BlockKey, int]
+    beginning: Beginning
+    members: Mapping[BlockKey, int]
+    missing: int
+    words: int
+    note_limit: Callable[[str], object]
+
+    def order(self) -> list[BlockKey]:
+        """Return the order: what gains most in front, then what may be wanted with it."""
+        path = self.beginning.path
+        retrieved = list(self.context)
+        if path and self.beginning.gain <= self.words and list(path) != retrieved[: len(path)]:
+            return retrieved
+        placed = set(path)
+        rest = {key: weight for key, weight in self.context.items() if key not in placed}
+        if not self.members or not rest:
+            return [*path, *rest]
+        missing = 0 if path else self.missing
+        if sum(rest.values()) < missing:
+            return retrieved  # it is too short to be kept, whatever the order
+        following = continuation_from(self.members, path, rest, missing)
+        if following.is_cut_short:
+            self.note_limit("continuations")
+        return [*path, *following.order]
+
+
+def arrive(
+    state: TenantState,
+    root: bytes | None,
+    context: Mapping[BlockKey, int],
+    system_tokens: int,
+    prices: MarkPrices,
+    now: float | None,
+    words: int,
+    note_limit: Callable[[str], object],
+    *,
+    learns: bool,
+) -> Arrival:
+    """Look up what decides the order of an arriving context, in a state that is held.
+
+    Args:
+        state: The tenant's state.
+        root: What the root of its system text is named after.
+        context: Block -> weight, in the retriever's order.
+        system_tokens: The tokens of the system text.
+        prices: The cache's prices.
+        now: Seconds; None if nothing is known of the time.
+        words: As in `Arrival`.
+        note_limit: As in `Arrival`.
+        learns: Whether the orders that are to choose from are tried on it.
+    """
+    assert state.prefixes is not None, "only with marks"
+    beginning = state.prefixes.beginning(root, context, now)
+    members: Mapping[BlockKey, int] = {}
+    index = state.index
+    # as in `OnlineOrder`: behind a text that nothing was sent with, nothing can be shared
+    if state.online.follows_cooccurrence and index.tree.first_children[index.root(root)]:
+        members = state.online.recent.members(context)
+    if learns and len(context) <= LONG_CONTEXT:
+        state.online.learn(context, root)
+    missing = max(0, prices.minimum - system_tokens)
+    return Arrival(context, beginning, members, missing, words, note_limit)
+
+
+class Sent(NamedTuple):
+    """The blocks of a request in the order in which they are sent, and their tokens."""
+
+    keys: Sequence[BlockKey]
+    weights: Sequence[int]
+
+
+def marks_together(
+    sent: Sequence[Sent], readable: Sequence[int], system_tokens: int, prices: MarkPrices
+) -> list[tuple[int, ...]]:
+    """Return the marks of requests behind one system text that are known together.
+
+    Args:
+        sent: The requests, in execution order.
+        readable: For each of them, how many of its first blocks can be read already; -1 if nothing
+            can, not even the system text.
+        system_tokens: The tokens of the system text.
+        prices: The cache's prices.
+    """
+    keys, weights = [one.keys for one in sent], [one.weights for one in sent]
+    return marks_of_batch(keys, weights, system_tokens, readable, prices).marks

@@ -1,0 +1,99 @@
+"""The simulator of caches with marks, beside a second reckoning of the providers' rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from caching_provider import Provider, count_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.cache.breakpoints import BilledTokens, BreakpointCache, PromptPiece
+from ctxreuse.context.cache_profile import cache_profile
+from ctxreuse.errors import InvalidRequestError
+
+MINIMUM = 6
+
+
+@st.composite
+def requests(draw: st.DrawFn, lives: list[str], most_marks: int) -> list[Any]:
+    """Draw prompts of few different blocks, each with marks and a time."""
+    drawn, now = [], 0.0
+    for _ in range(draw(st.integers(1, 8))):
+        now += draw(st.sampled_from([0, 1, 299, 300, 301, 1_799, 1_800, 3_000, 3_600]))
+        names = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3))
+        names += [f"x{n}" for n in range(draw(st.sampled_from([0, 1, 2, 17, 18, 19, 20, 90])))]
+        places = st.integers(0, len(names) - 1)
+        marks = sorted(draw(st.sets(places, max_size=most_marks)))
+        longest_first = sorted((draw(st.sampled_from(lives)) for _ in marks), key=lives.index)
+        drawn.append((names, dict(zip(marks, longest_first, strict=True)), now))
+    return drawn
+
+
+def words(name: str) -> str:
+    return " ".join([name] * 3)
+
+
+@given(requests(["1h", "5m"], 4), st.sampled_from(["5m", "1h"]))
+def test_it_agrees_with_the_rules_of_anthropic(prompts: list[Any], life: str) -> None:
+    cache = BreakpointCache(cache_profile(f"anthropic(minimum={MINIMUM}, life={life})"))
+    provider = Provider("anthropic", MINIMUM)
+    for names, marks, now in prompts:
+        content = [{"type": "text", "text": words(name)} for name in names]
+        for position, ttl in marks.items():
+            content[position]["cache_control"] = {"type": "ephemeral", "ttl": ttl}  # type: ignore[assignment]
+        usage = provider.take({"messages": [{"role": "user", "content": content}]}, now)
+        pieces = [
+            PromptPiece(words(name), count_tokens(words(name)), n in marks, marks.get(n))
+            for n, name in enumerate(names)
+        ]
+        billed = cache.serve(pieces, now=now)
+        assert billed == BilledTokens(usage.uncached, usage.read, usage.written)
+        assert billed.prompt_tokens == usage.total
+        assert billed.bill(cache_profile("anthropic")) == pytest.approx(usage.bill())
+
+
+@given(requests(["30m"], 12), st.booleans(), st.sampled_from(["", "k"]))
+def test_it_agrees_with_the_rules_of_openai(prompts: list[Any], marks_end: bool, key: str) -> None:
+    cache = BreakpointCache(cache_profile(f"openai(minimum={MINIMUM})"), marks_end=marks_end)
+    provider = Provider("openai", MINIMUM)
+    for number, (names, marks, now) in enumerate(prompts):
+        content = [{"type": "text", "text": words(name)} for name in names]
+        for position in marks:
+            content[position]["prompt_cache_breakpoint"] = {"mode": "explicit"}  # type: ignore[assignment]
+        own = key if number % 2 else ""
+        body = {
+            "messages": [{"role": "user", "content": content}],
+            "prompt_cache_options": {"mode": "implicit" if marks_end else "explicit"},
+            "prompt_cache_key": own,
+        }
+        usage = provider.take(body, now)
+        pieces = [
+            PromptPiece(words(name), count_tokens(words(name)), n in marks)
+            for n, name in enumerate(names)
+        ]
+        assert cache.serve(pieces, now=now, key=own) == BilledTokens(
+            usage.uncached, usage.read, usage.written
+        )
+
+
+def test_what_has_expired_takes_no_memory() -> None:
+    cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
+    for number in range(1_000):
+        cache.serve([PromptPiece(f"{number}", 10, is_marked=True)], now=10.0 * number)
+    assert len(cache) <= 61
+
+
+@pytest.mark.parametrize("wrong", ["vllm", "gemini", "openai-before-5.6"])
+def test_caches_without_marks_are_refused(wrong: str) -> None:
+    with pytest.raises(InvalidRequestError, match="has no marks"):
+        BreakpointCache(cache_profile(wrong))
+
+
+def test_a_time_to_live_that_the_profile_lacks_is_refused() -> None:
+    cache = BreakpointCache(cache_profile("openai(minimum=1)"))
+    with pytest.raises(InvalidRequestError, match="no time to live '1h'"):
+        cache.serve([PromptPiece("a", 9, is_marked=True, life="1h")], now=0.0)
+    with pytest.raises(InvalidRequestError, match="take the profile"):
+        BilledTokens(0, 0, {"1h": 1}).bill(cache_profile("openai"))

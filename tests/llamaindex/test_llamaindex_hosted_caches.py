@@ -1,0 +1,172 @@
+"""Wrapped LlamaIndex models in front of hosted caches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import anthropic
+import pytest
+import pytest_socket
+from caching_provider import count_tokens
+from caching_server import CachingServer, caching_server
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    ChatResponse,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.llms import MockLLM
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.openai_like import OpenAILike
+
+from ctxreuse import ReusePlanner
+from llamaindex_ctxreuse import ReuseLLM, format_context
+
+
+@pytest.fixture(autouse=True)
+def with_this_machine(_without_network: None) -> None:
+    """Let a module talk to its servers on this machine."""
+    pytest_socket.enable_socket()
+
+
+ROUNDS = [("one", "two", "three"), ("two", "one", "four"), ("five", "one", "two"), ("one", "two")]
+
+
+def context(*names: str) -> str:
+    nodes = [TextNode(id_=name, text=f"{name} " * 800) for name in names]
+    return format_context([NodeWithScore(node=node, score=1.0) for node in nodes])
+
+
+class Anthropic(MockLLM):
+    """Sends blocks and cache points as LlamaIndex's class of this name does.
+
+    That one does not work with the anthropic package of November 2026.
+    """
+
+    url: str = ""
+    cache_idx: int | None = None
+
+    @classmethod
+    def at(cls, url: str, cache_idx: int | None = None) -> Anthropic:
+        model = cls()
+        model.url, model.cache_idx = url, cache_idx
+        return model
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        system: list[str] = []
+        sent: list[Any] = []
+        for number, message in enumerate(messages):
+            if message.role is MessageRole.SYSTEM:
+                system += [b.text for b in message.blocks if isinstance(b, TextBlock)]
+                continue
+            content: list[Any] = []
+            for block in message.blocks:
+                if isinstance(block, TextBlock):
+                    content.append({"type": "text", "text": block.text})
+                elif isinstance(block, CachePoint):
+                    control = block.cache_control
+                    content[-1]["cache_control"] = {"type": control.type, "ttl": control.ttl}
+            index = self.cache_idx
+            if index is not None and (number <= index or index == -1):
+                content[-1]["cache_control"] = {"type": "ephemeral"}
+            sent.append({"role": message.role.value, "content": content})
+        with anthropic.Anthropic(base_url=self.url, api_key="k", max_retries=0) as client:
+            raw = client.messages.create(
+                model="m", max_tokens=9, messages=sent, system="\n".join(system)
+            )
+        return ChatResponse(
+            message=ChatMessage(role="assistant", content=raw.content[0].text), raw=raw
+        )
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return await asyncio.to_thread(self.chat, messages)
+
+
+def claude(server: CachingServer, **settings: Any) -> ReuseLLM:
+    planner = ReusePlanner(cache="anthropic", token_counter=count_tokens)
+    return ReuseLLM(inner=Anthropic.at(server.url, **settings), planner=planner, window_s=0)
+
+
+def marked(body: dict[str, Any]) -> list[str]:
+    parts = [part for one in body["messages"] for part in one["content"]]
+    return [part["text"].split()[0] for part in parts if part.get("cache_control")]
+
+
+def test_cache_points_stand_where_prompts_fork() -> None:
+    with caching_server("anthropic") as server:
+        llm = claude(server)
+        for number, names in enumerate([*ROUNDS, *ROUNDS]):
+            question = ChatMessage(content=f"{context(*names)}\n\nQuestion {number}?")
+            answer = llm.chat([ChatMessage(role=MessageRole.SYSTEM, content="Be brief."), question])
+            assert "In France [Doc_" in str(answer.message.content)
+        assert server.usages[-1].read > 1_500
+        reported = llm.planner.savings.reported  # type: ignore[union-attr]
+        assert reported.cached_tokens == sum(usage.read for usage in server.usages)
+        assert reported.prompt_tokens == sum(usage.total for usage in server.usages)
+        assert reported.written["5m"] == sum(one.written.get("5m", 0) for one in server.usages)
+
+
+def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us() -> None:
+    point = CachePoint(cache_control=CacheControl(type="ephemeral"))
+    for users in range(6):
+        with caching_server("anthropic") as server:
+            llm = claude(server)
+            for number, names in enumerate(ROUNDS):
+                rules = [(TextBlock(text=f"rule{n} holds"), point) for n in range(users)]
+                text = TextBlock(text=f"{context(*names)}\n\nQuestion {number}?")
+                blocks = [block for pair in rules for block in pair]
+                llm.chat([ChatMessage(blocks=[*blocks, text])])
+            expected = [f"rule{n}" for n in range(users)][-4:]
+            assert marked(server.bodies[-1])[: len(expected)] == expected
+            assert len(marked(server.bodies[-1])) <= 4
+            assert not server.refusals
+
+
+def test_the_marks_of_cache_idx_count() -> None:
+    with caching_server("anthropic") as server:
+        llm = claude(server, cache_idx=-1)
+        for number, names in enumerate(ROUNDS):
+            messages = [
+                ChatMessage(content=f"{n}: {context(*names) if n == 4 else 'well'}", role=role)
+                for n, role in enumerate(["user", "assistant"] * 2 + ["user"])
+            ][1 if number % 2 else 2 :]
+            llm.chat(messages)
+        assert not server.refusals
+
+
+def test_a_model_without_marks_gets_the_key_alone_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from llamaindex_ctxreuse.llm import cache_points
+
+    cache_points._log_no_marks.cache_clear()
+    with caching_server("openai") as server, caplog.at_level(logging.WARNING, "ctxreuse"):
+        inner = OpenAILike(
+            model="m", api_base=f"{server.url}/v1", api_key="k", is_chat_model=True,
+            context_window=100_000,
+        )  # fmt: skip
+        llm = ReuseLLM(inner=inner, planner=ReusePlanner(cache="openai"), window_s=0)
+        for _ in range(2):
+            llm.chat([ChatMessage(content=f"{context('one', 'two')}\n\nWhich?")])
+        body = server.bodies[-1]
+        assert "prompt_cache_options" not in body
+        assert len(body["prompt_cache_key"]) == 32
+        assert isinstance(body["messages"][0]["content"], str)
+    assert sum("OpenAILike sends none" in one.message for one in caplog.records) == 1
+
+
+async def test_a_batch_sends_leaders_first() -> None:
+    with caching_server("anthropic") as server:
+        began: list[int] = []
+        server.before_first_token = lambda: began.append(len(server.usages))
+        batch = [
+            [ChatMessage(content=f"{context('one', 'two', 'three')}\n\nQuestion {n}?")]
+            for n in range(4)
+        ]
+        await claude(server).achat_batch(batch)
+        assert began.count(0) == 1

@@ -1,0 +1,121 @@
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.ordering.bill_tree import cheap_orders
+from ctxreuse.ordering.marks import (
+    Markable,
+    MarkPrices,
+    marks_of_arrival,
+    marks_of_batch,
+    short_chains_first,
+)
+
+PRICES = MarkPrices(premium=0.25, saving=0.9, minimum=10, marks=4, lifetime=None)
+HOUR = MarkPrices(premium=1.0, saving=0.9, minimum=10, marks=4, lifetime=None)
+
+
+def replay(sequences, weights, marks, system_tokens, prices):
+    """Return the bill of marked prompts, by the rules of the cache alone."""
+    written, bill = set(), 0.0
+    for sequence, tokens, own in zip(sequences, weights, marks, strict=True):
+        lengths = [system_tokens + sum(tokens[:end]) for end in range(len(tokens) + 1)]
+        read = max([lengths[end] for end in own if tuple(sequence[:end]) in written], default=0)
+        new = [end for end in own if lengths[end] >= prices.minimum and lengths[end] > read]
+        written.update(tuple(sequence[:end]) for end in new)
+        last = max([lengths[end] for end in new], default=read)
+        bill += (1 - prices.saving) * read + (1 + prices.premium) * (last - read)
+        bill += lengths[-1] - last
+    return bill
+
+
+contexts = st.lists(st.lists(st.integers(0, 5), max_size=5, unique=True), min_size=1, max_size=8)
+all_weights = st.lists(st.integers(1, 30), min_size=6, max_size=6)
+prices = st.sampled_from(
+    [PRICES, HOUR, MarkPrices(0.25, 0.9, 10, 1, None), MarkPrices(0.25, 0.9, 10, 2, None)]
+)
+
+
+@given(contexts, all_weights, st.sampled_from((0, 4, 20)), prices)
+@settings(max_examples=150)
+def test_the_bill_of_a_batch_is_that_of_an_independent_replay(found, weights, system, one):
+    orders = cheap_orders(found, weights, system, one)
+    assert [sorted(order) for order in orders] == [sorted(context) for context in found]
+    sent = [orders[position] for position in short_chains_first(orders)]
+    tokens = [[weights[block] for block in order] for order in sent]
+    marked = marks_of_batch(sent, tokens, system, [-1] * len(sent), one)
+    assert marked.bill == pytest.approx(replay(sent, tokens, marked.marks, system, one))
+    assert marked.bill <= sum(map(sum, tokens)) + system * len(sent) + 1e-9
+    for order, marks in zip(sent, marked.marks, strict=True):
+        assert len(marks) <= one.marks
+        assert list(marks) == sorted(set(marks))
+        assert not marks or 0 <= marks[0] <= marks[-1] <= len(order)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), max_size=3, unique=True), min_size=1, max_size=3),
+    st.lists(st.integers(1, 30), min_size=3, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_marks_of_a_small_batch_cost_less(found, weights):
+    sent = [found[position] for position in short_chains_first(found)]
+    tokens = [[weights[block] for block in order] for order in sent]
+    marked = marks_of_batch(sent, tokens, 0, [-1] * len(sent), PRICES)
+    choices = [
+        [
+            marks
+            for size in range(len(order) + 2)
+            for marks in combinations(range(len(order) + 1), size)
+        ]
+        for order in sent
+    ]
+    cheapest = min(replay(sent, tokens, marks, 0, PRICES) for marks in product(*choices))
+    assert marked.bill == pytest.approx(cheapest)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=6),
+    st.integers(1, 4),
+)
+def test_no_marks_of_an_arrival_gain_more(steps, most):
+    places, tokens = [], 0
+    for blocks, (length, again) in enumerate(steps, start=1):
+        tokens += length
+        places.append(Markable(blocks, tokens, again))
+
+    def gain(marks):
+        before, total = 0, 0.0
+        for place in places:
+            if place.blocks in marks:
+                total += (place.tokens - before) * PRICES.gain(place.again)
+                before = place.tokens
+        return total
+
+    marks = marks_of_arrival(places, 0, most, PRICES)
+    long = [place.blocks for place in places if place.tokens >= PRICES.minimum]
+    choices = [one for size in range(most + 1) for one in combinations(long, size)]
+    assert set(marks) <= set(long)
+    assert gain(marks) == pytest.approx(max(map(gain, choices)))
+
+
+def test_a_dearer_class_of_writing_needs_more_readers():
+    assert (PRICES.least_requests, HOUR.least_requests) == (2, 3)
+
+
+def test_the_first_request_of_a_fork_has_few_forks_to_write():
+    chain = ["abcd", "abce", "abx", "ay"]
+    assert [chain[position] for position in short_chains_first(chain)] == [
+        "ay",
+        "abx",
+        "abcd",
+        "abce",
+    ]
+
+
+def test_what_is_written_already_is_read_not_written():
+    sent, tokens = ["ab", "ac"], [[20, 5], [20, 5]]
+    marked = marks_of_batch(sent, tokens, 0, [1, 1], PRICES)
+    assert marked.marks == [(1,), (1,)]
+    assert marked.bill == pytest.approx(2 * (2 + 5))

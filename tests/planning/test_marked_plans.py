@@ -1,0 +1,131 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse import CacheProfile, ContextBlock, ContextRequest, ReusePlanner, TimeToLive
+from ctxreuse.errors import InvalidRequestError
+
+OWN = CacheProfile(
+    name="ours",
+    granularity="marks",
+    minimum=30,
+    marks=3,
+    times_to_live=(TimeToLive("", 100, 1.25),),
+    read_factor=0.1,
+)
+LENGTHS = {letter: 10 + 3 * number for number, letter in enumerate("abcdefgh")}
+
+
+def request(letters, system=None, **options):
+    blocks = [ContextBlock(id=one, text=f"text {one}", tokens=LENGTHS[one]) for one in letters]
+    return ContextRequest(blocks, query="Which?", system=system, **options)
+
+
+letters = st.lists(st.sampled_from("abcdefgh"), max_size=7, unique=True).map("".join)
+systems = st.sampled_from((None, "Be brief.", "rule " * 200))
+times = st.lists(st.integers(0, 60), min_size=12, max_size=12)
+
+
+def ids(plan):
+    return [block.id for block in plan.blocks]
+
+
+@given(st.lists(letters, max_size=12), times, systems, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_marked_plans_keep_their_blocks_and_the_limits(found, gaps, system, is_batch):
+    requests = [request(one, system) for one in found]
+
+    def plans():
+        planner = ReusePlanner(cache=OWN)
+        if is_batch:
+            for one in requests[:3]:
+                planner.plan(one, now=0)
+            return list(planner.plan_batch(requests, now=1).in_input_order())
+        now, made = 0, []
+        for one, gap in zip(requests, gaps, strict=False):
+            now += gap
+            made.append(planner.plan(one, now=now))
+        return made
+
+    made = plans()
+    assert [sorted(ids(plan)) for plan in made] == [sorted(one) for one in found]
+    for plan in made:
+        assert len(plan.marks) <= OWN.marks
+        assert list(plan.marks) == sorted(set(plan.marks))
+        assert not plan.marks or 0 <= plan.marks[0] <= plan.marks[-1] <= len(plan.blocks)
+    again = plans()
+    assert [(ids(one), one.marks) for one in made] == [(ids(one), one.marks) for one in again]
+
+
+@given(st.lists(letters, max_size=10), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_profile_of_vllm_changes_nothing(found, is_batch):
+    requests = [request(one) for one in found]
+
+    def plans(**options):
+        planner = ReusePlanner(**options)
+        if is_batch:
+            return planner.plan_batch(requests, now=5).plans
+        return [planner.plan(one, now=5) for one in requests]
+
+    expected = plans()
+    assert all(plan.marks == () for plan in expected)
+    assert plans(cache="vllm") == expected
+
+
+def test_a_prefix_that_comes_again_is_written_and_then_read():
+    planner = ReusePlanner(cache=OWN)
+    plans = [planner.plan(request("abcd"), now=now) for now in range(4)]
+    assert plans[0].marks == ()
+    assert plans[1].marks
+    assert plans[3].marks[-1] == 4
+    assert plans[3].expected_cached_tokens == sum(LENGTHS[one] for one in "abcd")
+
+
+def test_what_has_expired_is_not_expected_to_be_read():
+    planner = ReusePlanner(cache=OWN)
+    for now in range(3):
+        planner.plan(request("abcd"), now=now)
+    assert planner.plan(request("abcd"), now=101).expected_cached_tokens > 0
+    assert planner.plan(request("abcd"), now=202).expected_cached_tokens == 0
+
+
+def test_a_prompt_shorter_than_the_minimum_is_left_as_it_is():
+    planner = ReusePlanner(cache=OWN)
+    for one in ("ab", "ab", "ba", "ba"):
+        plan = planner.plan(request(one))
+        assert (ids(plan), plan.marks) == (list(one), ())
+
+
+def test_a_batch_reads_what_was_written_before():
+    planner = ReusePlanner(cache=OWN)
+    first = planner.plan_batch([request("abcd"), request("abce")], now=0)
+    assert any(plan.marks for plan in first.plans)
+    second = planner.plan_batch([request("cbaf"), request("bacg")], now=1)
+    assert all(plan.expected_cached_tokens >= 30 for plan in second.plans)
+
+
+def test_other_tenants_writing_is_not_read():
+    planner = ReusePlanner(cache=OWN)
+    for _ in range(3):
+        planner.plan(request("abcd", tenant="one"))
+    assert planner.plan(request("abcd", tenant="two")).expected_cached_tokens == 0
+
+
+def test_what_is_remembered_of_prefixes_is_bounded():
+    planner = ReusePlanner(cache=OWN)
+    for number in range(50):
+        blocks = [ContextBlock(id=f"{number}-{one}", text="x", tokens=20) for one in range(5)]
+        planner.plan(ContextRequest(blocks))
+    state = next(iter(planner._planning._tenants._states.values()))
+    assert state.prefixes.block_count == 250
+    while state.prefixes.block_count:
+        before = state.prefixes.block_count
+        state.prefixes.forget_oldest()
+        assert state.prefixes.block_count < before
+
+
+@pytest.mark.parametrize("now", ["noon", float("nan"), -1])
+def test_a_time_that_cannot_be_is_refused(now):
+    with pytest.raises(InvalidRequestError, match="now must be a number"):
+        ReusePlanner(cache=OWN).plan(request("ab"), now=now)

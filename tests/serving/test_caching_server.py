@@ -1,0 +1,192 @@
+"""The fake provider as the official SDKs see it, by the rules that providers have written down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from caching_provider import Provider, Usage
+from caching_server import CachingServer, caching_server
+
+LONG = "word " * 1_100
+MARK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+
+
+def text(words: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **fields}
+
+
+def ask_anthropic(
+    server: CachingServer, content: list[Any], **fields: Any
+) -> anthropic.types.Usage:
+    with anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as client:
+        messages = [{"role": "user", "content": content}]
+        return client.messages.create(model="m", max_tokens=9, messages=messages, **fields).usage
+
+
+def ask_openai(server: CachingServer, content: list[Any], **fields: Any) -> tuple[int, int, int]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
+        messages = [{"role": "user", "content": content}]
+        usage = client.chat.completions.create(model="m", messages=messages, **fields).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    details = usage.prompt_tokens_details
+    return usage.prompt_tokens, details.cached_tokens or 0, details.cache_write_tokens or 0
+
+
+def test_anthropic_writes_up_to_the_mark_and_reads_it_for_five_minutes_after_the_last_read() -> (
+    None
+):
+    with caching_server("anthropic") as server:
+        content = [text(LONG, **EPHEMERAL), text("one tail")]
+        first = ask_anthropic(server, content)
+        assert (first.input_tokens, first.cache_creation_input_tokens) == (2, 1_100)
+        assert first.cache_creation is not None
+        assert first.cache_creation.ephemeral_5m_input_tokens == 1_100
+        for _ in range(3):
+            server.now += 299
+            again = ask_anthropic(server, [text(LONG, **EPHEMERAL), text("another")])
+            assert (again.input_tokens, again.cache_read_input_tokens) == (1, 1_100)
+            assert again.cache_creation_input_tokens == 0
+        server.now += 301
+        assert ask_anthropic(server, content).cache_read_input_tokens == 0
+
+
+def test_anthropic_pays_twice_for_an_hour_and_reports_each_class_of_writing() -> None:
+    with caching_server("anthropic") as server:
+        hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)], system=[text(LONG, **hour)])
+        assert usage.cache_creation is not None
+        assert usage.cache_creation.ephemeral_1h_input_tokens == 1_100
+        assert usage.cache_creation.ephemeral_5m_input_tokens == 1_100
+        assert server.bill == 2 * 1_100 + 1.25 * 1_100
+        server.now += 3_000
+        usage = ask_anthropic(server, [text("else")], system=[text(LONG, **hour)])
+        assert usage.cache_read_input_tokens == 1_100
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([text(f"word{n}", **EPHEMERAL) for n in range(5)], "maximum of 4"),
+        (
+            [text("a", **EPHEMERAL), text("b", cache_control={"type": "ephemeral", "ttl": "1h"})],
+            "must not come after",
+        ),
+        ([text(" ", **EPHEMERAL)], "non-whitespace"),
+    ],
+)
+def test_anthropic_refuses_too_many_marks_wrong_order_and_blank_blocks(
+    content: list[Any], why: str
+) -> None:
+    with caching_server("anthropic") as server, pytest.raises(anthropic.BadRequestError, match=why):
+        ask_anthropic(server, content)
+
+
+def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further() -> None:
+    for between, read in ((19, 1_100), (20, 0)):
+        with caching_server("anthropic") as server:
+            ask_anthropic(server, [text(LONG, **EPHEMERAL)])
+            more = [text(f"block{n}") for n in range(between)]
+            more[-1] |= EPHEMERAL
+            usage = ask_anthropic(server, [text(LONG), *more])
+            assert usage.cache_read_input_tokens == read
+
+
+def test_prefixes_below_the_minimum_are_not_stored() -> None:
+    with caching_server("anthropic", minimum=2_048) as server:
+        for _ in range(2):
+            usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)])
+            assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1_100, 0)
+
+
+def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else() -> None:
+    with caching_server("openai") as server:
+        explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
+        content = [text(LONG, **MARK), text("tail")]
+        assert ask_openai(server, content, **explicit) == (1_101, 0, 1_100)
+        assert ask_openai(server, content, **explicit) == (1_101, 1_100, 0)
+        assert ask_openai(server, [text(LONG), text("tail")], **explicit) == (1_101, 0, 0)
+        assert ask_openai(server, content, prompt_cache_key="x", **explicit) == (1_101, 0, 1_100)
+
+
+def test_openai_writes_the_whole_prompt_unless_the_mode_is_explicit() -> None:
+    with caching_server("openai") as server:
+        assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 0, 1_101)
+        assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 1_101, 0)
+        assert ask_openai(server, [text(LONG), text("else")]) == (1_101, 0, 1_101)
+        assert server.bill == pytest.approx(1.25 * 2_202 + 0.1 * 1_101)
+
+
+def test_openai_writes_the_latest_four_of_more_marks() -> None:
+    provider = Provider("openai", minimum=1)
+    content = [text(f"word{n}", **MARK) for n in range(6)]
+    options = {"mode": "explicit"}
+
+    def sent(marked: int) -> Usage:
+        body = {
+            "messages": [{"role": "user", "content": content[:marked]}],
+            "prompt_cache_options": options,
+        }
+        return provider.take(body, now=0.0)
+
+    assert sent(6).written == {"30m": 6}
+    assert sent(2) == Usage(0, 0, {"30m": 2})  # the first two were not stored
+    assert sent(3).read == 3
+
+
+def test_a_key_with_too_many_requests_a_minute_is_served_by_further_machines() -> None:
+    with caching_server("openai", rate=2) as server:
+        content = [text(LONG, **MARK)]
+        reads = [ask_openai(server, content, prompt_cache_key="g")[1] for _ in range(4)]
+        assert reads == [0, 1_100, 0, 1_100]
+        server.now += 61
+        assert ask_openai(server, content, prompt_cache_key="g")[1] == 1_100
+
+
+def test_the_responses_protocol_is_reckoned_alike() -> None:
+    with caching_server("openai") as server:
+        part = {"type": "input_text", "text": LONG, **MARK}
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
+            for read in (0, 1_100):
+                reply = client.responses.create(
+                    model="m",
+                    input=[
+                        {"role": "user", "content": [part, {"type": "input_text", "text": "q"}]}
+                    ],
+                    prompt_cache_options={"mode": "explicit"},
+                )
+                assert reply.output_text == server.answer
+                assert reply.usage is not None
+                assert reply.usage.input_tokens_details.cached_tokens == read
+                assert reply.usage.input_tokens == 1_101
+
+
+def test_streams_report_the_same_usage() -> None:
+    async def asked() -> tuple[int | None, int | None]:
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="k") as client:
+            messages: Any = [{"role": "user", "content": [text(LONG, **EPHEMERAL)]}]
+            async with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
+                usage = (await stream.get_final_message()).usage
+        return usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+
+    with caching_server("anthropic") as server:
+        assert asyncio.run(asked()) == (0, 1_100)
+        assert asyncio.run(asked()) == (1_100, 0)
+
+
+def test_followers_hit_only_after_the_first_token_of_their_leader() -> None:
+    with caching_server("anthropic") as server:
+        content = [text(LONG, **EPHEMERAL)]
+
+        def ask_meanwhile() -> None:
+            server.before_first_token = lambda: None
+            assert ask_anthropic(server, content).cache_read_input_tokens == 0
+
+        server.before_first_token = ask_meanwhile
+        ask_anthropic(server, content)
+        assert ask_anthropic(server, content).cache_read_input_tokens == 1_100

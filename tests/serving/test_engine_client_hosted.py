@@ -1,0 +1,251 @@
+"""The client in front of hosted caches: both protocols, marks, keys, headers and usage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from caching_provider import count_tokens
+from caching_server import CachingServer, caching_server
+
+from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving import EngineClient, EnginePool, dispatch
+from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
+from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.reply import BrokenReplyError
+
+_Result = TypeVar("_Result")
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def server(request: pytest.FixtureRequest) -> Iterator[CachingServer]:
+    with caching_server(request.param) as server:
+        yield server
+
+
+def request(*names: str, **fields: Any) -> ContextRequest:
+    blocks = [ContextBlock(id=name, text=f"{name} " * 1_200) for name in names]
+    return ContextRequest(blocks, "Which?", system="Be brief.", **fields)
+
+
+def with_client(
+    server: CachingServer,
+    use: Callable[[EngineClient, ReusePlanner], Awaitable[_Result]],
+    cache: str | None = None,
+    **options: Any,
+) -> _Result:
+    planner = ReusePlanner(cache=cache or server.provider.protocol, token_counter=count_tokens)
+
+    async def main() -> _Result:
+        options.setdefault("protocol", server.provider.protocol)
+        async with EngineClient(server.url, "m", planner=planner, retries=0, **options) as client:
+            return await use(client, planner)
+
+    return asyncio.run(main())
+
+
+def test_answers_say_what_was_read_and_written(server: CachingServer) -> None:
+    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+        for names in (("a", "b"), ("a", "c"), ("a", "d")):
+            answer = await client.complete(planner.plan(request(*names)), max_tokens=9)
+            assert answer.text == server.answer
+            assert answer.finish_reason == "stop"
+            usage = server.usages[-1]
+            assert answer.prompt_tokens == usage.total
+            assert answer.cached_tokens == usage.read
+            assert sum((answer.written_tokens or {}).values()) == sum(usage.written.values())
+        reported = planner.savings.reported
+        assert reported.cached_tokens == sum(one.read for one in server.usages) > 0
+        assert reported.prompt_tokens == sum(one.total for one in server.usages)
+        life = "30m" if server.provider.protocol == "openai" else "5m"
+        assert reported.written == {life: sum(one.written.get(life, 0) for one in server.usages)}
+
+    with_client(server, use)
+    assert not server.refusals
+
+
+def test_streams_read_both_protocols(server: CachingServer) -> None:
+    async def use(client: EngineClient, planner: ReusePlanner) -> str:
+        stream = client.stream(planner.plan(request("a")), max_tokens=9)
+        async with stream:
+            text = "".join([piece async for piece in stream])
+        assert stream.completion.prompt_tokens == server.usages[-1].total
+        return text
+
+    assert with_client(server, use) == server.answer
+
+
+def test_what_the_default_profile_sends_has_no_parts_and_no_key(server: CachingServer) -> None:
+    async def use(client: EngineClient, planner: ReusePlanner) -> Plan:
+        plan = planner.plan(request("a", "b"))
+        await client.complete(plan, max_tokens=9)
+        await client.complete([{"role": "user", "content": "Hello?"}], max_tokens=9)
+        return plan
+
+    plan = with_client(server, use, cache="vllm")
+    body, bare = server.bodies
+    assert body["messages"][-1] == {"role": "user", "content": plan.content}
+    assert bare["messages"] == [{"role": "user", "content": "Hello?"}]
+    assert not any(name.startswith("prompt_cache") for name in body)
+
+
+def test_marks_of_tools_count_and_a_literal_key_stays() -> None:
+    with caching_server("anthropic") as server:
+        tools = [
+            {"name": f"t{n}", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
+            for n in range(5)
+        ]
+
+        async def use(client: EngineClient, planner: ReusePlanner) -> None:
+            for _ in range(3):
+                plan = planner.plan(request("a", "b"))
+                await client.complete(plan, max_tokens=9, tools=tools)
+
+        with_client(server, use)
+        assert not server.refusals
+        assert ["cache_control" in tool for tool in server.bodies[-1]["tools"]] == [
+            False, True, True, True, True,
+        ]  # fmt: skip
+    with caching_server("openai") as server:
+
+        async def ask(client: EngineClient, planner: ReusePlanner) -> None:
+            plan = planner.plan(request("a"))
+            await client.complete(plan)
+            await client.complete(plan, prompt_cache_key="mine")
+
+        with_client(server, ask, salt_key="secret")
+        keys = [body["prompt_cache_key"] for body in server.bodies]
+        assert keys[1] == "mine"
+        plain = ReusePlanner(cache="openai").plan(request("a"))
+        assert keys[0] == plain.affinity_id("secret") != plain.prompt_cache_key
+
+
+def test_the_group_is_named_in_the_header_that_a_router_reads(server: CachingServer) -> None:
+    async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:
+        for names in (("a", "b"), ("a", "c"), ("d",)):
+            await client.complete(planner.plan(request(*names)), max_tokens=9)
+        return [headers["x-smg-routing-key"] for headers in server.headers]
+
+    ids = with_client(
+        server, use, cache="vllm", session_id="group", session_header="x-smg-routing-key"
+    )
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_pool_names_groups_too() -> None:
+    with caching_server("openai") as server:
+
+        async def main() -> None:
+            async with EnginePool([server.url], model="m", session_id="group") as pool:
+                for names in (("a", "b"), ("a", "c"), ("d",)):
+                    await pool.complete(request(*names))
+
+        asyncio.run(main())
+        ids = [headers["x-session-id"] for headers in server.headers]
+        assert ids[0] == ids[1] != ids[2]
+
+
+def test_followers_wait_for_their_leader_where_the_cache_needs_it(server: CachingServer) -> None:
+    running, most = 0, 0
+
+    def meanwhile() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        # what was sent beside it would be here by now
+        asyncio.run(asyncio.sleep(0.05))
+        running -= 1
+
+    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+        requests = [request("a", f"{n}") for n in range(4)]
+        batch = planner.plan_batch(requests)
+        server.before_first_token = meanwhile
+        await dispatch(client, batch, concurrency=4, max_tokens=9)
+
+    with_client(server, use)
+    assert most > 1, "followers run beside each other"
+    first = server.usages[0]
+    assert first.read == 0
+    if first.written:  # the batch knows its readers
+        assert all(usage.read for usage in server.usages[1:])
+
+
+def test_anthropics_protocol_needs_the_longest_answer() -> None:
+    with caching_server("anthropic") as server:
+
+        async def use(client: EngineClient, planner: ReusePlanner) -> None:
+            await client.complete(planner.plan(request("a")))
+
+        with pytest.raises(InvalidRequestError, match="max_tokens=1024"):
+            with_client(server, use)
+
+
+def test_a_refusal_is_an_engine_error() -> None:
+    with caching_server("anthropic") as server:
+
+        async def use(client: EngineClient, planner: ReusePlanner) -> None:
+            await client.complete([{"role": "user", "content": " "}], max_tokens=9)
+
+        with pytest.raises(EngineError) as caught:
+            with_client(server, use)
+        assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("wrong", [{"protocol": "gemini"}, {"session_id": "user"},
+                                   {"session_header": "a\nb"}])  # fmt: skip
+def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        EngineClient("http://engine", **wrong)
+
+
+def read(*events: str) -> AnthropicReplyReader:
+    reader = AnthropicReplyReader(10_000)
+    for event in events:
+        list(reader.take(f"data: {event}\n\n".encode()))
+    return reader
+
+
+def test_tool_calls_and_thoughts_are_read() -> None:
+    reader = read(
+        '{"type": "message_start", "message": {"id": "m1", "usage": {"input_tokens": 3,'
+        ' "cache_read_input_tokens": 5, "output_tokens": 1}}}',
+        '{"type": "ping"}',
+        '{"type": "content_block_start", "index": 0,'
+        ' "content_block": {"type": "tool_use", "id": "t1", "name": "find"}}',
+        '{"type": "content_block_delta", "index": 0,'
+        ' "delta": {"type": "input_json_delta", "partial_json": "{\\"x\\""}}',
+        '{"type": "content_block_delta", "index": 0,'
+        ' "delta": {"type": "input_json_delta", "partial_json": ": 1}"}}',
+        '{"type": "message_delta", "delta": {"stop_reason": "tool_use"},'
+        ' "usage": {"output_tokens": 7}}',
+        '{"type": "message_stop"}',
+    )
+    reader.end()
+    assert reader.has_ended
+    assert reader.tool_calls == (ToolCall("find", '{"x": 1}', "t1"),)
+    assert (reader.prompt_tokens, reader.cached_tokens, reader.completion_tokens) == (8, 5, 7)
+    assert (reader.finish_reason, reader.reply_id) == ("tool_calls", "m1")
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["[]", '{"type": "error", "error": {"type": "overloaded_error"}}',
+     '{"type": "message_start"}', '{"type": "content_block_delta", "delta": 3}',
+     '{"type": "content_block_start", "index": -1, "content_block": {"type": "tool_use"}}',
+     '{"type": "content_block_delta", "delta": {"type": "text_delta", "text": 3}}'],
+)  # fmt: skip
+def test_broken_replies_are_refused(event: str) -> None:
+    with pytest.raises(BrokenReplyError):
+        read(event)
+
+
+def test_counts_that_cannot_be_right_are_unknown() -> None:
+    reader = read(
+        '{"type": "message_start", "message": {"usage": {"input_tokens": -3,'
+        ' "cache_read_input_tokens": "many"}}}'
+    )
+    assert reader.prompt_tokens is None
+    assert reader.has_odd_counts
