@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,67 +66,59 @@ def drop_items(table: dict[Any, Any]) -> Iterator[None]:
         yield
 
 
-if TYPE_CHECKING:
-    _Numbers: TypeAlias = array[int]
-else:
-    _Numbers = array  # Python 3.11 knows no parameter of it
+class LinkedNumbers:
+    """Numbers from 1 in an order, the oldest first; each stands in it once."""
 
+    __slots__ = ("_links",)
 
-class LinkedNumbers(_Numbers):
-    """Numbers from 1 in an order, the oldest first; each stands in it once.
-
-    It is the array of its links, not an object that has one: there are several a tenant, and the
-    garbage collector looks at each.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls) -> Self:
-        """Return none yet."""
-        return cast("Self", super().__new__(cls, "i", (0, 0)))
+    def __init__(self) -> None:
+        self._links = array("i", [0, 0])
 
     @property
     def oldest(self) -> int:
         """The first number; 0 if there is none."""
-        return self[_NEWER]
+        return self._links[_NEWER]
 
     @property
     def newest(self) -> int:
         """The last number; 0 if there is none."""
-        return self[_OLDER]
+        return self._links[_OLDER]
 
-    def in_order(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[int]:
         """Yield the numbers, the oldest first."""
-        number = self[_NEWER]
+        number = self._links[_NEWER]
         while number:
             yield number
-            number = self[2 * number + _NEWER]
+            number = self._links[2 * number + _NEWER]
 
-    def put_last(self, number: int) -> None:
+    def append(self, number: int) -> None:
         """Put a number that does not stand here behind all."""
-        place = 2 * number
-        if place >= len(self):
+        links, place = self._links, 2 * number
+        if place >= len(links):
             self._make_room(place)
-        newest = self[_OLDER]
-        self[place + _OLDER], self[place + _NEWER] = newest, 0
-        self[2 * newest + _NEWER] = self[_OLDER] = number
+        newest = links[_OLDER]
+        links[place + _OLDER], links[place + _NEWER] = newest, 0
+        links[2 * newest + _NEWER] = links[_OLDER] = number
 
-    def put_behind(self, number: int, older: int) -> None:
+    def add(self, number: int, older: int) -> None:
         """Put a number that does not stand here behind another one, or behind 0 before all."""
-        if 2 * number >= len(self):
+        links = self._links
+        if 2 * number >= len(links):
             self._make_room(2 * number)
-        newer = self[2 * older + _NEWER]
-        self[2 * number + _OLDER], self[2 * number + _NEWER] = older, newer
-        self[2 * older + _NEWER] = self[2 * newer + _OLDER] = number
+        newer = links[2 * older + _NEWER]
+        links[2 * number + _OLDER], links[2 * number + _NEWER] = older, newer
+        links[2 * older + _NEWER] = links[2 * newer + _OLDER] = number
 
-    def take_out(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Take out a number that stands here."""
-        older, newer = self[2 * number + _OLDER], self[2 * number + _NEWER]
-        self[2 * older + _NEWER], self[2 * newer + _OLDER] = newer, older
+        links = self._links
+        older, newer = links[2 * number + _OLDER], links[2 * number + _NEWER]
+        links[2 * older + _NEWER], links[2 * newer + _OLDER] = newer, older
 
     def _make_room(self, place: int) -> None:
-        missing = place + 2 - len(self)
-        self.frombytes(bytes(self.itemsize * (missing + 2 * room_behind(len(self)))))
+        links = self._links
+        missing = place + 2 - len(links)
+        links.frombytes(bytes(links.itemsize * (missing + 2 * room_behind(len(links)))))
 
 
 class HashedNumbers:
@@ -234,12 +226,12 @@ class FlatOrderedDict(Generic[Key, Value]):
         return key in self._number_of
 
     def __iter__(self) -> Iterator[Key]:
-        for number in self._order.in_order():
+        for number in self._order:
             yield self._keys[number]
 
     def values(self) -> Iterator[Value]:
         """Yield the values in order."""
-        for number in self._order.in_order():
+        for number in self._order:
             yield self._values[number]
 
     def get(self, key: Key) -> Value | None:
@@ -256,15 +248,15 @@ class FlatOrderedDict(Generic[Key, Value]):
         if number is None:
             number = self._number_of[key] = self._new()
             self._keys[number] = key
-            self._order.put_last(number)
+            self._order.append(number)
         self._values[number] = value
 
     def move_to_end(self, key: Key) -> None:
         """Let a key that is there stand last."""
         number, order = self._number_of[key], self._order
         if number != order.newest:
-            order.take_out(number)
-            order.put_last(number)
+            order.remove(number)
+            order.append(number)
 
     def pop(self, key: Key, default: Value | None = None) -> Value | None:
         """Take a key out; return its value, or the default if it is not there."""
@@ -272,7 +264,7 @@ class FlatOrderedDict(Generic[Key, Value]):
         if number is None:
             return default
         value: Value = self._values[number]
-        self._order.take_out(number)
+        self._order.remove(number)
         self._keys[number], self._values[number], self._free = None, self._free, number
         return value
 

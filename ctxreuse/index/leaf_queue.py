@@ -52,9 +52,9 @@ class LeafQueue:
         if listed.newest == leaf:
             return
         if self._tree.queued[leaf] == _LISTED:
-            listed.take_out(leaf)
+            listed.remove(leaf)
         self._tree.queued[leaf] = _LISTED
-        listed.put_last(leaf)
+        listed.append(leaf)
 
     def add(self, leaf: int) -> None:
         """Queue a node that has become a leaf, whenever it was used."""
@@ -62,9 +62,9 @@ class LeafQueue:
         newest, last_use = listed.newest, last_uses[leaf]
         queued[leaf] = _LISTED
         if not newest or last_uses[newest] <= last_use:
-            listed.put_behind(leaf, newest)
+            listed.add(leaf, newest)
         elif last_use <= last_uses[listed.oldest]:
-            listed.put_behind(leaf, 0)
+            listed.add(leaf, 0)
         else:
             queued[leaf] = _WAITING
             if self._entries is _NONE:
@@ -75,7 +75,7 @@ class LeafQueue:
     def remove(self, node: int) -> None:
         """Take out a node that is no leaf any more, or goes."""
         if self._tree.queued[node] == _LISTED:
-            self._listed.take_out(node)
+            self._listed.remove(node)
         self._tree.queued[node] = 0
 
     def oldest(self) -> int:

@@ -49,14 +49,14 @@ def test_linked_numbers_are_a_list(done):
     for number, older in done:
         if number in plain:
             plain.remove(number)
-            linked.take_out(number)
+            linked.remove(number)
         elif older == 0 or older in plain:
             plain.insert(plain.index(older) + 1 if older else 0, number)
             if plain[-1] == number:
-                linked.put_last(number)
+                linked.append(number)
             else:
-                linked.put_behind(number, older)
-        assert list(linked.in_order()) == plain
+                linked.add(number, older)
+        assert list(linked) == plain
         assert (linked.oldest, linked.newest) == ((plain[0], plain[-1]) if plain else (0, 0))
 
 

@@ -263,7 +263,7 @@ def check_index(index: ContextIndex) -> None:
 
     queue = index._leaves
     leaves = {node.number: node.last_use for node in inner if not node.children}
-    listed = [*queue._listed.in_order()]
+    listed = [*queue._listed]
     entries = {(one & 0xFFFF_FFFF, one >> 32) for one in [*queue._entries, *queue._former]}
     waiting = {number for number, last_use in entries if (number, last_use) in leaves.items()}
     assert {*listed} | {one for one in waiting if tree.queued[one] == 2} == set(leaves)
