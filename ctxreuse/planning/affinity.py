@@ -43,6 +43,9 @@ def group_of(plan: Plan) -> tuple[str, ...]:
     request = plan.request
     if plan.cache.has_marks and 0 in plan.marks:
         return request.tenant, "system", request.system or ""
+    if request.conversation_id is not None and not plan.is_labelled:
+        # without labels, later turns cannot tell which block the first one began with
+        return request.tenant, "conversation", _name(request.conversation_id)
     first = _leading(plan)
     if first:
         return request.tenant, "block", request.system or "", first[0]

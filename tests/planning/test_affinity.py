@@ -30,10 +30,22 @@ def test_requests_that_begin_alike_have_the_same_id_and_no_others() -> None:
 
 
 def test_later_turns_belong_where_the_first_turn_was() -> None:
-    chat = ReusePlanner().conversation("c1")
+    chat = ReusePlanner(labels=True).conversation("c1")
     first = chat.plan([block("a")], "one?").affinity_id()
     chat.record("Yes.")
     assert chat.plan([block("b")], "two?").affinity_id() == first == key("a")
+
+
+def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation() -> None:
+    planner = ReusePlanner()
+    ids = set()
+    for name in ("c1", "c2"):
+        chat = planner.conversation(name)
+        first = chat.plan([block("a")], "one?").affinity_id()
+        chat.record("Yes.")
+        assert chat.plan([block("b")], "two?").affinity_id() == first
+        ids.add(first)
+    assert len(ids) == 2
 
 
 def test_a_system_text_that_is_kept_on_its_own_leads_its_group() -> None:

@@ -45,7 +45,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
-from ctxreuse.context.scope import current_scope
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import all_in_order
@@ -361,9 +361,10 @@ class ReuseLLM(DelegatingLLM):
             given = list(messages)
         except Exception as error:  # in a batch the other chats are sent all the same
             return _ModelCall(ScopedPrompt(()), partial(_raise, error))
+        scope = current_scope()  # a stream may be read outside of it
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent, options = given, self._options(arguments, planned.plans)
+            sent, options = given, self._options(arguments, planned.plans, scope)
             if planned.texts:
                 sent = messages_with(given, planned.texts, planned.labels)
             if planned.parts and takes_cache_points(self.inner):
@@ -378,10 +379,12 @@ class ReuseLLM(DelegatingLLM):
     def _completion(
         self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
     ) -> _ModelCall[_Answer]:
-        return _ModelCall(
-            ScopedPrompt((PromptPart("user", text),), current_scope(), self._retrieved()),
-            lambda planned: method(planned.texts[0], **self._options(arguments, planned.plans)),
-        )
+        scope = current_scope()
+
+        def send(planned: PlannedPrompt) -> _Answer:
+            return method(planned.texts[0], **self._options(arguments, planned.plans, scope))
+
+        return _ModelCall(ScopedPrompt((PromptPart("user", text),), scope, self._retrieved()), send)
 
     def _structured(
         self,
@@ -393,11 +396,12 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = template.model_copy(update={"output_parser": None})  # it adds its words later
         prompt = self._prompt(bare.format_messages(llm=self.inner, **arguments))
+        scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
             texts = zip(prompt.parts, planned.texts, strict=True)
             replacements = [(part.text, text) for part, text in texts if part.text]
-            options = self._options(llm_kwargs or {}, planned.plans)
+            options = self._options(llm_kwargs or {}, planned.plans, scope)
             return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
         return _ModelCall(prompt, send)
@@ -420,16 +424,21 @@ class ReuseLLM(DelegatingLLM):
         index = getattr(self.inner, "cache_idx", None)
         return index if isinstance(index, int) else None
 
-    def _options(self, given: dict[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
+    def _options(
+        self, given: dict[str, Any], plans: Sequence[Plan], scope: RequestScope
+    ) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
         return self._gateway.attempt(
-            lambda: self._with_engine_options(given, plans), lambda: {**given, **self._always_sent}
+            lambda: self._with_engine_options(given, plans, scope),
+            lambda: {**given, **self._always_sent},
         )
 
-    def _with_engine_options(self, given: dict[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
+    def _with_engine_options(
+        self, given: dict[str, Any], plans: Sequence[Plan], scope: RequestScope
+    ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
-        scope, key = current_scope(), self.salt_key
+        key = self.salt_key
         if self.send_cache_salt:
             body = {**added_salt(body, scope, key), **body}
         if self.send_session_id:
