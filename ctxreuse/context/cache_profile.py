@@ -174,7 +174,11 @@ class CacheProfile:
 
         Args:
             tokens: Its length, the system text included.
+
+        Raises:
+            InvalidRequestError: wrong type or negative.
         """
+        checked_integer("tokens", tokens)
         return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
 
 

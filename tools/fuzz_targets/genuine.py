@@ -27,7 +27,17 @@ from prometheus_client import CollectorRegistry
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
 from chain_of_agents import ChainOfAgents, ChainPrompts
-from ctxreuse import ContextBlock, ContextRequest, Conversation, Plan, ReusePlanner, Templates
+from ctxreuse import (
+    CacheProfile,
+    ContextBlock,
+    ContextRequest,
+    Conversation,
+    Plan,
+    ReusePlanner,
+    Templates,
+    cache_profile,
+)
+from ctxreuse.adapters.memory_planner import MemoryContext
 from ctxreuse.cache import (
     BlockLevelCache,
     CacheUsage,
@@ -46,7 +56,7 @@ from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, Policy, Re
 from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
+from ctxreuse.evaluation.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planning.savings import PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -258,6 +268,9 @@ def _tokenizer() -> Any:
 OBJECTS: dict[type, Callable[[], Any]] = {
     AsyncReuseMemory: lambda: AsyncReuseMemory(_AsyncMemories()),
     BlockLevelCache: BlockLevelCache,
+    CacheProfile: lambda: cache_profile("openai"),
+    ConversationNames: ConversationNames,
+    MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
     CallableRetriever: _finder,
     CapacityTracker: lambda: CapacityTracker(_planner(), 1_000),
     ChainOfAgents: lambda: ChainOfAgents(FakeListChatModel(responses=["None."] * 40), 2),
@@ -325,6 +338,7 @@ def _chat_model() -> FakeListChatModel:
 
 
 VALID: dict[str, Callable[[], Any]] = {
+    "CacheProfile.readable.tokens": lambda: 5,
     "BlockLevelCache.serve.blocks": lambda: [b"one", b"two"],
     "BlockLevelCache.serve.tokens": lambda: [3, 4],
     "CapacityTracker.from_metrics.metrics": lambda: PrefixCacheMetrics(
@@ -416,6 +430,7 @@ VALID: dict[str, Callable[[], Any]] = {
         _file("corpus.jsonl", _CORPUS) and _file("queries.jsonl", _QUERIES) and "."
     ),
     "read_corpus.path": lambda: _file("corpus.jsonl", _CORPUS),
+    "read_titles.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_trace.path": lambda: _file("trace.jsonl", ""),
     "read_hashed_trace.path": lambda: _file("hashed.jsonl", ""),
     "hashed_plan.requests_per_second": lambda: 2.5,

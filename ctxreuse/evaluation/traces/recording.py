@@ -408,8 +408,12 @@ class ConversationNames:
         Args:
             beginning: What all its prompts begin with.
             is_first: Whether this is its first turn.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
-        digest = text_digest(beginning).hex()
+        digest = text_digest(checked_kind("beginning", beginning, str, "a string")).hex()
+        checked_kind("is_first", is_first, bool, "True or False")
         with self._lock:
             number = (self._numbers.peek(digest) or 0) + is_first
             self._numbers.put(digest, number)
@@ -425,7 +429,11 @@ def document_title(metadata: Mapping[str, Any]) -> str:
 
     Args:
         metadata: A framework's, of a document or a node.
+
+    Raises:
+        InvalidRequestError: wrong type.
     """
+    checked_kind("metadata", metadata, Mapping, "a mapping")
     titles = (metadata.get(name) for name in _TITLES)
     title = next((one for one in titles if one and isinstance(one, str)), "")
     return title[:_LONGEST_TITLE]
