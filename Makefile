@@ -122,7 +122,8 @@ bench-vllm: $(VENV)/dev $(DATA)  ## hit ratios and times to first token on a rea
 
 bench-quality: $(VENV)/dev  ## whether answers stay as good, on a real engine; MODEL=qwen2.5-coder-0.5b HOURS=2
 	@$(START_ENGINE)
-	$(BIN)/ctxreuse bench --part quality --base-url "$(ENGINE_URL)" --hours $(HOURS) -o bench-output/quality
+	$(BIN)/ctxreuse bench --part quality --base-url "$(ENGINE_URL)" --hours $(HOURS) -o bench-output/quality \
+		--answers benchmarks/answers/$(MODEL).jsonl
 
 # without the public data
 .cache/stand-in-data: $(VENV)/dev
