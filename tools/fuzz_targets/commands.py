@@ -151,11 +151,12 @@ def _record(given: Mapping[str, Any]) -> None:
     before = sys.argv, list(sys.path), sys.modules["__main__"]
     with _folder():
         Path("program.py").write_bytes(given["program"])
-        files = _files()
+        folder = Path.cwd()  # a program may go elsewhere
+        files = _files(folder)
         try:
             _run(given["arguments"])
         except CtxreuseError:
-            assert _files() <= files, "what is refused leaves files"
+            assert _files(folder) <= files, "what is refused leaves files"
             raise
         except BaseException as error:
             if not _is_of_the_program(error):
@@ -164,14 +165,15 @@ def _record(given: Mapping[str, Any]) -> None:
             assert sys.modules.get("__main__", before[2]) is before[2]
             sys.modules["__main__"] = before[2]
             assert (sys.argv, sys.path) == before[:2], "the program's arguments are left"
-        for trace in Path().rglob("trace.jsonl"):
+        for trace in folder.rglob("trace.jsonl"):
             if trace not in files:
                 corpus = read_corpus(str(trace.with_name("corpus.jsonl")))
                 assert read_trace(str(trace), corpus)
 
 
-def _files() -> set[Path]:
-    return {one for one in Path().rglob("*") if one.is_file() and one.suffix != ".pyc"}
+def _files(folder: Path) -> set[Path]:
+    found = folder.rglob("*")
+    return {one for one in found if one.is_file() and one.suffix != ".pyc"}
 
 
 def _is_of_the_program(error: BaseException) -> bool:
