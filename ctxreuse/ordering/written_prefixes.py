@@ -279,7 +279,6 @@ class WrittenPrefixes:
         deepest = read
         ends = [(0, node)]
         done = 0
-        tokens = system_tokens
         for end in wanted:
             while done < end:
                 node, added = self._step(node, path, weights, done, end)
@@ -296,8 +295,6 @@ class WrittenPrefixes:
                 elif node.tokens > read and node.tokens >= prices.minimum:
                     node.until = max(node.until, until)
                     deepest = max(deepest, node.tokens)
-            tokens = node.tokens
-        assert tokens >= system_tokens, "a path has the tokens before it"
         if self._saved < 0:
             self._saved *= _FORGETTING
         self._saved += prices.saving * read - prices.premium * (deepest - read)
@@ -436,18 +433,19 @@ class WrittenPrefixes:
         Of places that are equally likely to come again only the last is one.
         """
         lifetime = self._prices.lifetime or math.inf
-        tokens = [system_tokens]
-        for weight in weights:
-            tokens.append(tokens[-1] + weight)
         places: list[_Place] = []
         read = read_blocks = done = 0
         node = self._roots.get(root)
         sightings = 0
         if node is not None:
+            system_tokens = node.tokens  # as counted at first: estimates are learnt meanwhile
             if self._lives(node.until, now):
                 read = node.tokens
             if self._lives(node.seen + lifetime, now):
                 sightings = node.sightings
+        tokens = [system_tokens]
+        for weight in weights:
+            tokens.append(tokens[-1] + weight)
         places.append(_Place(0, system_tokens, sightings))
         while done < len(path):
             child = None if node is None else node.children.get(path[done])

@@ -263,8 +263,16 @@ class TenantPlanner:
         for position in execution:
             turn = self._open_turn(counted[position], deduplicate)
             ranks = ranks_of(orders[position], turn.context.own)
+            system_tokens = 0 if self._prices is None else self._system_tokens(turn)
             with self._tenants.holding(turn.tenant) as state:
-                recorded = self._record(turn, state, ranks, now=now, marks=marks.get(position))
+                recorded = self._record(
+                    turn,
+                    state,
+                    ranks,
+                    now=now,
+                    marks=marks.get(position),
+                    system_tokens=system_tokens,
+                )
             plans.append(self._plan(turn, ranks, recorded))
         return BatchPlan(tuple(plans), tuple(execution))
 
@@ -700,7 +708,7 @@ class TenantPlanner:
         learns: bool = False,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
-        system_tokens: int | None = None,
+        system_tokens: int = 0,
     ) -> _Recorded:
         """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
@@ -750,12 +758,8 @@ class TenantPlanner:
             self._tenants.note_limit("shown_blocks")
         cached = sum(tokens[: inserted.blocks_before])
         logged = LoggedPrompt(prompt, state.log, tick)
-        if state.prefixes is None:
+        if state.prefixes is None or request.history:
             return _Recorded(logged, cached, ())
-        if request.history:
-            return _Recorded(logged, cached, ())
-        if system_tokens is None:
-            system_tokens = 0
         prefixes, learns = state.prefixes, marks is None
         sent_before = prefixes.readable(turn.root, keys, now)
         if marks is None:

@@ -57,6 +57,34 @@ def test_marked_plans_keep_their_blocks_and_the_limits(found, gaps, system, is_b
     assert [(ids(one), one.marks) for one in made] == [(ids(one), one.marks) for one in again]
 
 
+def asked(names, number=0):
+    """Return a request of long blocks, behind a system text that is longer than the minimum."""
+    blocks = [
+        ContextBlock(id=name, text=f"The text of {name}. " * (20 + 7 * number)) for name in names
+    ]
+    return ContextRequest(blocks, f"Which {number}?", system="Answer from the documents. " * 200)
+
+
+def test_what_a_batch_has_written_behind_a_system_text_is_read_by_later_requests():
+    planner = ReusePlanner(cache="openai")
+    written = planner.plan_batch([asked("ab"), asked("abc")]).plans
+    assert [plan.marks[-1:] for plan in written] == [(2,), (2,)]
+    later = planner.plan(asked("bad"))
+    assert ids(later) == ["a", "b", "d"]
+    assert later.expected_cached_tokens > 0
+
+
+def test_marks_are_planned_on_while_the_lengths_of_texts_are_learnt():
+    planner = ReusePlanner(cache="openai")
+    for number in range(40):
+        names = [f"{name}{number % 5}" for name in "abc"]
+        plan = planner.plan(asked(names, number % 5))
+        tokens = sum(len(block.text) for block in plan.blocks) // 2
+        planner.observe(plan, prompt_tokens=tokens + 3_000, cached_tokens=0)
+    assert planner.cached_tokens(asked(["a0"])) >= 0
+    assert any(planner.plan(asked("ab", number)).marks for number in range(3))
+
+
 @given(st.lists(letters, max_size=10), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_profile_of_vllm_changes_nothing(found, is_batch):
