@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -300,16 +300,9 @@ def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
     Raises:
         InvalidRequestError: wrong type or out of range.
     """
-    return CacheProfile(
+    return replace(
+        anthropic(minimum, life),
         name="bedrock",
-        granularity="marks",
-        minimum=minimum,
-        marks=4,
-        look_back=20,
-        times_to_live=(TimeToLive("5m", 300, 1.25), TimeToLive("1h", 3_600, 2.0)),
-        life=life,
-        read_factor=0.1,
-        date=_READ,
         source="Amazon Bedrock's user guide on prompt caching (cachePoint); not tried against the "
         "live API",
     )
