@@ -713,7 +713,8 @@ class ReusePlanner(FixedSettings):
             tenant, expected, before, answered.prompt_tokens, cached_tokens, written_tokens
         )
         if mismatch is not None:
-            _log.warning("%s", mismatch.words(is_shared=self._exchange is not None))
+            is_shared, cache = self._exchange is not None, self._settings.cache
+            _log.warning("%s", mismatch.words(is_shared=is_shared, cache=cache))
         if self._tracing is not None:
             self._tracing.answered(answered)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+
 ANSWERS: Final = 200
 """Answers that one judgement rests on."""
 _LEAST_EXPECTED_TOKENS = 64
@@ -14,6 +16,12 @@ _SILENT = (
     "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
     "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
     "tells which it is"
+)
+_SILENT_PROVIDER = (
+    "no cached token was reported in %d answers, where a planner expected %d by the rules of %r: "
+    "the prompts may be sent without marks (send `plan.body()` or `plan.messages(parts=True)`), "
+    "the model may have another shortest prefix or lifetime (give ReusePlanner its own cache=...), "
+    "or what is reported is not passed to `observe`"
 )
 _MISSING = (
     "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
@@ -38,14 +46,17 @@ class Mismatch(NamedTuple):
     expected_tokens: int
     found_tokens: int
 
-    def words(self, *, is_shared: bool) -> str:
+    def words(self, *, is_shared: bool, cache: CacheProfile = VLLM) -> str:
         """Return what the log says of it, with a remedy.
 
         Args:
             is_shared: Whether the planner shares a log with others already.
+            cache: The rules that it expected by.
         """
-        if self.kind == "silent":
+        if self.kind == "silent" and cache.granularity == "blocks":
             return _SILENT % (ANSWERS, self.expected_tokens)
+        if self.kind == "silent":
+            return _SILENT_PROVIDER % (ANSWERS, self.expected_tokens, cache.name)
         remedy = "" if is_shared else _SHARE_A_LOG
         return _MISSING % (self.expected_tokens, ANSWERS, self.found_tokens, remedy)
 

@@ -323,6 +323,14 @@ class TestWarning:
         assert "--enable-prefix-caching" in line
         assert "another process" not in line
 
+    def test_a_provider_without_any_hit_has_another_remedy_than_an_engine(self, caplog):
+        planner = ReusePlanner(cache="gemini(minimum=64)")
+        for _ in range(300):
+            planner.observe(planner.plan(big_request((1, 2))), 300, 0)
+        [line] = self.lines(caplog)
+        assert "by the rules of 'gemini'" in line
+        assert "vLLM" not in line
+
     def test_small_expectations_are_no_evidence(self, caplog):
         planner = ReusePlanner()
         for _ in range(500):
