@@ -75,7 +75,8 @@ def test_a_scan_does_not_wait_for_python_at_each_row():
     finally:
         may_end.set()
         beside.join()
-    assert switches < 20 * 10
+    # one wait for each of the 400 rows would be 8,000; OpenMP's threads and other programs add some
+    assert switches < 20 * 400 / 4
 
 
 @metrics
