@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxreuse.adapters.context_cuts import ContextCut
 from ctxreuse.context.blocks import (
     BlockId,
     BlockKey,
@@ -66,6 +67,7 @@ class FoundContext:
         is_disputed: Whether another context, which no prompt has shown yet, begins inside this one,
             so that it is not certain which of them the application put there.
         is_joined: Whether it has no labels: documents that the application joined itself.
+        cut: How a text that was planned before is cut into parts, if that is known.
     """
 
     text: str
@@ -73,6 +75,7 @@ class FoundContext:
     spans: tuple[BlockSpan, ...] = ()
     is_disputed: bool = False
     is_joined: bool = False
+    cut: ContextCut | None = None
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:
@@ -124,6 +127,7 @@ class Rendering(NamedTuple):
         variants: The blocks that it was made from, the latest last; several if different blocks
             make the same text.
         is_planned: Whether it was last remembered as a text that was planned before.
+        cut: How such a text is cut into parts, if that is known.
     """
 
     digest: bytes
@@ -135,6 +139,7 @@ class Rendering(NamedTuple):
     continuation: str
     variants: tuple[Variant, ...] = ()
     is_planned: bool = False
+    cut: ContextCut | None = None
 
     @classmethod
     def of(cls, text: str, label_length: int = 0, continuation: str = "") -> Rendering:
@@ -163,7 +168,7 @@ class Rendering(NamedTuple):
     def found(self, text: str, is_disputed: bool = False) -> FoundContext:
         """Return it as found, with the blocks of the latest variant."""
         spans = self.variants[-1].spans if self.variants and not self.is_planned else ()
-        return FoundContext(text, self.digest, spans, is_disputed)
+        return FoundContext(text, self.digest, spans, is_disputed, cut=self.cut)
 
 
 class _SameHead:

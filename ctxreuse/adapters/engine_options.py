@@ -12,8 +12,7 @@ from ctxreuse.context.cache_marks import cache_options, mark_field
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.planning.affinity import keyed_digest
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.affinity import affinity_id, keyed_digest
 
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""
@@ -82,49 +81,49 @@ def added_session(
     headers: Mapping[str, Any],
     scope: RequestScope,
     key: str,
-    plans: Sequence[Plan] | None = None,
+    groups: Sequence[tuple[str, ...]] | None = None,
     header: str = SESSION_HEADER,
 ) -> dict[str, str]:
     """Return what to add to a call's `extra_headers`: by what routers keep it in one place.
 
-    Nothing if the user has set the header, without a conversation, or without a plan; see
+    Nothing if the user has set the header, without a conversation, or without a group; see
     `added_salt`.
 
     Args:
         headers: What the user sends there.
         scope: Tenant and conversation of the call.
         key: A secret for the hash.
-        plans: Those of its contexts, for the affinity id of their prefix group; None for the
+        groups: What names the prefix groups of its contexts, for the affinity id; None for the
             conversation's session id.
         header: The header's name.
     """
     if header.lower() in map(str.lower, headers):
         return {}
-    if plans is not None:
-        return {header: plans[0].affinity_id(key)} if plans else {}
+    if groups is not None:
+        return {header: affinity_id(groups[0], key)} if groups else {}
     if scope.conversation_id is None:
         return {}
     return {header: conversation_session(scope.tenant or "", scope.conversation_id, key)}
 
 
 def added_cache_fields(
-    body: Mapping[str, Any], plans: Sequence[Plan], profile: CacheProfile, key: str
+    body: Mapping[str, Any], groups: Sequence[tuple[str, ...]], profile: CacheProfile, key: str
 ) -> dict[str, Any]:
     """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`.
 
-    Nothing without a plan, for a cache that has neither, or if the user has set them.
+    Nothing without a group, for a cache that has neither, or if the user has set them.
 
     Args:
         body: What the user sends there.
-        plans: Those of the contexts in the prompt.
+        groups: What names the prefix groups of the contexts in the prompt.
         profile: The rules of the cache.
         key: A secret for the hash.
     """
-    if not plans:
+    if not groups:
         return {}
     fields: dict[str, Any] = {}
     if profile.key != "none":
-        fields["prompt_cache_key"] = plans[0].affinity_id(key)
+        fields["prompt_cache_key"] = affinity_id(groups[0], key)
     if profile.has_marks and mark_field(profile) == "prompt_cache_breakpoint":
         fields["prompt_cache_options"] = cache_options(profile)
     return {name: value for name, value in fields.items() if body.get(name) is None}

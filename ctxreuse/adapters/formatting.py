@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from ctxreuse.adapters.context_cuts import ContextCut
 from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
@@ -12,13 +13,16 @@ from ctxreuse.adapters.plan_metadata import (
     PlannedDocument,
     believed,
     left_out_words,
+    missing_labels,
     plain_id,
     positions_as_planned,
+    prefix_shown,
 )
 from ctxreuse.adapters.prompt_labels import labels_in
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock, distinct_texts, text_digest
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.content_parts import turn_parts
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 
 
@@ -57,9 +61,12 @@ def format_documents(
     shown = [one for one in given if not one.is_annotation]
     blocks = [one.block for one in shown]
     positions = positions_as_planned(shown)
-    text = None if positions is None else _render_as_planned(positions, blocks, templates)
-    if text is not None:
-        rendered.remember_planned(text, tenant)
+    shown_as_planned = None
+    if positions is not None:
+        shown_as_planned = _render_as_planned(positions, blocks, templates)
+    if shown_as_planned is not None:
+        text, cut = shown_as_planned
+        rendered.remember_planned(text, tenant, cut)
         return text
     words = left_out_words(given)
     if not words:
@@ -204,10 +211,10 @@ def _render_as_searched(
 
 def _render_as_planned(
     positions: Sequence[DocumentPosition], blocks: Sequence[ContextBlock], templates: Templates
-) -> str | None:
+) -> tuple[str, ContextCut | None] | None:
     """Return blocks with labels, location annotations and order annotation as their plan says.
 
-    None if a label stands for two texts.
+    None if a label stands for two texts. Also how the text is cut, for a cache with marks or keys.
     """
     plan = positions[0].plan
     at: dict[str, tuple[DocumentPosition, ContextBlock]] = {}
@@ -215,26 +222,25 @@ def _render_as_planned(
         if at.setdefault(position.label, (position, block))[1].text != block.text:
             return None
     block_at = {label: block for label, (_, block) in at.items()}
-    missing = _missing(positions)
+    missing = missing_labels(positions)
     parts: list[TurnPart] = []
     for part in plan["parts"]:
         if len(part) == 3:
             parts.append(Reference(*part))
         elif part[0] in at:
             parts.append(_sent(*at[part[0]], block_at, missing))
-    return render_turn(parts, _order_annotation(positions, templates), "", templates)
-
-
-def _missing(positions: Sequence[DocumentPosition]) -> set[str]:
-    """Return the labels of the plan's documents that were taken away since."""
-    sent = {part[0] for part in positions[0].plan["parts"] if len(part) == 2}
-    return sent - {one.label for one in positions}
+    order = _order_annotation(positions, templates)
+    prefix = prefix_shown(positions)
+    cut = None
+    if prefix is not None:
+        cut = ContextCut.of_parts(turn_parts(parts, order, "", templates, prefix.marks), prefix)
+    return render_turn(parts, order, "", templates), cut
 
 
 def _order_annotation(positions: Sequence[DocumentPosition], templates: Templates) -> str | None:
     """Return the ranking of documents that stand as planned, in words; None if that is it."""
     order: str | None = positions[0].plan.get("order_annotation")
-    if order is None or not _missing(positions):
+    if order is None or not missing_labels(positions):
         return order
     rank_of: dict[str, int] = {}
     for one in positions:

@@ -13,9 +13,11 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count, pairwise
 from typing import Any, Final, NamedTuple
 
+from ctxreuse.adapters.context_cuts import PlannedPrefix
 from ctxreuse.context.blocks import ContextRequest, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap, TenantShares
@@ -27,6 +29,7 @@ MAX_ITEMS: Final = 200_000
 DIGEST_BYTES: Final = 16
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _LATEST_SEARCHES = 8
+_SILENT_PLANS = 20
 _ALIKE = 64
 """Turns of one tenant that are remembered for plans that say the same."""
 
@@ -67,6 +70,7 @@ class IssuedPlan:
         size: How many items it may have; long ids count as further ones.
         plan: The plan as `plan_metadata` says it; its items carry only its digest.
         items: Digests of what its items carry.
+        prefix: What it says for a cache that has marks or keys.
     """
 
     turn: Turn
@@ -74,6 +78,7 @@ class IssuedPlan:
     size: int
     plan: Any = None
     items: set[bytes] = field(default_factory=set)
+    prefix: PlannedPrefix | None = None
 
     def add(self, carried: Any, owner: Any) -> None:
         """Remember what an item carries.
@@ -112,6 +117,28 @@ class IssuedPlans:
         self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
         self._holders: dict[bytes, dict[str, None]] = {}  # the tenants that have a digest's plans
         self._shares = TenantShares[str](self._max_items)
+        self.forget_marks()
+
+    def forget_marks(self) -> None:
+        """Forget how many plans with marks there were, and whether anybody has sent any."""
+        self._marked_plans = 0
+        self._are_marks_sent = self._has_prefixes = False
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether any plan is for a cache that has marks or keys."""
+        return self._has_prefixes
+
+    def note_marks_sent(self) -> None:
+        """Take note that a model wrapper has found planned documents in a prompt."""
+        self._are_marks_sent = True
+
+    def _note_prefix(self, prefix: PlannedPrefix) -> None:
+        """Count a plan with marks; say once if nobody sends any."""
+        self._has_prefixes = True
+        self._marked_plans += bool(prefix.marks)
+        if self._marked_plans >= _SILENT_PLANS and not self._are_marks_sent:
+            log_marks_unsent()
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -123,16 +150,21 @@ class IssuedPlans:
         """How many documents came with metadata under our key that was not believed."""
         return self._ignored
 
-    def issue(self, plan: Any, turn: Turn, size: int) -> IssuedPlan:
+    def issue(
+        self, plan: Any, turn: Turn, size: int, prefix: PlannedPrefix | None = None
+    ) -> IssuedPlan:
         """Remember a plan as metadata shows it; its items are added later.
 
         Args:
             plan: The plan as metadata.
             turn: The turn that it was made for.
             size: How many items it may have; long ids count as further ones.
+            prefix: What it says for a cache that has marks or keys.
         """
+        if prefix is not None:
+            self._note_prefix(prefix)
         size += id_size(turn.conversation_id or "") - 1
-        issued = IssuedPlan(turn, next(self._numbers), size, plan)
+        issued = IssuedPlan(turn, next(self._numbers), size, plan, prefix=prefix)
         digest = digest_of(plan)
         if digest is None:
             return issued
@@ -299,6 +331,18 @@ class SearchedTexts:
 
 SEARCHED_TEXTS = SearchedTexts()
 """What the searches of this process have put in order."""
+
+
+@cache
+def log_marks_unsent() -> None:
+    """Say once that documents are planned for a cache with marks, and that nothing sends these."""
+    _log.warning(
+        "retrieved documents are planned for a cache that keeps prefixes up to marks, and no "
+        "wrapped model has sent any: documents alone carry no marks. Wrap the model, too, with the "
+        "same planner: ReuseChatModel(inner=..., planner=planner), in LlamaIndex "
+        "ReuseLLM(inner=..., planner=planner); or send plan.body()."
+    )
+
 
 ISSUED_PLANS = IssuedPlans()
 """What this process has issued; an annotation or a rank counts only if it is in there."""

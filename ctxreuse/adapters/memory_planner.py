@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ctxreuse.adapters.clock import planning_time
+from ctxreuse.adapters.context_cuts import ContextCut
 from ctxreuse.adapters.memories import (
     ENTITIES,
     KnownMemories,
@@ -405,9 +406,10 @@ class MemoryPlanner:
             plan = replace(plan, order_annotation=None)
         self.known.add(request.tenant, memories)
         text = plan.rendered(with_order=False)
+        cut = ContextCut.of(replace(plan, order_annotation=None), text)
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {request.tenant, current_scope().tenant or ""}:
-            self._registry.remember_planned(text, tenant)
+            self._registry.remember_planned(text, tenant, cut)
         return MemoryContext(text, plan.order_annotation, request, plan, placement)
 
     def _laid_out_anew(self, request: ContextRequest, shown: ShownMemories) -> ContextRequest:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.context_cuts import PlannedPrefix, PlannedTexts
 from ctxreuse.adapters.issued_plans import (
     DIGEST_BYTES,
     ISSUED_PLANS,
@@ -26,6 +27,8 @@ from ctxreuse.planning.plan import Plan
 
 METADATA_KEY = "ctxreuse"
 """An adapter's documents carry rank, label and plan in their metadata under this key."""
+
+_PREFIX = "prefix"  # of believed documents only: no metadata that anybody can write holds it
 
 Metadata: TypeAlias = Mapping[str, Any]
 """The metadata of a document of some framework."""
@@ -78,12 +81,14 @@ class DocumentPosition:
         label: Its label, such as "[Doc_1]".
         plan: The plan that it is part of.
         overlap: What its rendering leaves out, if its beginning repeats an earlier block's end.
+        prefix: What the plan says for a cache that has marks or keys.
     """
 
     rank: int
     label: str
     plan: PlanMetadata
     overlap: Overlap | None = None
+    prefix: PlannedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +187,7 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
     }
     ids = {part[0]: part[1] for part in carried["parts"]}
     size = ids_size([block.id for block in plan.request.blocks]) + 1
-    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), size)
+    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), size, PlannedPrefix.of(plan))
     digest = digest_of(carried)
     plan_id = "" if digest is None else digest.hex()
     return DocumentMetadata(plan_id, ids, overlaps, issued, [copied(carried)])
@@ -274,7 +279,7 @@ def position_of(metadata: Metadata) -> DocumentPosition | None:
         return None
     carried = metadata[METADATA_KEY]
     overlap = Overlap(**carried["overlap"]) if "overlap" in carried else None
-    return DocumentPosition(carried["rank"], carried["label"], plan, overlap)
+    return DocumentPosition(carried["rank"], carried["label"], plan, overlap, carried.get(_PREFIX))
 
 
 def believed(
@@ -325,7 +330,8 @@ def _believed(
     owner = None if "annotation" in carried else plain_id(one.block.id)
     for issued in plans:
         if issued.has(carried, owner) and (owner is not None or one.is_annotation):
-            return issued, _with_plan(one, {**carried, "plan": issued.plan})
+            prefix = {} if issued.prefix is None else {_PREFIX: issued.prefix}
+            return issued, _with_plan(one, {**carried, **prefix, "plan": issued.plan})
     if not plans:
         return None, _without_metadata(one)
     return plans[0], _with_plan(one, {"plan": plans[0].plan})
@@ -398,6 +404,48 @@ def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentP
     number_of = {part[0]: number for number, part in enumerate(plan["parts"])}
     numbers = [number_of.get(position.label, -1) for position in positions]
     return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
+
+
+def missing_labels(positions: Sequence[DocumentPosition]) -> set[str]:
+    """Return the labels of the plan's documents that were taken away since."""
+    return set(_sent_labels(positions)) - {one.label for one in positions}
+
+
+def _sent_labels(positions: Sequence[DocumentPosition]) -> list[str]:
+    return [part[0] for part in positions[0].plan["parts"] if len(part) == 2]
+
+
+def prefix_shown(positions: Sequence[DocumentPosition]) -> PlannedPrefix | None:
+    """Return what the plan of documents says for a cache that has marks or keys.
+
+    Marks behind a document that was taken away are left out: nobody shares that prefix.
+    """
+    prefix, missing = positions[0].prefix, missing_labels(positions)
+    if prefix is None or not missing:
+        return prefix
+    labels = _sent_labels(positions)
+    return prefix.without_blocks_behind(min(map(labels.index, missing)))
+
+
+def planned_texts(
+    documents: Sequence[PlannedDocument], scope: RequestScope | None = None
+) -> PlannedTexts | None:
+    """Return documents of one plan as a prompt may show them; None without marks and keys.
+
+    Args:
+        documents: The documents, in order.
+        scope: Whose request it is; None takes the surrounding one.
+    """
+    if not ISSUED_PLANS.has_prefixes:
+        return None
+    shown = [one for one in believed(documents, scope) if not one.is_annotation]
+    positions = positions_as_planned(shown)
+    prefix = None if positions is None else prefix_shown(positions)
+    if positions is None or prefix is None:
+        return None
+    number_of = {label: number for number, label in enumerate(_sent_labels(positions), start=1)}
+    texts = tuple(one.block.text for one in shown)
+    return PlannedTexts(texts, tuple(number_of.get(one.label, 0) for one in positions), prefix)
 
 
 def retrievers_order(

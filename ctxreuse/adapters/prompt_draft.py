@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ctxreuse.adapters.context_cuts import ContextCut, PlannedTexts
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels
 from ctxreuse.adapters.rendered_contexts import (
@@ -32,9 +33,10 @@ from ctxreuse.adapters.standing_documents import (
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.cache_profile import CacheProfile
-from ctxreuse.context.content_parts import ContentPart, joined, without_blank_parts
+from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from ctxreuse.planning.affinity import shard_of
 from ctxreuse.planning.plan import Plan
 
 _MOST_CONTEXTS = 64
@@ -74,11 +76,13 @@ class ScopedPrompt:
         scope: Whose request it is.
         retrieved: What retrievers returned in the run of this prompt, one list of blocks each, in
             their order; found where the application joined such a list into a text.
+        planned: Documents of this run that are planned already, for a cache with marks or keys.
     """
 
     parts: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
     retrieved: tuple[tuple[ContextBlock, ...], ...] = ()
+    planned: tuple[PlannedTexts, ...] = ()
 
 
 class PlacedPiece(NamedTuple):
@@ -92,6 +96,8 @@ class PlacedPiece(NamedTuple):
         labels: Those of a context that is sent as it stands, or as it was sent before.
         stays: Whether it is planned only so that the planner knows what is sent: as given.
         cuts: The lengths of the parts that it was sent in before.
+        cut: How a new text that shows a plan is cut and marked.
+        group: What names its prefix group, if it was planned before.
     """
 
     part: int
@@ -101,6 +107,8 @@ class PlacedPiece(NamedTuple):
     labels: ContextLabels = ContextLabels()
     stays: bool = False
     cuts: tuple[int, ...] = ()
+    cut: ContextCut | None = None
+    group: tuple[str, ...] = ()
 
     @property
     def is_unplanned(self) -> bool:
@@ -120,11 +128,13 @@ class SentContext(NamedTuple):
         text: The text.
         labels: The labels in it.
         parts: The text cut into parts, with marks; empty where the cache has none.
+        group: What names its prefix group, where a key routes requests.
     """
 
     text: str
     labels: ContextLabels
     parts: tuple[ContentPart, ...] = ()
+    group: tuple[str, ...] = ()
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -148,12 +158,13 @@ class SentContext(NamedTuple):
             _, start, *_ = given.spans[0]
             has_labels = given.text[:start] == first
         parts = _parts_of(plan, given, text) if plan.cache.has_marks else ()
+        group = () if plan.cache.key == "none" else shard_of(plan)
         if not has_labels:
-            return cls(text, ContextLabels(), parts)
+            return cls(text, ContextLabels(), parts, group)
         label_of, blocks = plan.label_of, plan.request.blocks
         ordinals = plan.templates.label_ordinals([label_of[block.key] for block in blocks])
         labels = ContextLabels(tuple(ordinals), tuple(block.id for block in blocks))
-        return cls(text, labels, parts)
+        return cls(text, labels, parts, group)
 
 
 class PromptDraft:
@@ -168,6 +179,10 @@ class PromptDraft:
         has_contexts: Whether contexts of the tenant stand where new ones may.
         contexts_found: How many contexts of the tenant stand anywhere in the prompt.
         contexts: The labels of the contexts so far.
+        groups: What names the prefix groups of the contexts so far, where that is known.
+        cuts: Of the texts that were planned before and are new here.
+        planned_before: How many texts of the prompt were planned before, and are new here.
+        joined_before: Such texts in which the application joined documents, by what names them.
     """
 
     def __init__(
@@ -181,6 +196,10 @@ class PromptDraft:
         self.has_contexts = False
         self.contexts_found = 0
         self.contexts: list[ContextLabels] = []
+        self.groups: list[tuple[str, ...]] = []
+        self.cuts: list[ContextCut] = []
+        self.planned_before = 0
+        self.joined_before: list[tuple[bytes, SentContext]] = []
         self._templates = templates
         self._labels = PromptLabels((), templates)
         self._labels_at: dict[int, PromptLabels] = {}  # behind the parts that show anything
@@ -303,10 +322,12 @@ class PromptDraft:
                 elif outcome.spans:
                     one = one._replace(piece=outcome, labels=_labels_given(outcome))
                 else:
-                    one = one._replace(piece=one.text)
+                    one = self._planned_before(one._replace(piece=one.text), outcome.cut)
             else:
                 one = self._joined_before(one, counts, sent_before)
             pieces.append(one)
+        if not self.has_contexts and self.prompt.planned:
+            pieces = self._with_planned(pieces, counts)
         if not self.contexts_found and self.prompt.retrieved:
             pieces = self._with_joined(pieces, counts)
         if counts["planned"] > _MOST_CONTEXTS:
@@ -336,8 +357,48 @@ class PromptDraft:
         self.contexts_found += 1
         counts["in_history"] += 1
         return one._replace(
-            piece=sent.text, key=key, is_context=True, labels=sent.labels, cuts=sent.cuts
+            piece=sent.text,
+            key=key,
+            is_context=True,
+            labels=sent.labels,
+            cuts=sent.cuts,
+            group=sent.group,
         )
+
+    def _planned_before(self, one: PlacedPiece, cut_here: ContextCut | None) -> PlacedPiece:
+        """Return a new text that shows a plan as it is to be sent."""
+        self.planned_before += 1
+        if cut_here is None:
+            return one
+        self.cuts.append(cut_here)
+        return one._replace(cut=cut_here, group=cut_here.prefix.group)
+
+    def _with_planned(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
+        """Return pieces with the text cut in which the application joined planned documents.
+
+        Nothing in it is moved or renamed.
+        """
+        best: tuple[int, ContextCut] | None = None
+        for number, one in enumerate(pieces):
+            is_new = self._standings[one.part] != "history" and not one.is_context
+            if not is_new or self.prompt.parts[one.part].text != one.text:
+                continue
+            for texts in reversed(self.prompt.planned):
+                found = texts.cut_in(one.text)
+                if found is None:
+                    continue
+                if best is None or len(found.lengths) > len(best[1].lengths):
+                    best = number, found
+        if best is None:
+            return pieces
+        number, cut_here = best
+        self.has_contexts, self.contexts_found = True, self.contexts_found + 1
+        counts["planned_before"] += 1
+        shown = self._planned_before(pieces[number]._replace(is_context=True), cut_here)
+        parts = tuple(cut_here.parts(shown.text)) if cut_here.lengths else ()
+        sent = SentContext(shown.text, ContextLabels(), parts, shown.group)
+        self.joined_before.append((self.sent_key(self._part_keys[shown.part]), sent))
+        return [*pieces[:number], shown, *pieces[number + 1 :]]
 
     def _with_joined(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
         """Return pieces with the documents as a context that the application joined itself.
@@ -386,12 +447,19 @@ class PromptDraft:
         following = [ContentPart(other.text) for other in behind if other.part == one.part]
         own = sent.parts or (ContentPart(sent.text),)
         parts = (*self._parts[one.part], *own, *following)
-        return SentContext(joined(parts), sent.labels, parts if sent.parts else ())
+        return SentContext(joined(parts), sent.labels, parts if sent.parts else (), sent.group)
 
     def show_text(self) -> None:
         """Send the next piece, which is a text, or a context that is not planned now."""
         one = self.pieces[0]
         text = one.text
+        if one.group:
+            self.groups.append(one.group)
+        if one.cut is not None and one.cut.lengths:
+            if 0 in one.cut.prefix.marks:
+                self._mark_before(one.part)
+            self._show(one.cut.parts(text), one.labels)
+            return
         if not one.key and self.prompt.parts[one.part].role in _SPEAKERS:
             text = self._labels.to_sent(text)
         self._show(cut(text, one.cuts), one.labels)
@@ -495,7 +563,11 @@ def _as_sent_before(
     """Return a history's context as it was sent then, or as given where that is not known."""
     assert isinstance(context.piece, FoundContext)
     if sent is None:
-        return context._replace(piece=context.text, labels=_labels_given(context.piece))
+        planned = context.piece.cut  # what was planned before is sent as it was sent then
+        cuts, group = ((), ()) if planned is None else (planned.lengths, planned.prefix.group)
+        labels = _labels_given(context.piece)
+        return context._replace(piece=context.text, labels=labels, cuts=cuts, group=group)
+    context = context._replace(group=sent.group)
     behind = following.text if following is not None and following.part == context.part else None
     annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
     if behind is None or annotations is None or not behind.startswith(annotations):
@@ -504,16 +576,6 @@ def _as_sent_before(
     in_order = sorted(dict(zip(*sent.labels, strict=True)).items())
     labels = ContextLabels(*zip(*in_order, strict=True)) if in_order else ContextLabels()
     return context._replace(piece=context.text, labels=labels, cuts=sent.cuts)
-
-
-def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
-    """Return a text in parts of the lengths given, as far as it reaches, and the rest."""
-    parts: list[ContentPart] = []
-    for length in lengths:
-        if length < len(text):
-            parts.append(ContentPart(text[:length]))
-            text = text[length:]
-    return [*parts, ContentPart(text)]
 
 
 def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, ...]:

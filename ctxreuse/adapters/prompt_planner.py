@@ -17,17 +17,18 @@ from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
-from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext, cut
+from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.content_parts import ContentPart, cut
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.planning.affinity import shard_of
 from ctxreuse.planning.plan import Plan
 
 _REMEMBERED_CHARACTERS = 16_000_000
@@ -37,8 +38,10 @@ _SILENT_PROMPTS = 20
 _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
 
-_Remembered: TypeAlias = tuple[str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...]]
-"""A context as it was sent: text, ordinals and ids of its labels, and the lengths of its parts.
+_Remembered: TypeAlias = tuple[
+    str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...], tuple[str, ...]
+]
+"""A context as it was sent: text, ordinals and ids of its labels, lengths of its parts, its group.
 
 A plain tuple: many are kept for long, and the collector does not look into these.
 """
@@ -56,6 +59,8 @@ class PlannedPrompt:
         contexts: The labels of the contexts in it, in order, where they are known.
         tenant: Whose prompt it is.
         parts: The text of each part in content parts, with marks; empty where the cache has none.
+        groups: What names the prefix group of each context, in order, also of those that a
+            retriever or a memory has planned, where the cache has marks or keys.
     """
 
     position: int
@@ -65,6 +70,7 @@ class PlannedPrompt:
     contexts: tuple[ContextLabels, ...] = ()
     tenant: str = ""
     parts: tuple[tuple[ContentPart, ...], ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def answer_labels(self) -> PromptLabels:
@@ -236,6 +242,7 @@ class PromptPlanner:
             claimed = iter(self._registry.claim(tenant, sightings, met))
             for draft in of_tenant:
                 counts.update(draft.settle(claimed, self._sent_before))
+                self._note_planned_before(draft)
         first_labels = self._planner.templates.block_labels([1, 2])
         for draft in drafts:
             if draft.has_contexts:
@@ -266,6 +273,20 @@ class PromptPlanner:
         if silent and not ISSUED_PLANS.parts["planned_documents"].entries:
             _log_nothing_found()
 
+    def _note_planned_before(self, draft: PromptDraft) -> None:
+        """Remember how planned texts are cut, and say once if their marks do not fit the cache."""
+        with self._lock:
+            for key, sent in draft.joined_before:
+                self._sent_contexts.put(draft.tenant, key, _remembered(sent))
+        if draft.cuts:
+            ISSUED_PLANS.note_marks_sent()
+        with_marks = sum(one.prefix.has_marks for one in draft.cuts)
+        if self._planner.cache.has_marks:
+            if with_marks < draft.planned_before:
+                _log_planned_without_marks()
+        elif with_marks:
+            _log_marks_dropped()
+
     def _rank_documents(self, texts: Iterable[str], tenant: str) -> bool:
         """Return whether texts rank documents, as what plans those of this tenant does."""
         if not ISSUED_PLANS.has_any(tenant):
@@ -288,9 +309,10 @@ class PromptPlanner:
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
-                    kept = remembered.text, *remembered.labels, remembered.cuts
+                    kept = _remembered(remembered)
                     self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), kept)
             draft.plans.append(plan)
+            draft.groups.append(shard_of(plan))
             draft.show_context(sent, marks_before=0 in plan.marks)
         while draft.pieces:
             one = draft.pieces[0]
@@ -305,9 +327,9 @@ class PromptPlanner:
             kept = self._sent_contexts.get(tenant, key)
         if kept is None:
             return None
-        text, ordinals, ids, cuts = kept
+        text, ordinals, ids, cuts, group = kept
         parts = tuple(cut(text, cuts)) if cuts else ()
-        return SentContext(text, ContextLabels(ordinals, ids), parts)
+        return SentContext(text, ContextLabels(ordinals, ids), parts, group)
 
 
 def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> PlannedPrompt:
@@ -319,6 +341,7 @@ def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> Planne
         tuple(draft.contexts),
         tenant=draft.tenant,
         parts=draft.parts(profile),
+        groups=tuple(draft.groups),
     )
 
 
@@ -328,9 +351,13 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
     return "".join([f"{draft.tenant}\n", *(f"{part.role}\n{text}\n" for part, text in texts)])
 
 
+def _remembered(sent: SentContext) -> _Remembered:
+    return sent.text, *sent.labels, sent.cuts, sent.group
+
+
 def _weight(kept: _Remembered) -> int:
     """Return how many characters a context that was sent counts as."""
-    text, _, ids, _ = kept
+    text, _, ids, *_ = kept
     return len(text) + _LABEL_CHARACTERS * ids_size(ids) + _ENTRY_CHARACTERS
 
 
@@ -341,6 +368,26 @@ def _log_other_scope() -> None:
         "a prompt shows a context that was rendered outside of its tenant's scope; it is sent as "
         "given. Call format_context where the tenant of the model call is known: inside the chain, "
         'or inside "with ctxreuse.request_context(tenant=...)". Further cases are only counted.'
+    )
+
+
+@cache
+def _log_planned_without_marks() -> None:
+    """Say once that what was planned elsewhere comes without marks."""
+    _log.warning(
+        "documents in a prompt were planned by a planner whose cache has no marks, and the model's "
+        "planner is for one that keeps prefixes up to marks; they are sent without. Give the "
+        "retriever, the compressor or the memory the planner of the model: planner=model.planner."
+    )
+
+
+@cache
+def _log_marks_dropped() -> None:
+    """Say once that marks are not sent because the model's planner is for another cache."""
+    _log.warning(
+        "documents in a prompt were planned for a cache that keeps prefixes up to marks, and the "
+        "model's planner is for one without; no marks are sent. Give the model the planner of the "
+        "retriever, the compressor or the memory: planner=retriever.planner."
     )
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ctxreuse.adapters.context_cuts import ContextCut
 from ctxreuse.adapters.context_search import (
     BlockSpan,
     FoundContext,
@@ -209,15 +210,20 @@ class ContextRegistry:
             self._remember(tenant, Rendering.of(text, at[0][1], continuation), at)
         return text
 
-    def remember_planned(self, text: str, tenant: str = "") -> None:
+    def remember_planned(self, text: str, tenant: str = "", cut: ContextCut | None = None) -> None:
         """Remember a text that shows blocks as they were planned, annotations included.
 
         It is found as a context without blocks: nobody plans it again, not even where another
         context that was rendered before has the same beginning, and what stands in it is no
         context.
+
+        Args:
+            text: The text.
+            tenant: In whose prompts it is to be found.
+            cut: How it is cut into content parts, where the cache needs that.
         """
         if text.strip():
-            self._remember(tenant, Rendering.of(text))
+            self._remember(tenant, Rendering.of(text)._replace(cut=cut))
 
     def remember_plan(self, plan: Plan, tenant: str | None = None) -> None:
         """Remember what a plan shows, so that it is not planned again and its labels stay its own.
@@ -230,11 +236,12 @@ class ContextRegistry:
             tenant: In whose prompts it is to be found besides those of the plan's tenant.
         """
         if plan.order_annotation is None or plan.templates.order_position == "before_question":
-            text = plan.rendered()
+            text, query = plan.rendered(), ""
         else:
-            text = plan.content
+            text, query = plan.content, plan.request.query
+        cut = ContextCut.of(plan, text, query)
         for one in {plan.request.tenant, plan.request.tenant if tenant is None else tenant}:
-            self.remember_planned(text, one)
+            self.remember_planned(text, one, cut)
 
     def parse(self, text: str, tenant: str = "") -> ParsedText:
         """Return a text as pieces that add up to it: a tenant's contexts, and plain text.

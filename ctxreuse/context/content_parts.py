@@ -7,10 +7,11 @@ part of its own, and the words between two blocks belong to the second one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.rendering import SentBlock, Templates, TurnPart, turn_pieces
 
 
 class ContentPart(NamedTuple):
@@ -36,6 +37,16 @@ def joined(parts: Iterable[ContentPart]) -> str:
     return "".join([part.text for part in parts])
 
 
+def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
+    """Return a text in parts of the lengths given, as far as it reaches, and the rest."""
+    parts: list[ContentPart] = []
+    for length in lengths:
+        if length < len(text):
+            parts.append(ContentPart(text[:length]))
+            text = text[length:]
+    return [*parts, ContentPart(text)]
+
+
 def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
     """Return a part for each piece of a text, each with the separator in front of it.
 
@@ -44,6 +55,39 @@ def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
         separator: What stands between two of them.
     """
     return [ContentPart(separator + one if n else one) for n, one in enumerate(pieces)]
+
+
+def turn_parts(
+    turn: Iterable[TurnPart],
+    order_annotation: str | None,
+    query: str,
+    templates: Templates,
+    marks: Collection[int],
+    *,
+    is_labelled: bool = True,
+) -> list[ContentPart]:
+    """Return what `render_turn` returns cut into parts: each block is a part of its own.
+
+    Args:
+        turn: What the turn shows.
+        order_annotation: The ranking in words, or None.
+        query: The question; "" for none.
+        templates: The words around the blocks.
+        marks: After how many of the blocks a mark stands.
+        is_labelled: Whether blocks are shown under their labels.
+    """
+    shown = [one for one in turn if isinstance(one, SentBlock) or one.annotation]
+    pieces = turn_pieces(shown, order_annotation, query, templates, is_labelled=is_labelled)
+    parts = separated(pieces, templates.separator)
+    number = 0
+    for position, one in enumerate(shown):
+        if isinstance(one, SentBlock):
+            number += 1
+            label = one.label if is_labelled else ""
+            parts[position] = parts[position]._replace(
+                is_marked=number in marks, block=one.block, label=label
+            )
+    return parts
 
 
 def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:

@@ -54,20 +54,25 @@ def group_of(plan: Plan) -> tuple[str, ...]:
     return request.tenant, "system", request.system or ""
 
 
-def affinity_id(plan: Plan, key: str) -> str:
-    """Return the id of a plan's prefix group, and of its shard.
-
-    Args:
-        plan: The plan.
-        key: A secret of the application.
-    """
+def shard_of(plan: Plan) -> tuple[str, ...]:
+    """Return what names the prefix group of a plan and, where that is divided, its shard."""
     group = group_of(plan)
     if plan.shards == 1:
-        return keyed_digest(key, "group", *group)
+        return group
     leading = _leading(plan)
     below = leading[0 if group[1] == "system" else 1 :][:1] or [""]
     shard = int(keyed_digest("", *below)[:8], 16) % plan.shards
-    return keyed_digest(key, "group", *group, str(shard))
+    return *group, str(shard)
+
+
+def affinity_id(shard: tuple[str, ...], key: str) -> str:
+    """Return the id of a prefix group, and of its shard.
+
+    Args:
+        shard: Its names; see `shard_of`.
+        key: A secret of the application.
+    """
+    return keyed_digest(key, "group", *shard)
 
 
 class GroupRates:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.content_parts import ContentPart, separated, without_blank_parts
+from ctxreuse.context.content_parts import ContentPart, turn_parts, without_blank_parts
 from ctxreuse.context.prompt_forms import PromptForm, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
@@ -18,11 +18,10 @@ from ctxreuse.context.rendering import (
     TurnPart,
     render_messages,
     render_turn,
-    turn_pieces,
 )
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
-from ctxreuse.planning.affinity import affinity_id
+from ctxreuse.planning.affinity import affinity_id, shard_of
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -119,7 +118,7 @@ class Plan:
         Raises:
             InvalidRequestError: wrong type.
         """
-        return affinity_id(self, checked_kind("key", key, str, "a string"))
+        return affinity_id(shard_of(self), checked_kind("key", key, str, "a string"))
 
     @property
     def prompt_cache_key(self) -> str:
@@ -148,18 +147,8 @@ class Plan:
             InvalidRequestError: wrong type.
         """
         asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
-        order = self._shown_order()
-        shown = [one for one in self.parts if isinstance(one, SentBlock) or one.annotation]
-        pieces = turn_pieces(shown, order, asked, self.templates, is_labelled=self.is_labelled)
-        parts = separated(pieces, self.templates.separator)
-        number = 0
-        for position, one in enumerate(shown):
-            if isinstance(one, SentBlock):
-                number += 1
-                label = one.label if self.is_labelled else ""
-                parts[position] = parts[position]._replace(
-                    is_marked=number in self.marks, block=one.block, label=label
-                )
+        order, words, marks = self._shown_order(), self.templates, self.marks
+        parts = turn_parts(self.parts, order, asked, words, marks, is_labelled=self.is_labelled)
         if parts and query is None and self._is_in_conversation:
             parts[-1] = parts[-1]._replace(is_marked=True)
         return tuple(without_blank_parts(parts))

@@ -15,12 +15,11 @@ from langchain_core.messages import BaseMessage
 
 from ctxreuse.adapters.engine_options import marks_the_end
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.prompt_draft import cut
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.cache_marks import cache_options, mark_field
 from ctxreuse.context.cache_profile import CacheProfile
-from ctxreuse.context.content_parts import ContentPart, without_blank_parts
+from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.agents.planned_messages import planned_text
 from langchain_ctxreuse.messages import prompt_texts, role_of, with_marks

@@ -451,8 +451,10 @@ class ReuseChatModel(DelegatingChatModel):
             return ScopedPrompt(texts.parts, request.scope)
         around = (run.parent_run_id if run is not None else None) or request.config
         tenant = request.scope.tenant or ""
-        retrieved = gateway.attempt(lambda: run_documents().of_request(around, tenant), lambda: ())
-        return ScopedPrompt(texts.parts, request.scope, retrieved)
+        runs = run_documents()
+        retrieved = gateway.attempt(lambda: runs.of_request(around, tenant), lambda: ())
+        planned = gateway.attempt(lambda: runs.planned_for(around, tenant), lambda: ())
+        return ScopedPrompt(texts.parts, request.scope, retrieved, planned)
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
@@ -549,20 +551,20 @@ class ReuseChatModel(DelegatingChatModel):
 
         What the user has set there stays. A call's replaces the model's, so both are merged.
         """
-        plans = () if planned is None else planned.plans
-        by_group = plans if self.send_session_id == "group" else None
+        groups = () if planned is None else planned.groups
+        by_group = groups if self.send_session_id == "group" else None
         profile, key = self.planner.cache, self.salt_key
 
         def added_fields(body: Mapping[str, Any]) -> dict[str, Any]:
             known = self._given(arguments, ("prompt_cache_key", "prompt_cache_options"))
             salt = added_salt(body, scope, key) if self.send_cache_salt else {}
-            return salt | added_cache_fields({**known, **body}, plans, profile, key)
+            return salt | added_cache_fields({**known, **body}, groups, profile, key)
 
         def added_headers(headers: Mapping[str, Any]) -> dict[str, str]:
             return added_session(headers, scope, key, by_group, self.session_header)
 
         options: dict[str, Any] = {}
-        routes = profile.key != "none" and bool(plans)
+        routes = profile.key != "none" and bool(groups)
         for is_wanted, name, added in (
             (self.send_cache_salt or routes, "extra_body", added_fields),
             (self.send_session_id, "extra_headers", added_headers),

@@ -238,6 +238,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         if len(batch) < sum(not isinstance(one, Exception) for one in retrieved):
             log_nested()
         planned = dict(zip(batch, self._documents.plan_batch(list(batch.values())), strict=True))
+        for position, documents in planned.items():
+            runs.note_documents(documents, configs[position])
         return [planned.get(position, given) for position, given in enumerate(retrieved)]
 
 
@@ -279,11 +281,15 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
             query: The question.
             callbacks: Not used: planning calls no model.
         """
-        return self._documents.plan(RetrievedItems(documents, query, scope_from_config(None)))
+        planned = self._documents.plan(RetrievedItems(documents, query, scope_from_config(None)))
+        run_documents().note_documents(planned)
+        return planned
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         """Return what `compress_documents` returns."""
         retrieved = RetrievedItems(documents, query, scope_from_config(None))
-        return await self._documents.aplan(retrieved)
+        planned = await self._documents.aplan(retrieved)
+        run_documents().note_documents(planned)
+        return planned

@@ -22,13 +22,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.context_cuts import PlannedTexts
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, planned_texts
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
-from langchain_ctxreuse.documents.document_plans import document_block
-from langchain_ctxreuse.scope import tenant_from_config
+from langchain_ctxreuse.documents.document_plans import document_block, planned_document
+from langchain_ctxreuse.scope import scope_from_config, tenant_from_config
 
 _MAX_RUNS = 100_000
 _MAX_CHARACTERS = 16_000_000
@@ -59,11 +60,11 @@ class _Run(NamedTuple):
 class RunDocuments(BaseCallbackHandler):
     """Keeps what retrievers return until the outermost run around them has ended.
 
-    It keeps the documents of the outermost retrievers only, and none that carry a plan. At most
-    100,000 runs that go on and 16,000,000 characters of documents are remembered, and of one
-    request and tenant the latest 16 lists; the tenant that holds most loses first. What is
-    forgotten is not planned. LangChain tells of no end of a retrieval that is cancelled: such a run
-    is remembered until 100,000 later ones are.
+    It keeps the documents of the outermost retrievers only; of those that carry a plan, what a
+    cache with marks or keys needs. At most 100,000 runs that go on and 16,000,000 characters of
+    documents are remembered, and of one request and tenant the latest 16 lists; the tenant that
+    holds most loses first. What is forgotten is not planned. LangChain tells of no end of a
+    retrieval that is cancelled: such a run is remembered until 100,000 later ones are.
     """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
@@ -78,7 +79,7 @@ class RunDocuments(BaseCallbackHandler):
         self._ended: deque[UUID] = deque()  # runs that are still to be forgotten
         self._runs: LRUMap[UUID, _Run] = LRUMap(_MAX_RUNS)
         self._tenants: LRUMap[UUID, frozenset[str]] = LRUMap(_MAX_RUNS)  # with documents, by root
-        self._documents: TenantLRUMap[UUID, tuple[Retrieved, ...]] = TenantLRUMap(
+        self._documents: TenantLRUMap[UUID, tuple[Retrieved | PlannedTexts, ...]] = TenantLRUMap(
             _MAX_RUNS, max_weight=_MAX_CHARACTERS, weight_of=_characters
         )
 
@@ -176,11 +177,47 @@ class RunDocuments(BaseCallbackHandler):
                 what the code around says; None is what it says here.
             tenant: Whose request it is.
         """
+        lists = self._lists(around, tenant)
+        return tuple(one for one in lists if not isinstance(one, PlannedTexts))
+
+    def planned_for(
+        self, around: RunnableConfig | UUID | None, tenant: str
+    ) -> tuple[PlannedTexts, ...]:
+        """Return the planned documents of the same request and tenant, for their marks.
+
+        Args:
+            around: As for `of_request`.
+            tenant: Whose request it is.
+        """
+        lists = self._lists(around, tenant)
+        return tuple(one for one in lists if isinstance(one, PlannedTexts))
+
+    def _lists(
+        self, around: RunnableConfig | UUID | None, tenant: str
+    ) -> tuple[Retrieved | PlannedTexts, ...]:
         if not isinstance(around, UUID):
             around = _run_around(around)
         with self._changing():
             run = None if around is None else self._runs.get(around)
             return () if run is None else self._documents.get(tenant, run.root) or ()
+
+    def note_documents(
+        self, documents: Sequence[Document], config: RunnableConfig | None = None
+    ) -> None:
+        """Keep planned documents that no retriever's run returns, for the run around.
+
+        Args:
+            documents: The documents.
+            config: The config of the call; None is what the code around says.
+        """
+        self._fail_open.attempt(lambda: self._note(documents, config), lambda: None)
+
+    def _note(self, documents: Sequence[Document], config: RunnableConfig | None) -> None:
+        around = _run_around(config)
+        with self._changing():
+            run = None if around is None else self._runs.get(around)
+        if run is not None:
+            self._keep_planned(run.root, documents, config)
 
     def is_nested(self, run_id: UUID) -> bool:
         """Return whether a retriever's run is inside of another retriever's."""
@@ -245,20 +282,34 @@ class RunDocuments(BaseCallbackHandler):
         if not documents or not isinstance(documents, (list, tuple)):
             return  # what can be read only once is for the application to read
         if any(METADATA_KEY in one.metadata for one in documents):
+            self._keep_planned(run.root, documents)
             return
-        retrieved = tuple(map(document_block, documents))
-        tenant = tenant_from_config() or ""
+        self._put(run.root, tuple(map(document_block, documents)), tenant_from_config() or "")
+
+    def _keep_planned(
+        self, root: UUID, documents: Sequence[Document], config: RunnableConfig | None = None
+    ) -> None:
+        scope = scope_from_config(config)
+        planned = planned_texts([planned_document(one) for one in documents], scope)
+        if planned is not None:
+            self._put(root, planned, scope.tenant or "")
+
+    def _put(self, root: UUID, documents: Retrieved | PlannedTexts, tenant: str) -> None:
         with self._changing():
-            if self._runs.peek(run.root) is None:  # it has ended since
+            if self._runs.peek(root) is None:  # it has ended since
                 return
-            before = self._documents.get(tenant, run.root) or ()
-            self._documents.put(tenant, run.root, (*before, retrieved)[-_MOST_LISTS:])
-            tenants = self._tenants.get(run.root) or frozenset()
-            self._tenants.put(run.root, tenants | {tenant})
+            before = self._documents.get(tenant, root) or ()
+            self._documents.put(tenant, root, (*before, documents)[-_MOST_LISTS:])
+            tenants = self._tenants.get(root) or frozenset()
+            self._tenants.put(root, tenants | {tenant})
 
 
-def _characters(lists: tuple[Retrieved, ...]) -> int:
-    return sum(len(one.text) + 100 for retrieved in lists for one in retrieved)
+def _characters(lists: tuple[Retrieved | PlannedTexts, ...]) -> int:
+    texts = (
+        one.texts if isinstance(one, PlannedTexts) else [block.text for block in one]
+        for one in lists
+    )
+    return sum(len(text) + 100 for of_list in texts for text in of_list)
 
 
 def _run_around(config: RunnableConfig | None) -> UUID | None:

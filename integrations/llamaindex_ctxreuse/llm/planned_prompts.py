@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageR
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
+from ctxreuse.adapters.context_cuts import PlannedTexts
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_labels import PromptLabels
 from ctxreuse.context.blocks import ContextBlock, Message
@@ -58,10 +59,11 @@ def prompt_of_messages(
     messages: Iterable[ChatMessage],
     scope: RequestScope,
     retrieved: tuple[tuple[ContextBlock, ...], ...] = (),
+    planned: tuple[PlannedTexts, ...] = (),
 ) -> ScopedPrompt:
     """Return chat messages as a prompt: a part for each block, and for tool calls beside them."""
     parts = tuple(part for message in messages for _, part in _parts(message))
-    return ScopedPrompt(parts, scope, retrieved)
+    return ScopedPrompt(parts, scope, retrieved, planned)
 
 
 def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | None]:

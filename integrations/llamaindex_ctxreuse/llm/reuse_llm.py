@@ -24,6 +24,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import StrictBool
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from ctxreuse.adapters.context_cuts import PlannedTexts
 from ctxreuse.adapters.engine_options import (
     SESSION_HEADER,
     added_cache_fields,
@@ -47,7 +48,6 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import all_in_order
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
@@ -57,7 +57,7 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     messages_with,
     prompt_of_messages,
 )
-from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, retrieved_in_run
+from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, planned_in_run, retrieved_in_run
 
 _ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
@@ -364,7 +364,7 @@ class ReuseLLM(DelegatingLLM):
         scope = current_scope()  # a stream may be read outside of it
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent, options = given, self._options(arguments, planned.plans, scope)
+            sent, options = given, self._options(arguments, planned.groups, scope)
             if planned.texts:
                 sent = messages_with(given, planned.texts, planned.labels)
             if planned.parts and takes_cache_points(self.inner):
@@ -382,9 +382,10 @@ class ReuseLLM(DelegatingLLM):
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
-            return method(planned.texts[0], **self._options(arguments, planned.plans, scope))
+            return method(planned.texts[0], **self._options(arguments, planned.groups, scope))
 
-        return _ModelCall(ScopedPrompt((PromptPart("user", text),), scope, self._retrieved()), send)
+        part, retrieved = PromptPart("user", text), self._retrieved()
+        return _ModelCall(ScopedPrompt((part,), scope, retrieved, self._planned_before()), send)
 
     def _structured(
         self,
@@ -401,14 +402,16 @@ class ReuseLLM(DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             texts = zip(prompt.parts, planned.texts, strict=True)
             replacements = [(part.text, text) for part, text in texts if part.text]
-            options = self._options(llm_kwargs or {}, planned.plans, scope)
+            options = self._options(llm_kwargs or {}, planned.groups, scope)
             return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
         return _ModelCall(prompt, send)
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> ScopedPrompt:
         return self._gateway.attempt(
-            lambda: prompt_of_messages(messages, current_scope(), self._retrieved()),
+            lambda: prompt_of_messages(
+                messages, current_scope(), self._retrieved(), self._planned_before()
+            ),
             lambda: ScopedPrompt(()),
         )
 
@@ -418,6 +421,12 @@ class ReuseLLM(DelegatingLLM):
             return ()
         return self._gateway.attempt(retrieved_in_run, tuple)
 
+    def _planned_before(self) -> tuple[PlannedTexts, ...]:
+        """Return the planned nodes of the run at hand, for their marks."""
+        if not self.find_retrieved:
+            return ()
+        return self._gateway.attempt(planned_in_run, tuple)
+
     @property
     def _cache_index(self) -> int | None:
         """Up to which message the inner model itself marks the last block."""
@@ -425,16 +434,16 @@ class ReuseLLM(DelegatingLLM):
         return index if isinstance(index, int) else None
 
     def _options(
-        self, given: dict[str, Any], plans: Sequence[Plan], scope: RequestScope
+        self, given: dict[str, Any], groups: Sequence[tuple[str, ...]], scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
         return self._gateway.attempt(
-            lambda: self._with_engine_options(given, plans, scope),
+            lambda: self._with_engine_options(given, groups, scope),
             lambda: {**given, **self._always_sent},
         )
 
     def _with_engine_options(
-        self, given: dict[str, Any], plans: Sequence[Plan], scope: RequestScope
+        self, given: dict[str, Any], groups: Sequence[tuple[str, ...]], scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
@@ -442,12 +451,12 @@ class ReuseLLM(DelegatingLLM):
         if self.send_cache_salt:
             body = {**added_salt(body, scope, key), **body}
         if self.send_session_id:
-            of_group = plans if self.send_session_id == "group" else None
+            of_group = groups if self.send_session_id == "group" else None
             added = added_session(headers, scope, key, of_group, self.session_header)
             headers = {**added, **headers}
         profile = planner_or_new(self.planner).cache
-        if plans and profile.key != "none":
-            fields = added_cache_fields({**given, **body}, plans, profile, key)
+        if groups and profile.key != "none":
+            fields = added_cache_fields({**given, **body}, groups, profile, key)
             fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
             body = {**fields, **body}
         sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)

@@ -23,14 +23,15 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
+from ctxreuse.adapters.context_cuts import PlannedTexts
 from ctxreuse.adapters.document_planner import RETRIEVALS
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, planned_texts
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
-from llamaindex_ctxreuse.nodes.node_plans import node_block
+from llamaindex_ctxreuse.nodes.node_plans import node_block, planned_documents
 from llamaindex_ctxreuse.nodes.span_listener import SpanListener
 
 _MOST_CALLS = 20_000
@@ -45,12 +46,14 @@ class _NodeList:
 
     Attributes:
         tenant: Whose they are.
+        scored: The nodes with their scores.
         nodes: The nodes.
         is_ranked: Whether their scores, where they have some, fall.
     """
 
     def __init__(self, tenant: str | None, nodes: Sequence[NodeWithScore]) -> None:
         self.tenant = tenant
+        self.scored = nodes
         self.nodes = [one.node for one in nodes]
         scores = [one.score for one in nodes if one.score is not None]
         self.is_ranked = scores == sorted(scores, reverse=True)
@@ -64,6 +67,13 @@ class _NodeList:
     def without_metadata(self) -> tuple[ContextBlock, ...]:
         """The nodes as `get_content()` returns them."""
         return tuple(node_block(node, MetadataMode.NONE) for node in self.nodes)
+
+    @cached_property
+    def planned(self) -> PlannedTexts | None:
+        """The nodes for a cache with marks or keys, if a plan has put them into their order."""
+        if not any(METADATA_KEY in node.metadata for node in self.nodes):
+            return None
+        return planned_texts(planned_documents(self.scored))
 
     @property
     def is_of_a_document(self) -> bool:
@@ -285,6 +295,21 @@ def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:
     lists = [one for one in list(run.lists) if run.may_show(one) and not one.is_of_a_document]
     blocks = [form for one in lists for form in (one.with_metadata, one.without_metadata)]
     return tuple(dict.fromkeys(blocks))
+
+
+def planned_in_run() -> tuple[PlannedTexts, ...]:
+    """Return the planned nodes that a prompt of the run at hand may show, for their marks."""
+    tenant = current_scope().tenant
+    streamed = _streamed.get()
+    call = _HANDLER.current()
+    calls = () if call is None else tuple(call.outwards())
+    shown = [one.synthesized for one in calls if one.synthesized is not None][:1]
+    if streamed is not None:
+        shown = [streamed]
+    elif not shown and call is not None:
+        shown = list(call.run.lists)
+    found = [one.planned for one in shown if one.tenant == tenant]
+    return tuple(one for one in found if one is not None)
 
 
 def note_retrieved() -> None:

@@ -1,0 +1,125 @@
+"""How a text that shows a plan is cut into content parts, and where marks stand in it.
+
+A retriever's or memory's plan is shown by whoever writes the prompt, as a text; the model wrapper
+that finds it there needs no plan to send it in the parts of the plan: lengths and marks will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
+from ctxreuse.planning.affinity import shard_of
+from ctxreuse.planning.plan import Plan
+
+
+class PlannedPrefix(NamedTuple):
+    """What a plan says for a cache that has marks, or that requests are routed to.
+
+    Attributes:
+        marks: After how many of its blocks a mark stands.
+        group: What names its prefix group, for the affinity id.
+        has_marks: Whether the cache has marks.
+    """
+
+    marks: tuple[int, ...]
+    group: tuple[str, ...]
+    has_marks: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlannedPrefix | None:
+        """Return what a plan says; None for a cache with neither marks nor keys."""
+        cache = plan.cache
+        if not cache.has_marks and cache.key == "none":
+            return None
+        return cls(plan.marks, shard_of(plan), cache.has_marks)
+
+    def without_blocks_behind(self, number: int) -> PlannedPrefix:
+        """Return it without the marks behind so many blocks."""
+        return self._replace(marks=tuple(mark for mark in self.marks if mark <= number))
+
+
+class ContextCut(NamedTuple):
+    """Where a text that shows a plan is cut and marked.
+
+    Attributes:
+        prefix: What the plan says.
+        lengths: The lengths of the parts.
+        marked: Which of the parts are marked.
+    """
+
+    prefix: PlannedPrefix
+    lengths: tuple[int, ...] = ()
+    marked: tuple[int, ...] = ()
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[ContentPart], prefix: PlannedPrefix) -> ContextCut:
+        """Return how a text is cut that parts add up to."""
+        whole = without_blank_parts(parts) if prefix.has_marks else []
+        marked = tuple(number for number, part in enumerate(whole) if part.is_marked)
+        return cls(prefix, tuple(len(part.text) for part in whole), marked)
+
+    @classmethod
+    def of(cls, plan: Plan, text: str, query: str = "") -> ContextCut | None:
+        """Return how a plan's text is cut; None for a cache with neither marks nor keys.
+
+        Args:
+            plan: The plan.
+            text: What is shown of it.
+            query: The question in it; "" for none.
+        """
+        prefix = PlannedPrefix.of(plan)
+        if prefix is None:
+            return None
+        parts = plan.content_parts(query)
+        return cls.of_parts(parts if joined(parts) == text else (), prefix)
+
+    def parts(self, text: str) -> list[ContentPart]:
+        """Return the text in its parts."""
+        return [
+            part._replace(is_marked=number in self.marked)
+            for number, part in enumerate(cut(text, self.lengths))
+        ]
+
+
+class PlannedTexts(NamedTuple):
+    """Planned documents, as an application may join them into a prompt by itself.
+
+    Attributes:
+        texts: Their texts, in the planned order.
+        numbers: For each text after how many blocks of the plan it ends.
+        prefix: What the plan says.
+    """
+
+    texts: tuple[str, ...]
+    numbers: tuple[int, ...]
+    prefix: PlannedPrefix
+
+    def cut_in(self, text: str) -> ContextCut | None:
+        """Return how a prompt's text is cut that shows the documents; None if it shows none.
+
+        They are looked for in their order, each once; what stands between two of them belongs to
+        the second one. Where one is missing, those behind it are not looked for. No text is moved,
+        so a text that stands there by chance does no harm. Time is linear in the texts.
+        """
+        parts: list[ContentPart] = []
+        end = 0
+        for position, (one, number) in enumerate(zip(self.texts, self.numbers, strict=True)):
+            bare = one.strip()
+            if not bare:
+                continue
+            start = text.find(bare, end)
+            if start < 0:
+                break
+            if not parts and start:
+                parts.append(ContentPart(text[:start]))
+                end = start
+            is_last = position + 1 == len(self.texts) or self.numbers[position + 1] != number
+            is_marked = is_last and number in self.prefix.marks
+            parts.append(ContentPart(text[end : start + len(bare)], is_marked))
+            end = start + len(bare)
+        if not end:
+            return None
+        parts.append(ContentPart(text[end:]))
+        return ContextCut.of_parts([part for part in parts if part.text], self.prefix)
