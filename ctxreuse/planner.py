@@ -329,7 +329,13 @@ class ReusePlanner(FixedSettings):
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
-    def preview(self, request: ContextRequest, *, deduplicate: bool | None = None) -> Plan:
+    def preview(
+        self,
+        request: ContextRequest,
+        *,
+        deduplicate: bool | None = None,
+        now: float | None = None,
+    ) -> Plan:
         """Return what `plan` would return now, without recording it as sent.
 
         Its request id is "", and no tokens are expected in the cache.
@@ -337,13 +343,15 @@ class ReusePlanner(FixedSettings):
         Args:
             request: What the application may send.
             deduplicate: As in `plan`.
+            now: As in `plan`.
 
         Raises:
-            InvalidRequestError: `request` is not a ContextRequest.
+            InvalidRequestError: `request` is not a ContextRequest, or no such time.
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
-        return self._planning.preview(request, "reuse", deduplicate)
+        _check_now(now)
+        return self._planning.preview(request, "reuse", deduplicate, now)
 
     def plan_batch(
         self,

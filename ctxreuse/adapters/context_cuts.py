@@ -21,11 +21,13 @@ class PlannedPrefix(NamedTuple):
         marks: After how many of its blocks a mark stands.
         group: What names its prefix group, for the affinity id.
         has_marks: Whether the cache has marks.
+        is_later_turn: Whether it is of a later turn, whose marks give way to others.
     """
 
     marks: tuple[int, ...]
     group: tuple[str, ...]
     has_marks: bool
+    is_later_turn: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> PlannedPrefix | None:
@@ -33,7 +35,8 @@ class PlannedPrefix(NamedTuple):
         cache = plan.cache
         if not cache.has_marks and cache.key == "none":
             return None
-        return cls(plan.marks, shard_of(plan), cache.has_marks)
+        is_later_turn = bool(plan.request.history)
+        return cls(plan.marks, shard_of(plan), cache.has_marks, is_later_turn)
 
     def without_blocks_behind(self, number: int) -> PlannedPrefix:
         """Return it without the marks behind so many blocks."""
@@ -75,10 +78,17 @@ class ContextCut(NamedTuple):
         parts = plan.content_parts(query)
         return cls.of_parts(parts if joined(parts) == text else (), prefix)
 
+    @property
+    def deepest(self) -> int | None:
+        """Which part has the last mark, -1 for what stands before the text; None without one."""
+        if self.marked:
+            return self.marked[-1]
+        return -1 if 0 in self.prefix.marks else None
+
     def parts(self, text: str) -> list[ContentPart]:
         """Return the text in its parts."""
         return [
-            part._replace(is_marked=number in self.marked)
+            part._replace(is_marked=number in self.marked, is_spare=self.prefix.is_later_turn)
             for number, part in enumerate(cut(text, self.lengths))
         ]
 

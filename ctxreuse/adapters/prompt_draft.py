@@ -96,6 +96,7 @@ class PlacedPiece(NamedTuple):
         labels: Those of a context that is sent as it stands, or as it was sent before.
         stays: Whether it is planned only so that the planner knows what is sent: as given.
         cuts: The lengths of the parts that it was sent in before.
+        deepest: Which of these had the last mark; see `SentContext`.
         cut: How a new text that shows a plan is cut and marked.
         group: What names its prefix group, if it was planned before.
     """
@@ -107,6 +108,7 @@ class PlacedPiece(NamedTuple):
     labels: ContextLabels = ContextLabels()
     stays: bool = False
     cuts: tuple[int, ...] = ()
+    deepest: int | None = None
     cut: ContextCut | None = None
     group: tuple[str, ...] = ()
 
@@ -128,12 +130,14 @@ class SentContext(NamedTuple):
         text: The text.
         labels: The labels in it.
         parts: The text cut into parts, with marks; empty where the cache has none.
+        deepest: Which part has the last mark, -1 for what stands before the text; None without one.
         group: What names its prefix group, where a key routes requests.
     """
 
     text: str
     labels: ContextLabels
     parts: tuple[ContentPart, ...] = ()
+    deepest: int | None = None
     group: tuple[str, ...] = ()
 
     @property
@@ -158,13 +162,15 @@ class SentContext(NamedTuple):
             _, start, *_ = given.spans[0]
             has_labels = given.text[:start] == first
         parts = _parts_of(plan, given, text) if plan.cache.has_marks else ()
+        marked = [number for number, part in enumerate(parts) if part.is_marked]
+        deepest = marked[-1] if marked else -1 if 0 in plan.marks else None
         group = () if plan.cache.key == "none" else shard_of(plan)
         if not has_labels:
-            return cls(text, ContextLabels(), parts, group)
+            return cls(text, ContextLabels(), parts, deepest, group)
         label_of, blocks = plan.label_of, plan.request.blocks
         ordinals = plan.templates.label_ordinals([label_of[block.key] for block in blocks])
         labels = ContextLabels(tuple(ordinals), tuple(block.id for block in blocks))
-        return cls(text, labels, parts, group)
+        return cls(text, labels, parts, deepest, group)
 
 
 class PromptDraft:
@@ -362,6 +368,7 @@ class PromptDraft:
             is_context=True,
             labels=sent.labels,
             cuts=sent.cuts,
+            deepest=sent.deepest,
             group=sent.group,
         )
 
@@ -396,7 +403,7 @@ class PromptDraft:
         counts["planned_before"] += 1
         shown = self._planned_before(pieces[number]._replace(is_context=True), cut_here)
         parts = tuple(cut_here.parts(shown.text)) if cut_here.lengths else ()
-        sent = SentContext(shown.text, ContextLabels(), parts, shown.group)
+        sent = SentContext(shown.text, ContextLabels(), parts, cut_here.deepest, shown.group)
         self.joined_before.append((self.sent_key(self._part_keys[shown.part]), sent))
         return [*pieces[:number], shown, *pieces[number + 1 :]]
 
@@ -446,8 +453,12 @@ class PromptDraft:
             return None
         following = [ContentPart(other.text) for other in behind if other.part == one.part]
         own = sent.parts or (ContentPart(sent.text),)
-        parts = (*self._parts[one.part], *own, *following)
-        return SentContext(joined(parts), sent.labels, parts if sent.parts else (), sent.group)
+        before = self._parts[one.part]
+        deepest = sent.deepest
+        if deepest is not None:
+            deepest += len(before)
+        parts = (*before, *own, *following)
+        return sent._replace(text=joined(parts), parts=parts if sent.parts else (), deepest=deepest)
 
     def show_text(self) -> None:
         """Send the next piece, which is a text, or a context that is not planned now."""
@@ -462,7 +473,13 @@ class PromptDraft:
             return
         if not one.key and self.prompt.parts[one.part].role in _SPEAKERS:
             text = self._labels.to_sent(text)
-        self._show(cut(text, one.cuts), one.labels)
+        parts = cut(text, one.cuts)
+        if one.deepest is not None and not self._shown:  # others may have kept it alive
+            if one.deepest < 0:
+                self._mark_before(one.part, is_spare=True)
+            elif one.deepest < len(parts):
+                parts[one.deepest] = parts[one.deepest].as_spare()
+        self._show(parts, one.labels)
 
     def show_context(self, sent: SentContext, *, marks_before: bool = False) -> None:
         """Send the next piece, a context, as it was planned."""
@@ -470,12 +487,13 @@ class PromptDraft:
             self._mark_before(self.pieces[0].part)
         self._show(sent.parts or [ContentPart(sent.text)], sent.labels)
 
-    def _mark_before(self, number: int) -> None:
+    def _mark_before(self, number: int, *, is_spare: bool = False) -> None:
         """Mark what stands before the next piece, in its part or the nearest one with a text."""
         for parts in reversed(self._parts[: number + 1]):
             for position in range(len(parts) - 1, -1, -1):
                 if parts[position].text.strip():
-                    parts[position] = parts[position]._replace(is_marked=True)
+                    one = parts[position]
+                    parts[position] = one.as_spare() if is_spare else one.as_end()
                     return
 
     def _show(self, parts: Iterable[ContentPart], labels: ContextLabels) -> None:
@@ -564,10 +582,12 @@ def _as_sent_before(
     assert isinstance(context.piece, FoundContext)
     if sent is None:
         planned = context.piece.cut  # what was planned before is sent as it was sent then
-        cuts, group = ((), ()) if planned is None else (planned.lengths, planned.prefix.group)
-        labels = _labels_given(context.piece)
-        return context._replace(piece=context.text, labels=labels, cuts=cuts, group=group)
-    context = context._replace(group=sent.group)
+        context = context._replace(labels=_labels_given(context.piece), piece=context.text)
+        if planned is None:
+            return context
+        group = planned.prefix.group
+        return context._replace(cuts=planned.lengths, deepest=planned.deepest, group=group)
+    context = context._replace(deepest=sent.deepest, group=sent.group)
     behind = following.text if following is not None and following.part == context.part else None
     annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
     if behind is None or annotations is None or not behind.startswith(annotations):
@@ -592,7 +612,7 @@ def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, 
             position += len(separator)
         lengths = [end - before for end, before in zip(ends, [0, *ends], strict=False)]
         parts = tuple(
-            part._replace(is_marked=number in plan.marks)
+            part._replace(is_marked=number in plan.marks, is_spare=bool(plan.request.history))
             for number, part in enumerate(cut(text, lengths), start=1)
         )
     return parts if joined(parts) == text else (ContentPart(text),)
@@ -604,7 +624,7 @@ def _mark_end(parts: list[list[ContentPart]], roles: Sequence[str], end: int) ->
         if roles[number] == "assistant":
             return
         if parts[number]:
-            parts[number][-1] = parts[number][-1]._replace(is_marked=True)
+            parts[number][-1] = parts[number][-1].as_end()
             return
 
 

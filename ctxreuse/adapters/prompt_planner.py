@@ -39,9 +39,10 @@ _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", 
 _log = logging.getLogger("ctxreuse")
 
 _Remembered: TypeAlias = tuple[
-    str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...], tuple[str, ...]
+    str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...], int | None, tuple[str, ...]
 ]
-"""A context as it was sent: text, ordinals and ids of its labels, lengths of its parts, its group.
+"""A context as it was sent: text, ordinals and ids of its labels, lengths of its parts, which of
+these has the last mark, and its group.
 
 A plain tuple: many are kept for long, and the collector does not look into these.
 """
@@ -327,9 +328,9 @@ class PromptPlanner:
             kept = self._sent_contexts.get(tenant, key)
         if kept is None:
             return None
-        text, ordinals, ids, cuts, group = kept
+        text, ordinals, ids, cuts, deepest, group = kept
         parts = tuple(cut(text, cuts)) if cuts else ()
-        return SentContext(text, ContextLabels(ordinals, ids), parts, group)
+        return SentContext(text, ContextLabels(ordinals, ids), parts, deepest, group)
 
 
 def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> PlannedPrompt:
@@ -352,7 +353,7 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
 
 
 def _remembered(sent: SentContext) -> _Remembered:
-    return sent.text, *sent.labels, sent.cuts, sent.group
+    return sent.text, *sent.labels, sent.cuts, sent.deepest, sent.group
 
 
 def _weight(kept: _Remembered) -> int:

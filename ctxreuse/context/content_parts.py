@@ -23,6 +23,7 @@ class ContentPart(NamedTuple):
         block: The block that it shows, for one of a turn.
         label: The block's label; "" without one.
         beside: What the user has put on the part besides its text.
+        is_spare: Whether its mark is left out first where there is no room for all.
     """
 
     text: str
@@ -30,6 +31,15 @@ class ContentPart(NamedTuple):
     block: ContextBlock | None = None
     label: str = ""
     beside: Mapping[str, Any] | None = None
+    is_spare: bool = False
+
+    def as_end(self) -> ContentPart:
+        """Return it with the mark of a turn's end, which goes before spare ones."""
+        return self._replace(is_marked=True, is_spare=False)
+
+    def as_spare(self) -> ContentPart:
+        """Return it with a mark that gives way to others."""
+        return self._replace(is_marked=True, is_spare=True)
 
 
 def joined(parts: Iterable[ContentPart]) -> str:
@@ -106,7 +116,8 @@ def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:
         else:
             blank = text
             if part.is_marked and kept:
-                kept[-1] = kept[-1]._replace(is_marked=True)
+                is_spare = part.is_spare and (kept[-1].is_spare or not kept[-1].is_marked)
+                kept[-1] = kept[-1]._replace(is_marked=True, is_spare=is_spare)
     if blank and kept:
         kept[-1] = kept[-1]._replace(text=kept[-1].text + blank)
     return kept

@@ -59,8 +59,10 @@ def marked_prompt(
 ) -> MarkedPrompt:
     """Return a prompt in OpenAI's form with as many marks as a provider takes.
 
-    The user's marks come first; where there is no room for all of ours, the first ones of ours are
-    left out, because a prefix that is written further behind holds those before it.
+    The user's marks come first, but for those at the ends of turns that later ones have left
+    behind. Where there is no room for all of ours, spare ones are left out, then those behind the
+    first: at that the prompt may be read, and a prefix that is written further behind holds those
+    before it.
 
     Args:
         messages: The messages. Parts of a content that are ContentParts are ours.
@@ -72,13 +74,23 @@ def marked_prompt(
     """
     taken = [(-1, path) for path in marks_in(list(tools))]
     taken += [(n, path) for n, message in enumerate(messages) for path in marks_in(message)]
+    gone: list[tuple[int, Path]] = []
     ours = [
         (number, position)
         for number, message in enumerate(messages)
         for position, part in enumerate(content_list(message))
         if isinstance(part, ContentPart) and part.is_marked
     ]
-    kept = ours[len(ours) - room_for_marks(profile, len(taken), len(ours)) :]
+    firm = [at for at in ours if not _content_part(messages, at).is_spare]
+    passed = _passed_ends(messages)
+    while len(taken) + len(firm) > profile.marks and any(at in passed for at in taken):
+        gone.append(next(at for at in taken if at in passed))
+        taken.remove(gone[-1])
+    room = room_for_marks(profile, len(taken), len(firm))
+    kept = firm if room == len(firm) else [*firm[:1], *firm[len(firm) - room + 1 :]]
+    kept = kept if room > 1 else firm[len(firm) - room :]
+    spare = [at for at in ours if at not in firm][: max(0, profile.marks - len(taken) - len(firm))]
+    kept = sorted([*kept, *spare])
     life = ""
     if kept:
         lives = [
@@ -97,7 +109,7 @@ def marked_prompt(
         ]
         written.append({**message, "content": content} if content else dict(message))
     own_tools = list(tools)
-    for number, path in taken[: max(0, len(taken) - profile.marks)]:
+    for number, path in [*gone, *taken[: max(0, len(taken) - profile.marks)]]:
         if number < 0:
             own_tools = without_mark(own_tools, path)
         else:
@@ -198,6 +210,21 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
     return {"system": system, "messages": turns} if system else {"messages": turns}
 
 
+def mark_opening(messages: list[Json], blocks: int) -> None:
+    """Mark the first turn behind some of its blocks: others may have kept that prefix alive.
+
+    Args:
+        messages: The messages before this turn, without shared parts; the mark is put in place.
+        blocks: After how many blocks, of which each is a part.
+    """
+    first: Json = next((one for one in messages if one.get("role") == "user"), {})
+    parts = content_list(first)
+    if not 0 < blocks < len(parts) or not _is_plain_text(parts[blocks - 1]):
+        return
+    marked = ContentPart(parts[blocks - 1]["text"]).as_spare()
+    first["content"] = [*parts[: blocks - 1], marked, *parts[blocks:]]
+
+
 def mark_turn_before(messages: list[Json]) -> None:
     """Mark the end of the latest turn that was answered, where it was written when it was sent.
 
@@ -218,8 +245,7 @@ def mark_turn_before(messages: list[Json]) -> None:
         if message.get("role") != "user" or not parts:
             continue
         last = parts[-1]
-        is_plain = isinstance(last, Mapping) and set(last) == {"type", "text"}
-        if is_plain and last["type"] == "text" and isinstance(last["text"], str):
+        if _is_plain_text(last):
             part = ContentPart(last["text"], is_marked=bool(last["text"].strip()))
             message["content"] = [*parts[:-1], part]
         return
@@ -229,6 +255,32 @@ def content_list(message: Mapping[str, Any]) -> Sequence[Any]:
     """Return the parts of a message's content; none where it is a text."""
     content = message.get("content")
     return content if isinstance(content, (list, tuple)) else ()
+
+
+def _is_plain_text(part: Any) -> bool:
+    is_plain = isinstance(part, Mapping) and set(part) == {"type", "text"}
+    return is_plain and part["type"] == "text" and isinstance(part["text"], str)
+
+
+def _content_part(messages: Sequence[Mapping[str, Any]], at: tuple[int, int]) -> ContentPart:
+    part: ContentPart = content_list(messages[at[0]])[at[1]]
+    return part
+
+
+def _passed_ends(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Path]]:
+    """Return where turns end that others have been answered behind.
+
+    A history that holds what was sent has a mark at each, and nothing ends there any more.
+    """
+    roles = [message.get("role") for message in messages]
+    answered = [
+        number
+        for number, following in enumerate(roles[1:])
+        if roles[number] == "user" and following == "assistant"
+    ]
+    return [
+        (number, ("content", len(content_list(messages[number])) - 1)) for number in answered[:-1]
+    ]
 
 
 def _position(path: Path) -> int:

@@ -96,6 +96,7 @@ class _Record(NamedTuple):
         end: Names the index node.
         system: The digest of the system text.
         last_use: When it was used.
+        opening_mark: After how many blocks of its first turn a mark stands; -1 for none.
         shown: (ordinal, identity, id, length, digest) of each block, the latest last.
         shown_size: The sizes (`id_size`) of the blocks' ids.
     """
@@ -103,6 +104,7 @@ class _Record(NamedTuple):
     end: int
     system: bytes | None
     last_use: int
+    opening_mark: int
     shown: tuple[tuple[int, BlockKey, BlockId, int, bytes], ...]
     shown_size: int
 
@@ -168,6 +170,7 @@ class Conversations:
         sent: Iterable[tuple[int, ContextBlock]],
         end: int,
         system: bytes | None,
+        opening_mark: int | None = None,
     ) -> None:
         """Record the blocks of a turn under their ordinals, and where the turn ends.
 
@@ -176,6 +179,8 @@ class Conversations:
             sent: The turn's blocks with their ordinals.
             end: Names the index node where the turn ends.
             system: The digest of the system text.
+            opening_mark: Of a first turn: after how many of its blocks its last mark stands, -1
+                without one. None keeps what is known.
         """
         self._requests += 1
         record = self._record(conversation_id)
@@ -190,7 +195,10 @@ class Conversations:
         blocks = tuple(shown.values())
         too_many = max(0, len(blocks) - self._max_blocks)
         size -= sum([id_size(block_id) for _, _, block_id, _, _ in blocks[:too_many]])
-        self._records[conversation_id] = (end, system, self._requests, blocks[too_many:], size)
+        if opening_mark is None:
+            opening_mark = -1 if record is None else record.opening_mark
+        fields = end, system, self._requests, opening_mark, blocks[too_many:], size
+        self._records[conversation_id] = fields
         self.size += id_size(conversation_id)
         self.shown_size += size
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
@@ -202,6 +210,15 @@ class Conversations:
         if record is None or record.system != system:
             return 0
         return record.end
+
+    def opening_mark_of(
+        self, conversation_id: str | int | None, system: bytes | None
+    ) -> int | None:
+        """Return after how many blocks of the first turn a mark stands; None for none."""
+        record = self._record(conversation_id)
+        if record is None or record.system != system or record.opening_mark < 0:
+            return None
+        return record.opening_mark
 
     def forget(self, conversation_id: str | int) -> bool:
         """Drop a conversation's record; return whether there was one."""

@@ -30,7 +30,7 @@ class Conversation:
 
     def __init__(
         self,
-        plan: Callable[[ContextRequest], Plan],
+        plan: Callable[..., Plan],
         conversation_id: str | int,
         tenant: str = "",
         system: str | None = None,
@@ -52,6 +52,7 @@ class Conversation:
         *,
         request_id: str | int | None = None,
         outdated: Iterable[ContextBlock] = (),
+        now: float | None = None,
     ) -> Plan:
         """Plan the next turn; a turn that was planned but not answered is replaced.
 
@@ -60,6 +61,7 @@ class Conversation:
             query: The user's question.
             request_id: The engine's id of the request, for eviction.
             outdated: Blocks of earlier turns that no longer hold; this turn says so.
+            now: As in `ReusePlanner.plan`.
         """
         with self._lock:
             request = ContextRequest(
@@ -72,7 +74,7 @@ class Conversation:
                 request_id=request_id,
                 outdated=outdated,
             )
-            self._unanswered = self._plan(request)
+            self._unanswered = self._plan(request, now=now)
             return self._unanswered
 
     def messages(self) -> list[OpenAIMessage]:

@@ -10,7 +10,7 @@ from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequ
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, turn_parts, without_blank_parts
-from ctxreuse.context.prompt_forms import PromptForm, mark_turn_before, prompt_body
+from ctxreuse.context.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -46,6 +46,8 @@ class Plan:
         is_labelled: Whether the message shows the blocks under their labels.
         marks: Where the prompt is to be marked for a cache that keeps marked prefixes only: after
             how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
+        opening_mark: Of a later turn: after how many blocks of the conversation's first one a mark
+            stands, which others may have kept alive; None for none.
         cache: The rules of the cache that it was planned for.
         shards: Into how many parts its prefix group is divided, because it is asked for so often.
         logged: The planner's record of it, for `explain`.
@@ -60,6 +62,7 @@ class Plan:
     templates: Templates
     is_labelled: bool = True
     marks: tuple[int, ...] = ()
+    opening_mark: int | None = None
     cache: CacheProfile = VLLM
     shards: int = 1
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
@@ -138,7 +141,8 @@ class Plan:
 
         Two prompts that begin with the same blocks begin with the same parts. Where a mark stands
         behind a block, its part is marked; so is the last part of a conversation's turn, because
-        the next turn begins with this one.
+        the next turn begins with this one. A later turn's documents are marked for who asks that
+        turn again, if there is room.
 
         Args:
             query: Another question than the request's; "" for none. The turn ends in front of it.
@@ -149,8 +153,10 @@ class Plan:
         asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
         order, words, marks = self._shown_order(), self.templates, self.marks
         parts = turn_parts(self.parts, order, asked, words, marks, is_labelled=self.is_labelled)
+        if self.request.history:
+            parts = [part.as_spare() if part.is_marked else part for part in parts]
         if parts and query is None and self._is_in_conversation:
-            parts[-1] = parts[-1]._replace(is_marked=True)
+            parts[-1] = parts[-1].as_end()
         return tuple(without_blank_parts(parts))
 
     @property
@@ -222,8 +228,10 @@ class Plan:
         messages = render_messages(None, request.history)
         if self._is_in_conversation:
             mark_turn_before(messages)
+            mark_opening(messages, self.opening_mark or 0)
         if request.system:
             system = ContentPart(request.system, is_marked=0 in self.marks)
+            system = system.as_spare() if self.opening_mark == 0 else system
             messages.insert(0, {"role": "system", "content": [system]})
         own = list(self.content_parts())
         messages.append({"role": "user", "content": own or self.content})

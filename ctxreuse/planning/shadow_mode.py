@@ -52,7 +52,11 @@ class ShadowPlanner:
         return arrived.sent
 
     def preview(
-        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+        self,
+        request: ContextRequest,
+        strategy: Strategy,
+        deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return; only what is sent counts."""
         return self._as_sent.preview(request, "none", deduplicate=False)

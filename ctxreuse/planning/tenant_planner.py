@@ -150,12 +150,45 @@ class _PreparedRequest(NamedTuple):
         return self.context.order(ranks)
 
 
+class _SentTurn(NamedTuple):
+    """What a turn sends.
+
+    Attributes:
+        ranks: The ranks of its blocks, in order.
+        keys: The blocks.
+        named: The blocks as the index names them.
+        weights: Their weights.
+    """
+
+    ranks: Ranks
+    keys: list[BlockKey]
+    named: list[BlockKey]
+    weights: list[int]
+
+    @classmethod
+    def of(cls, turn: _PreparedRequest, ranks: Ranks) -> _SentTurn:
+        """Return what is sent in an order: not the blocks that the history shows."""
+        if turn.shown:
+            order = zip(ranks, turn.order(ranks), strict=True)
+            ranks = tuple([rank for rank, key in order if key not in turn.shown])
+        keys = turn.order(ranks)
+        named = turn.context.named(ranks)
+        return cls(ranks, keys, named, [turn.weights[key] for key in keys])
+
+
+class _TurnMarks(NamedTuple):
+    """Where a turn is marked, and where the first turn of its conversation was; see `Plan`."""
+
+    marks: tuple[int, ...] = ()
+    opening: int | None = None
+
+
 class _Recorded(NamedTuple):
     """The record of what a turn sends, how many of its block tokens are cached, and its marks."""
 
     logged: LoggedPrompt
     cached_tokens: int
-    marks: tuple[int, ...]
+    marks: _TurnMarks
 
 
 class TenantPlanner:
@@ -214,19 +247,28 @@ class TenantPlanner:
         return self._plan(turn, ranks, recorded)
 
     def preview(
-        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+        self,
+        request: ContextRequest,
+        strategy: Strategy,
+        deduplicate: bool | None = None,
+        now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         turn = self._opened(request, deduplicate, strategy)
         if self._prices is not None and _is_ordered(turn, strategy):
-            arrival = self._arrive(turn, self._prices, None, learns=False)
+            arrival = self._arrive(turn, self._prices, now, learns=False)
             ranks = turn.context.ranks(arrival.order())
         elif _is_long(turn, strategy):
             ranks = turn.context.ranks(self._look_up(turn, learns=False).order())
         else:
             with self._tenants.holding(turn.tenant) as state:
                 ranks = self._order(turn, state, strategy, preview=True)
-        return self._plan(turn, ranks, None)
+        if self._prices is None:
+            return self._plan(turn, ranks, None)
+        system_tokens = self._system_tokens(turn)
+        with self._tenants.holding(turn.tenant) as state:
+            marks = self._chosen_marks(turn, state, _SentTurn.of(turn, ranks), now, system_tokens)
+        return self._plan(turn, ranks, None, marks)
 
     def plan_batch(
         self,
@@ -713,11 +755,11 @@ class TenantPlanner:
         """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
-        if turn.shown:  # the history shows the others
-            order = zip(ranks, turn.order(ranks), strict=True)
-            ranks = tuple([rank for rank, key in order if key not in turn.shown])
-        sent, keys = turn.order(ranks), turn.context.named(ranks)
-        weights = [turn.weights[key] for key in sent]
+        ranks, sent, keys, weights = _SentTurn.of(turn, ranks)
+        chosen, chooses = _TurnMarks(marks or ()), marks is None and self._prices is not None
+        if chooses:
+            of_turn = _SentTurn(ranks, sent, keys, weights)
+            chosen = self._chosen_marks(turn, state, of_turn, now, system_tokens)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
@@ -740,7 +782,8 @@ class TenantPlanner:
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
             shown = zip(turn.ordinals, blocks, strict=True)
-            conversations.remember(request.conversation_id, shown, inserted.end, turn.root)
+            opening = None if request.history else max(chosen.marks, default=-1)
+            conversations.remember(request.conversation_id, shown, inserted.end, turn.root, opening)
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
@@ -758,18 +801,43 @@ class TenantPlanner:
             self._tenants.note_limit("shown_blocks")
         cached = sum(tokens[: inserted.blocks_before])
         logged = LoggedPrompt(prompt, state.log, tick)
-        if state.prefixes is None or request.history:
-            return _Recorded(logged, cached, ())
-        prefixes, learns = state.prefixes, marks is None
+        prefixes = state.prefixes
+        if prefixes is None or request.history:
+            return _Recorded(logged, cached, chosen)
         sent_before = prefixes.readable(turn.root, keys, now)
-        if marks is None:
-            marks = prefixes.marked(turn.root, system_tokens, keys, weights, now).marks
-        prefixes.note(turn.root, system_tokens, keys, weights, marks, now, learns=learns)
-        cached = sum(tokens[:sent_before]) if sent_before in marks else 0
-        return _Recorded(logged, cached, marks)
+        prefixes.note(turn.root, system_tokens, keys, weights, chosen.marks, now, learns=chooses)
+        cached = sum(tokens[:sent_before]) if sent_before in chosen.marks else 0
+        return _Recorded(logged, cached, chosen)
 
-    def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
-        """Return the plan for an order; None is recorded of a preview."""
+    def _chosen_marks(
+        self,
+        turn: _PreparedRequest,
+        state: TenantState,
+        sent: _SentTurn,
+        now: float | None,
+        system_tokens: int,
+    ) -> _TurnMarks:
+        """Return the marks of a turn: of a first one where it is read, or written for others.
+
+        Of a later one, the whole turn is written for the next anyway: a mark behind its documents
+        costs nothing, and serves who asks that turn again in other words.
+        """
+        request, root = turn.request, turn.root
+        if request.history:
+            opening = state.conversations.opening_mark_of(request.conversation_id, root)
+            return _TurnMarks((len(sent.keys),) if sent.keys else (), opening)
+        assert state.prefixes is not None, "only with marks"
+        path = sent.named, sent.weights
+        return _TurnMarks(state.prefixes.marked(root, system_tokens, *path, now).marks)
+
+    def _plan(
+        self,
+        turn: _PreparedRequest,
+        ranks: Ranks,
+        recorded: _Recorded | None,
+        previewed: _TurnMarks | None = None,
+    ) -> Plan:
+        """Return the plan for an order; None is recorded of a preview, but marks may be known."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
         order = turn.order(ranks)
         labels_of_sent = templates.block_labels(turn.ordinals)
@@ -817,6 +885,7 @@ class TenantPlanner:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
             if is_cut_short and recorded is not None:
                 self._tenants.note_limit("overlaps")
+        chosen = (previewed or _TurnMarks()) if recorded is None else recorded.marks
         return Plan(
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
@@ -826,7 +895,8 @@ class TenantPlanner:
             expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
             templates=templates,
             is_labelled=is_labelled,
-            marks=() if recorded is None else recorded.marks,
+            marks=chosen.marks,
+            opening_mark=chosen.opening,
             cache=self._settings.cache,
             logged=None if recorded is None else recorded.logged,
         )

@@ -13,10 +13,11 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner
-from langchain_ctxreuse import ReuseChatModel, format_context
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 PASSAGES = {name: f"{name} " * 400 for name in ("one", "two", "three", "four", "five", "six")}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
@@ -257,3 +258,51 @@ def test_a_leader_that_fails_lets_its_followers_go(claude_server: CachingServer)
     claude_server.before_first_token = fail
     answers = model.batch(prompts, return_exceptions=True)
     assert sum(isinstance(one, Exception) for one in answers) == 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that adapters plan with, in seconds."""
+    seconds = [1_000.0]
+    monkeypatch.setattr("ctxreuse.adapters.clock.now", lambda: seconds[0])
+    return seconds
+
+
+@pytest.mark.parametrize("is_planned_before", [False, True])
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_a_late_turn_reads_what_others_keep_alive(
+    kind: Any, is_planned_before: bool, clock: list[float]
+) -> None:
+    with caching_server(kind) as server:
+        inner = (chat_openai if kind == "openai" else chat_anthropic)(server)
+        model = wrapped(inner, kind)
+        life = 1_800 if kind == "openai" else 300
+
+        def found(config: Any, *names: str) -> str:
+            documents = [Document(id=name, page_content=PASSAGES[name]) for name in names]
+            if is_planned_before:
+                lookup = RunnableLambda(lambda _: documents)
+                documents = ReuseRetriever(retriever=lookup, planner=model.planner).invoke(
+                    "?", config
+                )
+            return format_context(documents)
+
+        def ask(name: str, before: list[BaseMessage], *names: str) -> int:
+            config: Any = {"configurable": {"thread_id": name}}
+            question = f"\n\nQuestion {len(server.bodies)}?"
+            before.append(HumanMessage(found(config, *names) + question))
+            answer = model.invoke([SystemMessage("Be brief."), *before], config)
+            before.append(AIMessage(answer.content))
+            return server.usages[-1].read
+
+        mine: list[BaseMessage] = []
+        for name in ("a", "b", "c"):
+            shared = ask(name, [], "one", "two", "three")
+        assert shared > 1_000
+        assert ask("mine", mine, "one", "two", "three") == shared
+        for turn, name in enumerate(("four", "five", "six")):
+            server.now, clock[0] = server.now + life - 10, clock[0] + life - 10
+            assert ask(f"d{turn}", [], "one", "two", "three") == shared
+            server.now, clock[0] = server.now + 20, clock[0] + 20
+            assert ask("mine", mine, name) == shared
+        assert not server.refusals

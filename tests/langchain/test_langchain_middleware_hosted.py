@@ -105,3 +105,25 @@ def test_the_default_profile_sends_texts() -> None:
     with caching_server("anthropic") as server:
         ask(agent_at(server, cache="vllm"), "one two")
         assert isinstance(server.bodies[-1]["messages"][0]["content"], str)
+
+
+@pytest.mark.parametrize("kind", ["anthropic", "openai"])
+def test_a_late_turn_reads_what_others_keep_alive(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caching_server(kind) as server:
+        monkeypatch.setattr("ctxreuse.adapters.clock.now", lambda: server.now)
+        agent, life = agent_at(server), 300 if kind == "anthropic" else 1_800
+        for _ in range(3):
+            ask(agent, "one two")
+            ask(agent, "two one")
+        shared = server.usages[-1].read
+        assert shared > 1_000
+        messages = ask(agent, "one two")
+        for query in ("four", "five", "six"):
+            server.now += life - 10
+            ask(agent, "two one")
+            server.now += 20
+            messages = ask(agent, query, messages)
+            assert server.usages[-1].read == shared
+        assert not server.refusals

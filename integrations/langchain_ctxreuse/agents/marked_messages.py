@@ -121,21 +121,27 @@ def _marked(
     texts = prompt_texts(messages, arguments)
     parts = [[ContentPart(part.text)] for part in texts.parts]
     last: dict[int, int] = {}  # the last text of each message
+    answers = [n for n, message in enumerate(messages) if role_of(message) == "assistant"]
+    opening = next(n for n, message in enumerate(messages) if is_cut(message))
     for number, position in enumerate(texts.positions):
         if position is None:
             continue
         message = messages[position.message]
         planned = planned_text(message)
         if planned is not None and planned.part == position.part:
-            parts[number] = _cut_text(message, planned.text)
+            own = _cut_text(message, planned.text)
+            is_answered = bool(answers) and position.message < answers[-1]
+            parts[number] = own
+            if is_answered or position.message != opening:
+                is_first = position.message == opening
+                parts[number] = _with_spare_marks(own, is_answered, is_first)
         if texts.parts[number].text.strip():
             last[position.message] = number
-    answers = [n for n, message in enumerate(messages) if role_of(message) == "assistant"]
     for end in (len(messages), *answers[-1:]):
         ours = [n for n in last if n < end and n not in answers]
         if ours and (end == len(messages) or ours[-1] > max([-1, *answers[:-1]])):
             own = parts[last[ours[-1]]]
-            own[-1] = own[-1]._replace(is_marked=True)
+            own[-1] = own[-1].as_end()
     whole = tuple(tuple(without_blank_parts(one)) or tuple(one) for one in parts)
     by_control = any(one.__name__ in _MARKED_BY_CONTROL for one in type(model).__mro__)
     field = "cache_control" if by_control else mark_field(profile)
@@ -175,6 +181,25 @@ def _cut_text(message: BaseMessage, text: str) -> list[ContentPart]:
     cuts, marked = _numbers(carried.get("cuts")), _numbers(carried.get("marked"))
     parts = cut(text, cuts)
     return [part._replace(is_marked=n in marked) for n, part in enumerate(parts)]
+
+
+def _with_spare_marks(
+    parts: list[ContentPart], is_answered: bool, is_first: bool
+) -> list[ContentPart]:
+    """Return a text whose marks give way: of what was answered, only the first text's last stays.
+
+    Args:
+        parts: The text in parts.
+        is_answered: Whether the model has answered it.
+        is_first: Whether it is the conversation's first planned text, which others may share.
+    """
+    marked = [number for number, part in enumerate(parts) if part.is_marked]
+    if is_answered:
+        marked = marked[-1:] if is_first else []
+    return [
+        part.as_spare() if number in marked else part._replace(is_marked=False)
+        for number, part in enumerate(parts)
+    ]
 
 
 def _numbers(value: object) -> list[int]:
