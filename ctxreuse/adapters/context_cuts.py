@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.planning.affinity import shard_of
 from ctxreuse.planning.plan import Plan
@@ -22,12 +23,14 @@ class PlannedPrefix(NamedTuple):
         group: What names its prefix group, for the affinity id.
         has_marks: Whether the cache has marks.
         is_later_turn: Whether it is of a later turn, whose marks give way to others.
+        use: What it reads and writes, where others may have to wait for that.
     """
 
     marks: tuple[int, ...]
     group: tuple[str, ...]
     has_marks: bool
     is_later_turn: bool = False
+    use: PrefixUse | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> PlannedPrefix | None:
@@ -36,11 +39,12 @@ class PlannedPrefix(NamedTuple):
         if not cache.has_marks and cache.key == "none":
             return None
         is_later_turn = bool(plan.request.history)
-        return cls(plan.marks, shard_of(plan), cache.has_marks, is_later_turn)
+        use = PrefixUse.of(plan)
+        return cls(plan.marks, shard_of(plan), cache.has_marks, is_later_turn, use)
 
     def without_blocks_behind(self, number: int) -> PlannedPrefix:
         """Return it without the marks behind so many blocks."""
-        return self._replace(marks=tuple(mark for mark in self.marks if mark <= number))
+        return self._replace(marks=tuple(mark for mark in self.marks if mark <= number), use=None)
 
 
 class ContextCut(NamedTuple):

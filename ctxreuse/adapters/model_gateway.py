@@ -14,8 +14,10 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ctxreuse.adapters.leader_first import CallsInFlight
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given
@@ -30,6 +32,10 @@ _Piece = TypeVar("_Piece")
 class ModelGateway:
     """Plans prompts and tells the planner which were not sent. Threads and tasks may share it.
 
+    Where a cache lets followers hit after their leader's first token only, a single call waits for
+    that of another one under way which is about to write the prefix that both share; for 3 seconds
+    at most. Without a window none waits.
+
     Args:
         planner: Plans the contexts.
         strategy: "reuse", "paper" or "none".
@@ -39,8 +45,6 @@ class ModelGateway:
 
     Attributes:
         statistics: Returns what became of the contexts in its prompts.
-        plan: Waits in this thread until a prompt is released; returns it planned.
-        aplan: Does the same in this task.
         attempt: Returns what a function returns or, if it raises, what another one does.
 
     Raises:
@@ -65,8 +69,7 @@ class ModelGateway:
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
         self.attempt = self._fail_open.attempt
         self.statistics = self._planner.statistics
-        self.plan = self._batcher.submit
-        self.aplan = self._batcher.asubmit
+        self._in_flight = CallsInFlight() if window_s else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelGateway, self._made_with
@@ -76,12 +79,29 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
+    def plan(self, prompt: ScopedPrompt) -> PlannedPrompt:
+        """Wait in this thread until a prompt is released; return it planned."""
+        planned = self._batcher.submit(prompt)
+        if planned.in_flight is not None:
+            with self.evict_on_failure(planned):
+                planned.in_flight.wait()
+        return planned
+
+    async def aplan(self, prompt: ScopedPrompt) -> PlannedPrompt:
+        """Wait in this task until a prompt is released; return it planned."""
+        planned = await self._batcher.asubmit(prompt)
+        if planned.in_flight is not None:
+            with self.evict_on_failure(planned):
+                await planned.in_flight.await_()
+        return planned
+
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""
         return self.attempt(lambda: self._planner.plan(prompts), lambda: as_given(prompts))
 
     def evict(self, planned: PlannedPrompt) -> None:
         """Tell the planner that a prompt was not sent, or that its call failed."""
+        let_followers_go(planned)
         if planned.plans:
             self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
@@ -95,6 +115,7 @@ class ModelGateway:
             usage: What the engine reports; None without usage.
             seconds: How long the call took.
         """
+        let_followers_go(planned)
         if planned is None or usage is None:
             return
         self.attempt(
@@ -137,6 +158,8 @@ class ModelGateway:
             pieces = start()
             try:
                 for piece in pieces:
+                    if not is_read:
+                        let_followers_go(planned)
                     is_read = True  # by the engine, which then probably keeps the prompt
                     yield piece
             finally:
@@ -155,6 +178,8 @@ class ModelGateway:
             pieces = start()
             try:
                 async for piece in pieces:
+                    if not is_read:
+                        let_followers_go(planned)
                     is_read = True
                     yield piece
             finally:
@@ -175,4 +200,24 @@ class ModelGateway:
             self.evict(planned)
 
     def _scheduled(self, prompts: list[ScopedPrompt]) -> list[Scheduled[PlannedPrompt]]:
-        return [Scheduled(planned.position, planned) for planned in self.plan_batch(prompts)]
+        planned = [self._entered(one) for one in self.plan_batch(prompts)]
+        return [Scheduled(one.position, one) for one in planned]
+
+    def _entered(self, planned: PlannedPrompt) -> PlannedPrompt:
+        """Return a prompt that is to be sent next; those behind it may have to wait for it."""
+        in_flight, use = self._in_flight, planned.use
+        if in_flight is None or use is None:
+            return planned
+        return self.attempt(
+            lambda: replace(planned, in_flight=in_flight.enter(use)), lambda: planned
+        )
+
+
+def let_followers_go(planned: PlannedPrompt | None) -> None:
+    """Let the calls go on that wait for one, which has begun to be answered, or has failed.
+
+    Args:
+        planned: The prompt of that call; None if it was not planned.
+    """
+    if planned is not None and planned.in_flight is not None:
+        planned.in_flight.begin()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ctxreuse.adapters.context_cuts import ContextCut, PlannedTexts
 from ctxreuse.adapters.context_search import FoundContext, Piece
+from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels
 from ctxreuse.adapters.rendered_contexts import (
     Claimed,
@@ -186,6 +187,7 @@ class PromptDraft:
         contexts_found: How many contexts of the tenant stand anywhere in the prompt.
         contexts: The labels of the contexts so far.
         groups: What names the prefix groups of the contexts so far, where that is known.
+        uses: What the contexts so far read and write; None where that is not known.
         cuts: Of the texts that were planned before and are new here.
         planned_before: How many texts of the prompt were planned before, and are new here.
         joined_before: Such texts in which the application joined documents, by what names them.
@@ -203,6 +205,7 @@ class PromptDraft:
         self.contexts_found = 0
         self.contexts: list[ContextLabels] = []
         self.groups: list[tuple[str, ...]] = []
+        self.uses: list[PrefixUse | None] = []
         self.cuts: list[ContextCut] = []
         self.planned_before = 0
         self.joined_before: list[tuple[bytes, SentContext]] = []
@@ -466,6 +469,8 @@ class PromptDraft:
         text = one.text
         if one.group:
             self.groups.append(one.group)
+        if one.is_context:
+            self.uses.append(None if one.cut is None else one.cut.prefix.use)
         if one.cut is not None and one.cut.lengths:
             if 0 in one.cut.prefix.marks:
                 self._mark_before(one.part)

@@ -17,6 +17,7 @@ from ctxreuse.adapters.clock import planning_time
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
+from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
@@ -62,6 +63,8 @@ class PlannedPrompt:
         parts: The text of each part in content parts, with marks; empty where the cache has none.
         groups: What names the prefix group of each context, in order, also of those that a
             retriever or a memory has planned, where the cache has marks or keys.
+        use: What its first context reads and writes, where others may have to wait for that.
+        in_flight: The call that it is sent in, where that waits for another one, or leads.
     """
 
     position: int
@@ -72,6 +75,8 @@ class PlannedPrompt:
     tenant: str = ""
     parts: tuple[tuple[ContentPart, ...], ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
+    use: PrefixUse | None = None
+    in_flight: CallInFlight | None = field(default=None, compare=False, repr=False)
 
     @property
     def answer_labels(self) -> PromptLabels:
@@ -314,6 +319,7 @@ class PromptPlanner:
                     self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), kept)
             draft.plans.append(plan)
             draft.groups.append(shard_of(plan))
+            draft.uses.append(PrefixUse.of(plan))
             draft.show_context(sent, marks_before=0 in plan.marks)
         while draft.pieces:
             one = draft.pieces[0]
@@ -343,6 +349,7 @@ def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> Planne
         tenant=draft.tenant,
         parts=draft.parts(profile),
         groups=tuple(draft.groups),
+        use=draft.uses[0] if draft.uses else None,
     )
 
 

@@ -114,15 +114,14 @@ def test_a_late_turn_reads_what_others_keep_alive(
     with caching_server(kind) as server:
         monkeypatch.setattr("ctxreuse.adapters.clock.now", lambda: server.now)
         agent, life = agent_at(server), 300 if kind == "anthropic" else 1_800
-        for _ in range(3):
-            ask(agent, "one two")
-            ask(agent, "two one")
+        for query in ("one two", "two one", "one two one", "one two two"):
+            ask(agent, query)
         shared = server.usages[-1].read
         assert shared > 1_000
         messages = ask(agent, "one two")
         for query in ("four", "five", "six"):
             server.now += life - 10
-            ask(agent, "two one")
+            ask(agent, "two one" + " one" * len(messages))
             server.now += 20
             messages = ask(agent, query, messages)
             assert server.usages[-1].read == shared
