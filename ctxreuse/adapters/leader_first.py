@@ -126,10 +126,17 @@ class PrefixUse(NamedTuple):
     writes: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> PrefixUse | None:
-        """Return what a plan does; None for other caches, later turns, and plans made by hand."""
+    def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
+        """Return what a plan does; None for other caches, later turns, and plans made by hand.
+
+        Args:
+            plan: The plan.
+            waits: Whether followers wait; None does what the cache needs.
+        """
         cache, request, logged = plan.cache, plan.request, plan.logged
-        if cache.follower_hits != "first_token" or request.history or logged is None:
+        if waits is None:
+            waits = cache.follower_hits == "first_token"
+        if not waits or request.history or logged is None:
             return None
         ends = [0]
         for tokens in logged.prompt.tokens:

@@ -166,7 +166,9 @@ class _Batch:
         plan = self.plans[position]
         let_go = partial(self._leading.release, slot)
         try:
-            completion = await self.client.complete(plan, on_first_token=let_go, **self.params)
+            completion = await self.client.complete(
+                plan, on_first_token=let_go, leader_first=False, **self.params
+            )
             outcome: Outcome = Answered(plan, completion)
         except EngineError as error:
             outcome = Failed(plan, error)

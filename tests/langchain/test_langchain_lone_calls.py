@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
@@ -39,11 +40,25 @@ def prompts(number: int = 4) -> list[list[BaseMessage]]:
     return [[HumanMessage(f"{format_context(found)}\n\nQuestion {n}?")] for n in range(number)]
 
 
+def let_all_come(server: CachingServer) -> None:
+    """Have the first call answered when another one has come, if any is sent before that."""
+    others, numbers = threading.Event(), count()
+
+    def hold() -> None:
+        if next(numbers):
+            others.set()
+        else:
+            others.wait(0.5)
+
+    server.before_first_token = hold
+
+
 def unread(server: CachingServer) -> int:
     return sum(usage.read == 0 for usage in server.usages)
 
 
 async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
+    let_all_come(server)
     model = wrapped(server)
     await asyncio.gather(*map(model.ainvoke, prompts()))
     assert unread(server) == 1
@@ -51,6 +66,7 @@ async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: Caching
 
 
 def test_threads_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
+    let_all_come(server)
     model = wrapped(server)
     with ThreadPoolExecutor(4) as threads:
         assert len(list(threads.map(model.invoke, prompts()))) == 4
@@ -102,10 +118,11 @@ async def test_nobody_waits_for_long(
 
     server.before_first_token = hold
     model = wrapped(server)
-    leader, *rest = [asyncio.create_task(model.ainvoke(one)) for one in prompts()]
-    await asyncio.gather(*rest)
+    calls = asyncio.as_completed(map(model.ainvoke, prompts()))
+    for _ in range(3):
+        await next(calls)
     others.set()
-    await leader
+    await next(calls)
 
 
 async def test_a_stream_leads_until_its_first_token(server: CachingServer) -> None:

@@ -121,7 +121,7 @@ def test_a_late_turn_reads_what_others_keep_alive(
         messages = ask(agent, "one two")
         for query in ("four", "five", "six"):
             server.now += life - 10
-            ask(agent, "two one" + " one" * len(messages))
+            ask(agent, "one two" + " two" * len(messages))
             server.now += 20
             messages = ask(agent, query, messages)
             assert server.usages[-1].read == shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -128,3 +129,16 @@ def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(
     told = [one.getMessage() for one in caplog.records if "marks" in one.getMessage()]
     assert len(told) == 1
     assert "ReuseLLM(inner=" in told[0]
+
+
+async def test_single_calls_wait_for_the_one_that_writes_what_they_read() -> None:
+    with caching_server("anthropic") as server:
+        shared = planner()
+        inner = Anthropic.at(server.url)
+        llm = ReuseLLM(inner=inner, planner=shared, window_s=0.2)
+        nodes = Named().retrieve("one two")
+        prompts = [
+            [ChatMessage(content=f"{format_context(nodes)}\n\nQuestion {n}?")] for n in range(4)
+        ]
+        await asyncio.gather(*map(llm.achat, prompts))
+        assert sum(usage.read == 0 for usage in server.usages) == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar
 
 import pytest
@@ -249,3 +252,75 @@ def test_counts_that_cannot_be_right_are_unknown() -> None:
     )
     assert reader.prompt_tokens is None
     assert reader.has_odd_counts
+
+
+def let_all_come(server: CachingServer) -> None:
+    """Have the first call answered when another one has come, if any is sent before that."""
+    others, numbers = threading.Event(), count()
+
+    def hold() -> None:
+        if next(numbers):
+            others.set()
+        else:
+            others.wait(0.5)
+
+    server.before_first_token = hold
+
+
+def shared(planner: ReusePlanner, number: int = 4) -> list[Plan]:
+    """Return plans of the same documents and other questions, of which the first writes them."""
+    requests = [replace(request("a", "b"), query=f"Which {n}?") for n in range(number)]
+    return list(planner.plan_batch(requests).plans)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_at_the_same_time_wait_for_the_one_that_writes(
+    server: CachingServer, is_streamed: bool
+) -> None:
+    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+        async def ask(plan: Plan) -> None:
+            if is_streamed:
+                async with client.stream(plan, max_tokens=9) as pieces:
+                    assert "".join([piece async for piece in pieces]) == server.answer
+            else:
+                await client.complete(plan, max_tokens=9)
+
+        await asyncio.gather(*map(ask, shared(planner)))
+
+    let_all_come(server)
+    with_client(server, use)
+    assert [usage.read > 0 for usage in server.usages] == [False, True, True, True]
+
+
+def test_calls_do_not_wait_if_told_so(server: CachingServer) -> None:
+    everybody = threading.Barrier(4)
+    server.before_first_token = lambda: everybody.wait(60)
+
+    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+        calls = [client.complete(one, leader_first=False, max_tokens=9) for one in shared(planner)]
+        await asyncio.gather(*calls)
+        plans = shared(planner)
+        for name in ("c", "d"):
+            planner.plan(request(name))
+        await dispatch(client, plans, leader_first=False, max_tokens=9)
+        with pytest.raises(InvalidRequestError, match="leader_first"):
+            await client.complete(plans[0], leader_first="yes", max_tokens=9)  # type: ignore[arg-type]
+
+    with_client(server, use)
+
+
+def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) -> None:
+    fails = [True]
+
+    def fail() -> None:
+        if fails.pop() if fails else False:
+            raise ConnectionError
+
+    server.before_first_token = fail
+
+    async def use(client: EngineClient, planner: ReusePlanner) -> list[Any]:
+        calls = [client.complete(one, max_tokens=9) for one in shared(planner)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = with_client(server, use)
+    assert [isinstance(one, EngineError) for one in answers] == [True, False, False, False]

@@ -14,6 +14,7 @@ from ctxreuse.adapters.engine_options import (
     conversation_session,
     tenant_salt,
 )
+from ctxreuse.adapters.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.checks import (
     check_function,
@@ -161,6 +162,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._salt_key = salt_key
         self._clock = clock
         self._reports = CachedTokenReports(self._connection.host)
+        self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
         )
@@ -177,6 +179,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         cache_salt: str | None = None,
         session_id: str | None = None,
         on_first_token: Callable[[], object] | None = None,
+        leader_first: bool | None = None,
         **params: Any,
     ) -> Completion:
         """Send a prompt and wait for the whole answer.
@@ -186,6 +189,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             cache_salt: vLLM's `cache_salt` for this request, instead of the tenant's.
             session_id: The `X-Session-ID` of this request, instead of the conversation's.
             on_first_token: Called when the first token has come.
+            leader_first: Whether to wait, for 3 seconds at most, until another call of this client
+                has begun to be answered that is about to write a prefix which this one shares; None
+                does what the plan's cache needs: hosted caches do, vLLM's does not.
             **params: What `chat.completions.create`, or Anthropic's messages, take: `max_tokens`,
                 `temperature`, `tools`, `extra_body`, ...
 
@@ -196,9 +202,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             InvalidRequestError: wrong type or out of range.
             EngineError: the engine did not answer; the cause is the library's error.
         """
-        call = self._call(prompt, cache_salt, session_id, params, on_first_token)
+        call = self._call(prompt, cache_salt, session_id, params, on_first_token, leader_first)
         limit = self._connection.time_limit()
         with self._reporting(call):
+            await self._wait_for_leader(call)
             await limit.wait_for(self._collect(call, limit))
             return self._completed(call)
 
@@ -208,6 +215,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         *,
         cache_salt: str | None = None,
         session_id: str | None = None,
+        leader_first: bool | None = None,
         **params: Any,
     ) -> CompletionStream:
         """Send a prompt and get the answer piece by piece.
@@ -216,6 +224,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             prompt: A plan, or chat messages.
             cache_salt: As in `complete`.
             session_id: As in `complete`.
+            leader_first: As in `complete`.
             **params: As in `complete`.
 
         Returns:
@@ -225,7 +234,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
-        call = self._call(prompt, cache_salt, session_id, params)
+        call = self._call(prompt, cache_salt, session_id, params, None, leader_first)
         return CompletionStream(call, self._stream(call), lambda: self._drop(call))
 
     async def model(self) -> str:
@@ -300,9 +309,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         session_id: str | None,
         params: Mapping[str, Any],
         on_first_token: Callable[[], object] | None = None,
+        leader_first: bool | None = None,
     ) -> EngineCall:
         """Return the call for a prompt."""
         check_params(params)
+        checked_kind("leader_first", leader_first, (bool, NoneType), "True, False or None")
         if session_id is not None:
             checked_header("session_id", session_id)
         check_function("on_first_token", on_first_token)
@@ -340,7 +351,15 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                     "Anthropic's protocol needs max_tokens, the longest answer; pass "
                     "complete(..., max_tokens=1024)"
                 )
-        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads)
+        use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
+        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads, use)
+
+    async def _wait_for_leader(self, call: EngineCall) -> None:
+        """Wait until the call that this one follows has begun to be answered; let others wait."""
+        use = call.use
+        if use is not None:
+            call.in_flight = self._in_flight.enter(use)
+            await call.in_flight.await_()
 
     def _session(self, plan: Plan) -> str | None:
         """Return by what routers keep a plan's request in one place."""
@@ -367,6 +386,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
                         call.first_token_at = self._clock()
+                        call.let_followers_go()
                         if call.on_first_token is not None:
                             call.on_first_token()
                     if text:
@@ -399,6 +419,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         """Yield the answer's pieces; send the request again only until the first one is there."""
         limit = self._connection.time_limit()
         with self._reporting(call):
+            await self._wait_for_leader(call)
             pieces, piece = await limit.wait_for(self._begin(call, limit))
             async with aclosing(pieces):
                 while piece is not None:
@@ -472,6 +493,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             if isinstance(error, client_library_errors()):
                 raise self._connection.error(error, call.attempts) from error
             raise
+        finally:
+            call.let_followers_go()
 
     def _drop(self, call: EngineCall) -> None:
         """Tell the planner that a call will not be answered."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, TypeAlias
 
+from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import check_function, checked_header, checked_kind
 from ctxreuse.context.prompt_forms import as_form
@@ -35,6 +36,8 @@ class EngineCall:
         max_reply_bytes: The longest reply.
         on_first_token: Called when the first token has come.
         reads: Makes what reads a reply of the protocol.
+        use: What its prompt reads and writes, where others may have to wait for that.
+        in_flight: Where they wait, once it may be sent.
         reader: Collects what the current attempt brings.
         attempts: How often it was sent.
         began_at: When it was sent first, in seconds of the client's clock.
@@ -48,6 +51,8 @@ class EngineCall:
     max_reply_bytes: int
     on_first_token: Callable[[], object] | None = None
     reads: Callable[[int], ReplyReader] = ReplyReader
+    use: PrefixUse | None = None
+    in_flight: CallInFlight | None = None
     reader: ReplyReader = field(init=False)
     expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
@@ -59,6 +64,11 @@ class EngineCall:
     def __post_init__(self) -> None:
         """Expect a reply."""
         self.reader = self.reads(self.max_reply_bytes)
+
+    def let_followers_go(self) -> None:
+        """Let those go on that wait for the first token, which has come, or never will."""
+        if self.in_flight is not None:
+            self.in_flight.begin()
 
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
