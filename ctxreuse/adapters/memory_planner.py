@@ -455,7 +455,7 @@ class MemoryPlanner:
                 if one == was or one["content"]
             ]
         system, opening = request.system, _system_text(history)
-        if self._placement == "system" and system is None and opening is not None:
+        if system is None and opening is not None:
             system, history = opening or None, history[1:]
         return replace(request, system=system, history=tuple(history), outdated=())
 

@@ -22,7 +22,8 @@ def _named(cell: Cell) -> str:
 
 def _long_memories() -> list[Cell]:
     """Return conversations on few topics with long memories: plain, they share what is popular."""
-    memories = [one for one in CONVERSATIONS if one.framework == "Mem0"]
+    memories = [one for one in CONVERSATIONS if "memor" in one.name or one.framework == "Mem0"]
+    assert len(memories) == 3
     shapes = [Shape("conversations", 512, 3), Shape("conversations", 256, 5)]
     return [
         Cell(program, shape, traffic(shape.kind, shape.tokens, shape.k, 3 * QUESTIONS))
