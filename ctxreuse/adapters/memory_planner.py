@@ -170,7 +170,7 @@ class MemoryContext:
         asking = self._said[0] if self.opens else {"role": "user"}
         messages = [*before, {**asking, "content": content}, *behind]
         body = prompt_body(messages, plan.cache, form, tools, citations=citations)
-        if form != "anthropic" and plan.cache.key != "none":
+        if form in ("openai", "responses") and plan.cache.key != "none":
             body["prompt_cache_key"] = plan.prompt_cache_key
         return body
 

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import CacheProfile
 
-MarkField: TypeAlias = Literal["prompt_cache_breakpoint", "cache_control"]
-"""The field of a content part that marks it."""
+MarkField: TypeAlias = Literal["prompt_cache_breakpoint", "cache_control", "cachePoint"]
+"""The field of a content part that marks it; Bedrock's is a block of its own behind the part."""
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and positions that lead to a marked value."""
@@ -47,8 +47,8 @@ def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
     """
     if field == "prompt_cache_breakpoint":
         return {"mode": "explicit"}
-    is_longer = life == _LONGEST_FIRST[0]
-    return {"type": "ephemeral", "ttl": life} if is_longer else {"type": "ephemeral"}
+    kind = dict([_FIELDS[field]])
+    return {**kind, "ttl": life} if life == _LONGEST_FIRST[0] else kind
 
 
 def cache_options(profile: CacheProfile) -> dict[str, str]:
@@ -80,7 +80,7 @@ def life_at(value: Any, path: Path) -> str:
     """Return the time to live of the mark at a path."""
     for step in path:
         value = value[step]
-    control = value.get("cache_control")
+    control = value.get("cache_control") or value.get("cachePoint")
     life = control.get("ttl") if isinstance(control, Mapping) else None
     return life if isinstance(life, str) else _DEFAULT_LIFE
 
@@ -92,8 +92,15 @@ def without_mark(value: Any, path: Path) -> Any:
         within = without_mark(value[step], tuple(rest))
         if isinstance(value, Mapping):
             return {**value, step: within}
-        return [*value[:step], within, *value[step + 1 :]]  # type: ignore[operator]
+        # a block that was nothing but a mark is gone
+        own = [within] if within or not value[step] else []
+        return [*value[:step], *own, *value[step + 1 :]]  # type: ignore[operator]
     return {name: one for name, one in value.items() if not _is_mark(one, name)}
+
+
+def is_cache_point(part: object) -> bool:
+    """Return whether a content part is Bedrock's mark behind the one before it."""
+    return isinstance(part, Mapping) and _is_mark(part.get("cachePoint"), "cachePoint")
 
 
 def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
@@ -135,9 +142,9 @@ def _is_mark(value: object, name: str) -> bool:
 def _log_too_many(most: int) -> None:
     """Say once that a request has more marks than a provider takes."""
     _log.warning(
-        "a request has marks of its own (cache_control, prompt_cache_breakpoint), and a provider "
-        "takes %d; those that planning adds are left out first, then the first ones. Leave out the "
-        "marks of your own, or the middleware that sets them, to have prompts marked where they "
-        "fork. Further cases are not logged.",
+        "a request has marks of its own (cache_control, cachePoint, prompt_cache_breakpoint), and "
+        "a provider takes %d; those that planning adds are left out first, then the first ones. "
+        "Leave out the marks of your own, or the middleware that sets them, to have prompts marked "
+        "where they fork. Further cases are not logged.",
         most,
     )

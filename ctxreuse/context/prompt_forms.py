@@ -1,8 +1,8 @@
 """Chat messages in the forms of the providers' protocols, with content parts and marks.
 
-Three forms: OpenAI's chat completions ("openai"), OpenAI's responses ("responses") and Anthropic's
-messages ("anthropic"). Content parts are written in the first one and translated; what a form has
-no word for stays as the user gave it.
+Four forms: OpenAI's chat completions ("openai"), OpenAI's responses ("responses"), Anthropic's
+messages ("anthropic") and Amazon Bedrock's Converse ("bedrock"). Content parts are written in the
+first one and translated; what a form has no word for stays as the user gave it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ctxreuse.context.cache_marks import (
     Path,
     cache_options,
     fitting_life,
+    is_cache_point,
     life_at,
     mark_field,
     mark_value,
@@ -26,9 +27,10 @@ from ctxreuse.context.cache_marks import (
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.converse_form import converse_form
 from ctxreuse.errors import InvalidRequestError
 
-PromptForm: TypeAlias = Literal["openai", "responses", "anthropic"]
+PromptForm: TypeAlias = Literal["openai", "responses", "anthropic", "bedrock"]
 """The protocol whose words are used."""
 
 Json: TypeAlias = dict[str, Any]
@@ -79,7 +81,9 @@ def marked_prompt(
         (number, position)
         for number, message in enumerate(messages)
         for position, part in enumerate(content_list(message))
-        if isinstance(part, ContentPart) and part.is_marked
+        if isinstance(part, ContentPart)
+        and part.is_marked
+        and not any(map(is_cache_point, content_list(message)[position + 1 : position + 2]))
     ]
     firm = [at for at in ours if not _content_part(messages, at).is_spare]
     passed = _passed_ends(messages)
@@ -102,14 +106,18 @@ def marked_prompt(
     written: list[Json] = []
     for number, message in enumerate(messages):
         content = [
-            _as_part(part, (number, position) in kept, field, life, cites)
-            if isinstance(part, ContentPart)
-            else part
+            one
             for position, part in enumerate(content_list(message))
+            for one in (
+                _as_parts(part, (number, position) in kept, field, life, cites)
+                if isinstance(part, ContentPart)
+                else [part]
+            )
         ]
         written.append({**message, "content": content} if content else dict(message))
     own_tools = list(tools)
-    for number, path in [*gone, *taken[: max(0, len(taken) - profile.marks)]]:
+    unsent = [*gone, *taken[: max(0, len(taken) - profile.marks)]]
+    for number, path in sorted(unsent, reverse=True):  # a block may go with its mark
         if number < 0:
             own_tools = without_mark(own_tools, path)
         else:
@@ -146,9 +154,13 @@ def prompt_body(
     field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
     if form == "openai":
         field = mark_field(profile)
+    elif form == "bedrock":
+        field = "cachePoint"
     written = marked_prompt(messages, profile, field, tools, cites=citations)
     body = as_form(written.messages, form)
-    if tools:
+    if tools and form == "bedrock":
+        body["toolConfig"] = {"tools": written.tools}
+    elif tools:
         body["tools"] = written.tools
     if profile.has_marks and field == "prompt_cache_breakpoint":
         body["prompt_cache_options"] = cache_options(profile)
@@ -194,6 +206,8 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
     Returns:
         `messages`, `input`, or `system` and `messages`.
     """
+    if form == "bedrock":
+        return converse_form(messages)
     if form == "openai":
         return {"messages": list(messages)}
     if form == "responses":
@@ -288,8 +302,16 @@ def _position(path: Path) -> int:
     return path[1] if path[:1] == ("content",) and isinstance(path[1], int) else -1
 
 
-def _as_part(part: ContentPart, is_marked: bool, field: MarkField, life: str, cites: bool) -> Json:
+def _as_parts(
+    part: ContentPart, is_marked: bool, field: MarkField, life: str, cites: bool
+) -> list[Json]:
     mark: Json = {field: mark_value(field, life)} if is_marked else {}
+    if field == "cachePoint":
+        return [_as_part(part, {}, cites), *([mark] if mark else [])]
+    return [_as_part(part, mark, cites)]
+
+
+def _as_part(part: ContentPart, mark: Json, cites: bool) -> Json:
     block = part.block
     if not cites or block is None or not block.text.strip():
         return {"type": "text", **(part.beside or {}), "text": part.text, **mark}

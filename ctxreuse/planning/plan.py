@@ -176,8 +176,8 @@ class Plan:
                 cache of the plan has any. What the history says stays as it is, marks, images and
                 names included; there are never more marks than the provider takes.
             form: With parts: the protocol: "openai" for chat completions, "responses" for OpenAI's
-                responses, "anthropic" for messages. Anthropic's system text is no message; `body`
-                has it.
+                responses, "anthropic" for messages, "bedrock" for Amazon Bedrock's Converse. In the
+                last two the system text is no message; `body` has it.
             citations: With parts and "anthropic": whether blocks become search results, which
                 answers cite.
 
@@ -206,9 +206,9 @@ class Plan:
             tools: The request's tools, in the form of the protocol; their marks count, too.
 
         Returns:
-            `messages`, `input`, or `system` and `messages`; `tools` if there are any; where
-            OpenAI's cache has marks, also `prompt_cache_options`, and where a key routes,
-            `prompt_cache_key`.
+            `messages`, `input`, or `system` and `messages`; `tools` if there are any (`toolConfig`
+            for Bedrock); where OpenAI's cache has marks, also `prompt_cache_options`, and where a
+            key routes, `prompt_cache_key`.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -236,7 +236,7 @@ class Plan:
         own = list(self.content_parts())
         messages.append({"role": "user", "content": own or self.content})
         body = prompt_body(messages, self.cache, form, tools, citations=citations)
-        if form != "anthropic" and self.cache.key != "none":
+        if form in ("openai", "responses") and self.cache.key != "none":
             body["prompt_cache_key"] = self.prompt_cache_key
         return body
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import (
@@ -20,8 +20,9 @@ from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
 from ctxreuse.adapters.prompt_draft import PromptPart
 from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.cache_marks import MarkField
+from ctxreuse.context.cache_marks import MarkField, mark_field
 from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.content_parts import ContentPart
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -53,6 +54,13 @@ SPOKEN_FIELDS = {
     "function_call": "arguments",
 }
 """By the type of a content block, the field with words of the model that nobody has signed."""
+
+_MARK_FIELDS: dict[str, MarkField] = {
+    "ChatAnthropic": "cache_control",
+    "ChatBedrock": "cache_control",
+    "ChatBedrockConverse": "cachePoint",
+}
+"""By the name of a model's class, what marks a content part."""
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -220,6 +228,8 @@ def with_marks(
         marks_end: Whether the provider marks the prompt's end by itself.
     """
     contents = [message.content for message in messages]
+    if field == "cachePoint":
+        planned = replace(planned, parts=tuple(_marked_behind(texts, planned)))
     marked = marked_contents(
         contents, planned, texts.positions, profile, field, tools, marks_end=marks_end
     )
@@ -227,6 +237,31 @@ def with_marks(
         message if content is message.content else message.model_copy(update={"content": content})
         for message, content in zip(messages, marked.contents, strict=True)
     ], marked.tools
+
+
+def _marked_behind(texts: PromptTexts, planned: PlannedPrompt) -> Iterator[tuple[ContentPart, ...]]:
+    """Yield the parts of texts; where cache points go behind a tool's result, one at its end."""
+    for position, parts in zip(texts.positions, planned.parts, strict=True):
+        is_result = position and isinstance(texts.messages[position.message], ToolMessage)
+        if not is_result or not any(part.is_marked for part in parts):
+            yield parts
+            continue
+        end = parts[-1].as_spare() if all(part.is_spare for part in parts) else parts[-1].as_end()
+        yield (*(part._replace(is_marked=False) for part in parts[:-1]), end)
+
+
+def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
+    """Return what marks a content part that a chat model of LangChain's sends.
+
+    Args:
+        model: The model; its class is known by its name, and is not imported here.
+        profile: The rules of the cache.
+    """
+    kinds = {one.__name__ for one in type(model).__mro__}
+    for kind, field in _MARK_FIELDS.items():
+        if kind in kinds:
+            return field
+    return mark_field(profile)
 
 
 def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object]) -> PromptTexts:

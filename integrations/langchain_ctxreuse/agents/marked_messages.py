@@ -17,16 +17,15 @@ from ctxreuse.adapters.engine_options import marks_the_end
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.cache_marks import cache_options, mark_field
+from ctxreuse.context.cache_marks import cache_options
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.agents.planned_messages import planned_text
-from langchain_ctxreuse.messages import prompt_texts, role_of, with_marks
+from langchain_ctxreuse.messages import mark_field_for, prompt_texts, role_of, with_marks
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 _CALLS = ("_generate", "_agenerate", "_stream", "_astream")
-_MARKED_BY_CONTROL = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
 
 
 def cut_metadata(plan: Plan, text: str, before: str = "") -> dict[str, Any]:
@@ -143,8 +142,7 @@ def _marked(
             own = parts[last[ours[-1]]]
             own[-1] = own[-1].as_end()
     whole = tuple(tuple(without_blank_parts(one)) or tuple(one) for one in parts)
-    by_control = any(one.__name__ in _MARKED_BY_CONTROL for one in type(model).__mro__)
-    field = "cache_control" if by_control else mark_field(profile)
+    field = mark_field_for(model, profile)
     given = {**(getattr(model, "model_kwargs", None) or {}), **arguments}
     options = given.get("prompt_cache_options") or getattr(model, "prompt_cache_options", None)
     sent, tools = with_marks(

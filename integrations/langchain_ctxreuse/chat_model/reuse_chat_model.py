@@ -47,7 +47,6 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.cache_marks import mark_field
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
@@ -60,7 +59,7 @@ from langchain_ctxreuse.chat_model.batching import (
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
-from langchain_ctxreuse.messages import PromptTexts, prompt_texts, with_marks
+from langchain_ctxreuse.messages import PromptTexts, mark_field_for, prompt_texts, with_marks
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
@@ -519,7 +518,6 @@ class ReuseChatModel(DelegatingChatModel):
             return planned, messages, options
         sent = texts.with_texts(planned.texts, planned.labels)
         if planned.parts:
-            asks_for_class = any(one.__name__ in _ASKED_FOR for one in type(self.inner).__mro__)
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
             profile = self.planner.cache
             sent, tools = with_marks(
@@ -527,7 +525,7 @@ class ReuseChatModel(DelegatingChatModel):
                 texts,
                 planned,
                 profile,
-                "cache_control" if asks_for_class else mark_field(profile),
+                mark_field_for(self.inner, profile),
                 arguments.get("tools") or (),
                 marks_end=marks_the_end(body),
             )

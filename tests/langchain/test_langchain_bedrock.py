@@ -1,0 +1,151 @@
+"""Wrapped chat models of Amazon Bedrock, whose marks are blocks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from caching_provider import count_tokens
+from caching_server import CachingServer, caching_server
+from converse_model import ChatBedrockConverse
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
+
+from ctxreuse import ReusePlanner
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
+
+ROUNDS = [("one", "two", "three"), ("two", "one", "four"), ("five", "one", "two"), ("one", "two")]
+POINT = {"cachePoint": {"type": "default"}}
+
+
+@pytest.fixture
+def server() -> Iterator[CachingServer]:
+    with caching_server("anthropic") as server:
+        yield server
+
+
+def found(names: str) -> list[Document]:
+    return [Document(id=one, page_content=f"{one} " * 800) for one in names.split()]
+
+
+def wrapped(server: CachingServer, cache: str = "bedrock") -> ReuseChatModel:
+    planner = ReusePlanner(cache=cache, token_counter=count_tokens)
+    inner = ChatBedrockConverse.at(server)
+    return ReuseChatModel(inner=inner, planner=planner, window_s=0)
+
+
+def points(model: ReuseChatModel) -> int:
+    body = model.inner.sent[-1]
+    contents = [body["system"], *(one["content"] for one in body["messages"])]
+    return sum("cachePoint" in one for content in contents for one in content)
+
+
+@pytest.mark.parametrize("life", ["5m", "1h"])
+def test_cache_points_stand_where_prompts_fork(server: CachingServer, life: str) -> None:
+    model = wrapped(server, f"bedrock(life={life})")
+    for number, names in enumerate([*ROUNDS, *ROUNDS]):
+        context = format_context(found(" ".join(names)))
+        model.invoke([SystemMessage("Be brief."), HumanMessage(f"{context}\n\nQ {number}?")])
+    assert server.usages[-1].read > 1_500
+    assert {ttl for usage in server.usages for ttl in usage.written} == {life}
+    reported = model.planner.savings.reported
+    assert reported.cached_tokens == sum(usage.read for usage in server.usages)
+    assert not server.refusals
+
+
+def test_what_is_sent_in_parts_says_what_is_sent_in_one(server: CachingServer) -> None:
+    said = []
+    for cache in ("bedrock", "vllm"):
+        model = wrapped(server, cache).model_copy(update={"strategy": "none"})
+        for number, names in enumerate(ROUNDS):
+            context = format_context(found(" ".join(names)))
+            model.invoke([HumanMessage(f"{context}\n\nQ {number}?")])
+        inner: Any = model.inner
+        said.append(
+            [
+                "".join(part.get("text", "") for part in one["content"])
+                for body in inner.sent
+                for one in body["messages"]
+            ]
+        )
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("users", range(7))
+def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(
+    server: CachingServer, users: int
+) -> None:
+    model = wrapped(server)
+    rules: list[Any] = []
+    for number in range(users):
+        rules += [{"type": "text", "text": f"rule{number} holds"}, POINT]
+    for number, names in enumerate(ROUNDS):
+        text = {"type": "text", "text": f"{format_context(found(' '.join(names)))}\n\nQ {number}?"}
+        messages: list[BaseMessage] = [HumanMessage([*rules, text])]
+        if rules:
+            messages.insert(0, SystemMessage([{"type": "text", "text": "Be brief."}]))
+        model.invoke(messages)
+        content = model.inner.sent[-1]["messages"][0]["content"]
+        kept = [one["text"] for one, point in pairwise(content) if point == POINT]
+        expected = [f"rule{n} holds" for n in range(users)][-4:]
+        assert kept[: len(expected)] == expected
+        assert points(model) <= 4
+    assert not server.refusals
+
+
+def test_a_cache_point_of_the_users_behind_a_context_is_not_doubled(server: CachingServer) -> None:
+    model = wrapped(server)
+    history: list[BaseMessage] = []
+    for number in range(3):
+        text = {"type": "text", "text": f"{format_context(found('one two'))}\n\nQ {number}?"}
+        image = {"image": {"format": "png", "source": {"bytes": "x"}}}
+        history.append(HumanMessage([image, text, POINT], name="ann"))
+        config: Any = {"configurable": {"thread_id": "c"}}
+        history.append(AIMessage(model.invoke(history, config).content))
+        assert model.inner.sent[-1]["messages"][-1]["content"][0] == image
+    assert points(model) <= 4
+
+
+def test_each_turn_of_a_conversation_reads_the_turn_before(server: CachingServer) -> None:
+    model = wrapped(server)
+    messages: list[BaseMessage] = [SystemMessage("Be brief.")]
+    for number, names in enumerate(["one two three", "four five", "six one"]):
+        messages.append(HumanMessage(f"{format_context(found(names))}\n\nQ {number}?"))
+        config: Any = {"configurable": {"thread_id": "c1"}}
+        before = server.usages[-1].total if server.usages else 0
+        messages.append(AIMessage(model.invoke(messages, config).content))
+        assert server.usages[-1].read == before
+
+
+def test_a_tools_result_has_one_cache_point_behind_it(server: CachingServer) -> None:
+    model = wrapped(server)
+    call = {"name": "search", "args": {}, "id": "t"}
+    for number in range(3):
+        model.invoke(
+            [
+                HumanMessage(f"Q {number}?"),
+                AIMessage("Wait.", tool_calls=[call]),
+                ToolMessage(format_context(found("one two three")), tool_call_id="t"),
+            ],
+            {"configurable": {"thread_id": f"c{number}"}},
+        )
+        content = model.inner.sent[-1]["messages"][-1]["content"]
+        assert [list(one) for one in content] == [["toolResult"], ["cachePoint"]]
+
+
+def test_agents_send_cache_points(server: CachingServer) -> None:
+    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
+    agent: Any = create_agent(ChatBedrockConverse.at(server), middleware=[ours])
+    messages: list[Any] = []
+    for query in ("one two", "three four", "one five"):
+        before = server.usages[-1].total if messages else 0
+        messages = agent.invoke({"messages": [*messages, {"role": "user", "content": query}]})[
+            "messages"
+        ]
+        assert server.usages[-1].read == before
+    assert not server.refusals
