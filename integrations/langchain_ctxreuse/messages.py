@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -20,7 +21,7 @@ from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
 from ctxreuse.adapters.prompt_draft import PromptPart
 from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.cache_marks import MarkField
+from ctxreuse.context.cache_marks import MarkField, mark_field
 from ctxreuse.context.cache_profile import CacheProfile
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
@@ -54,7 +55,40 @@ SPOKEN_FIELDS = {
 }
 """By the type of a content block, the field with words of the model that nobody has signed."""
 
+MARKED_BY_CONTROL = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
+"""Classes whose content parts carry `cache_control`, and for which middleware asks, to set it; not
+imported here."""
+
 _Message = TypeVar("_Message", bound=BaseMessage)
+
+
+class MarkWords(NamedTuple):
+    """How a model is told what its provider shall keep.
+
+    Attributes:
+        field: What marks a content part.
+        as_points: Whether a mark is a block of its own behind the part.
+    """
+
+    field: MarkField
+    as_points: bool = False
+
+    @classmethod
+    def of(cls, model: BaseChatModel, profile: CacheProfile) -> MarkWords:
+        """Return those of a model.
+
+        `ChatBedrockConverse` drops `cache_control` on a text without a word; what it sends on are
+        blocks `cachePoint`. `ChatBedrock` calls it where it is told to use that API.
+
+        Args:
+            model: The model that is called.
+            profile: The rules of the cache.
+        """
+        names = [one.__name__ for one in type(model).__mro__]
+        if not any(name in names for name in MARKED_BY_CONTROL):
+            return cls(mark_field(profile))
+        uses_converse = getattr(model, "beta_use_converse_api", False) is True
+        return cls("cache_control", uses_converse or "ChatBedrockConverse" in names)
 
 
 class TextPart(NamedTuple):
@@ -203,7 +237,7 @@ def with_marks(
     texts: PromptTexts,
     planned: PlannedPrompt,
     profile: CacheProfile,
-    field: MarkField,
+    words: MarkWords,
     tools: Sequence[Any],
     *,
     marks_end: bool,
@@ -215,18 +249,42 @@ def with_marks(
         texts: The prompt's texts.
         planned: The prompt as it was planned.
         profile: The rules of the cache.
-        field: What marks a part.
+        words: How the model is told of a mark.
         tools: The call's tools; their marks count, too.
         marks_end: Whether the provider marks the prompt's end by itself.
     """
     contents = [message.content for message in messages]
     marked = marked_contents(
-        contents, planned, texts.positions, profile, field, tools, marks_end=marks_end
+        contents, planned, texts.positions, profile, words.field, tools, marks_end=marks_end
     )
+    written = marked.contents
+    if words.as_points:
+        written = [_with_points(*pair) for pair in zip(written, contents, strict=True)]
     return [
         message if content is message.content else message.model_copy(update={"content": content})
-        for message, content in zip(messages, marked.contents, strict=True)
+        for message, content in zip(messages, written, strict=True)
     ], marked.tools
+
+
+def _with_points(content: Any, given: Any) -> Any:
+    """Return a content with a block `cachePoint` behind each part that we have marked.
+
+    Args:
+        content: The content.
+        given: The same before it was marked; parts of it stay as they are.
+    """
+    if content is given or not isinstance(content, list):
+        return content
+    blocks: list[Any] = []
+    for part in content:
+        mark = part.get("cache_control") if isinstance(part, dict) else None
+        if mark is None or any(part is one for one in given):
+            blocks.append(part)
+            continue
+        life = {name: mark[name] for name in ("ttl",) if name in mark}
+        bare = {name: value for name, value in part.items() if name != "cache_control"}
+        blocks += [bare, {"cachePoint": {"type": "default", **life}}]
+    return blocks
 
 
 def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object]) -> PromptTexts:

@@ -18,16 +18,15 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_draft import cut
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.cache_marks import cache_options, mark_field
+from ctxreuse.context.cache_marks import cache_options
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart, without_blank_parts
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.agents.planned_messages import planned_text
-from langchain_ctxreuse.messages import prompt_texts, role_of, with_marks
+from langchain_ctxreuse.messages import MarkWords, prompt_texts, role_of, with_marks
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 _CALLS = ("_generate", "_agenerate", "_stream", "_astream")
-_MARKED_BY_CONTROL = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
 
 
 def cut_metadata(plan: Plan, text: str, before: str = "") -> dict[str, Any]:
@@ -138,8 +137,7 @@ def _marked(
             own = parts[last[ours[-1]]]
             own[-1] = own[-1]._replace(is_marked=True)
     whole = tuple(tuple(without_blank_parts(one)) or tuple(one) for one in parts)
-    by_control = any(one.__name__ in _MARKED_BY_CONTROL for one in type(model).__mro__)
-    field = "cache_control" if by_control else mark_field(profile)
+    words = MarkWords.of(model, profile)
     given = {**(getattr(model, "model_kwargs", None) or {}), **arguments}
     options = given.get("prompt_cache_options") or getattr(model, "prompt_cache_options", None)
     sent, tools = with_marks(
@@ -147,12 +145,12 @@ def _marked(
         texts,
         PlannedPrompt(0, tuple(part.text for part in texts.parts), parts=whole),
         profile,
-        field,
+        words,
         arguments.get("tools") or (),
         marks_end=marks_the_end({**given, "prompt_cache_options": options}),
     )
     more: dict[str, Any] = {"tools": tools} if tools else {}
-    if field == "prompt_cache_breakpoint":
+    if words.field == "prompt_cache_breakpoint":
         body = arguments.get("extra_body") or getattr(model, "extra_body", None) or {}
         key = next(
             one.additional_kwargs[METADATA_KEY].get("key") for one in messages if is_cut(one)

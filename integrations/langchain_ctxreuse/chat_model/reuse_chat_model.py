@@ -47,7 +47,6 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.cache_marks import mark_field
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
@@ -60,13 +59,17 @@ from langchain_ctxreuse.chat_model.batching import (
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
-from langchain_ctxreuse.messages import PromptTexts, prompt_texts, with_marks
+from langchain_ctxreuse.messages import (
+    MARKED_BY_CONTROL,
+    MarkWords,
+    PromptTexts,
+    prompt_texts,
+    with_marks,
+)
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
-_ASKED_FOR = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
-"""Classes for which middleware asks, to mark what providers shall cache; not imported here."""
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
@@ -517,7 +520,6 @@ class ReuseChatModel(DelegatingChatModel):
             return planned, messages, options
         sent = texts.with_texts(planned.texts, planned.labels)
         if planned.parts:
-            asks_for_class = any(one.__name__ in _ASKED_FOR for one in type(self.inner).__mro__)
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
             profile = self.planner.cache
             sent, tools = with_marks(
@@ -525,7 +527,7 @@ class ReuseChatModel(DelegatingChatModel):
                 texts,
                 planned,
                 profile,
-                "cache_control" if asks_for_class else mark_field(profile),
+                MarkWords.of(self.inner, profile),
                 arguments.get("tools") or (),
                 marks_end=marks_the_end(body),
             )
@@ -591,7 +593,7 @@ def _takes_run_manager(method: Callable[..., Any]) -> bool:
 @cache
 def _warn_of_lost_marks(kind: type[BaseChatModel], wrapper: str) -> None:
     """Say once that in agents some middleware looks at the class of the model that is wrapped."""
-    if any(one.__name__ in _ASKED_FOR for one in kind.__mro__):
+    if any(one.__name__ in MARKED_BY_CONTROL for one in kind.__mro__):
         _log.warning(
             "in an agent, %s(inner=%s(...)) is not recognised by middleware that asks for the "
             "model's class, such as the one for prompt caching, which then sets no cache_control "
