@@ -84,6 +84,7 @@ class CacheProfile:
             earlier turns included; None is all.
         look_back: How many content parts before a mark a written prefix may end and still be read;
             0 is only exactly at a mark.
+        marks_end: Whether the provider itself marks the end of a prompt, unless it is told not to.
         times_to_live: The classes of writing that exist.
         life: The name of the class to write with; None is the first.
         read_factor: What a token read costs, as a multiple of an uncached one.
@@ -104,6 +105,7 @@ class CacheProfile:
     marks: int = 0
     marks_read: int | None = None
     look_back: int = 0
+    marks_end: bool = False
     times_to_live: tuple[TimeToLive, ...] = (TimeToLive(),)
     life: str | None = None
     read_factor: float = 0.0
@@ -126,6 +128,7 @@ class CacheProfile:
             if getattr(self, name) is not None:
                 checked_integer(name, getattr(self, name), 1)
         checked_number("read_factor", self.read_factor)
+        checked_kind("marks_end", self.marks_end, bool, "True or False")
         checked_integer("marks", self.marks)
         if (self.granularity == "marks") != (self.marks > 0) or self.marks > _MOST_MARKS:
             raise InvalidRequestError(
@@ -145,6 +148,11 @@ class CacheProfile:
     def has_marks(self) -> bool:
         """Whether a prefix is kept only up to the marks that a prompt carries."""
         return self.granularity == "marks"
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether a provider keeps it and charges for it; else it is an engine's own."""
+        return self.granularity != "blocks"
 
     @property
     def time_to_live(self) -> TimeToLive:
@@ -230,6 +238,7 @@ def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
         minimum=minimum,
         marks=4,
         marks_read=80,
+        marks_end=True,
         times_to_live=(TimeToLive("30m", 1_800, 1.25),),
         life=life,
         read_factor=0.1,
