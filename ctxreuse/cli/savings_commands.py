@@ -33,6 +33,7 @@ from ctxreuse.cli.quality_part import (
     check_parts,
 )
 from ctxreuse.cli.terminal import AsJson, HtmlPath, check_outputs, progress, put, say, show
+from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.run_result import Part
@@ -45,7 +46,6 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
-from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _STOPPED = 130
 """The exit code of what Ctrl-C ends."""
@@ -62,7 +62,16 @@ PricesPath = Annotated[
     Path | None,
     typer.Option(
         help="Your prices, for the money saved: a JSON file with input and cached_input (for a "
-        "million tokens), currency, date and source."
+        "million tokens), currency, date and source; with --cache also output and written_input "
+        "(a price, or one for each time to live), if they are known."
+    ),
+]
+CacheSpec = Annotated[
+    str,
+    typer.Option(
+        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
+        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
+        "Of a provider's cache, what is shown is the bill."
     ),
 ]
 
@@ -105,7 +114,12 @@ def estimate(
         ),
     ] = None,
     prefill_rate: PrefillRate = None,
+    cache: CacheSpec = "vllm",
     prices: PricesPath = None,
+    independent: Annotated[
+        bool,
+        typer.Option("--independent", help="Take turns of conversations as independent requests."),
+    ] = False,
     html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
@@ -119,8 +133,12 @@ def estimate(
 
     `ctxreuse estimate recording --workers 8` also says what eight processes on one engine reach:
     without a shared log they may compute more than as retrieved, with it about what one does.
+
+    `ctxreuse estimate recording --cache openai --prices prices.json` shows the bill of a hosted
+    model: what the prompts cost as they are sent today, with marks, and planned.
     """
-    known_prices = None if prices is None else Prices.read(prices)
+    profile = cache_profile(cache)
+    known_prices = None if prices is None else Prices.read(prices, profile)
     check_outputs(html, results)
     measured = measure_savings(
         trace,
@@ -128,8 +146,10 @@ def estimate(
         capacities=capacity_tokens or (),
         tokenizer=tokenizer,
         workers=workers,
-        prefill_rate=prefill_rate or COMMON_RATES.prefill_tokens_per_s,
+        prefill_rate=prefill_rate,
         prices=known_prices,
+        cache=profile,
+        independent=independent,
         for_report=html is not None or results is not None,
         progress=progress,
     )

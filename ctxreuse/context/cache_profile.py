@@ -411,6 +411,33 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
     return make(**_arguments(call[1].lower(), make, call[2] or ""))
 
 
+def profile_spec(profile: CacheProfile) -> str:
+    """Return what `cache_profile` reads as a profile; the name of one that is the user's own.
+
+    Example:
+        >>> profile_spec(anthropic(life="1h"))
+        'anthropic(life=1h)'
+    """
+    make = READY_PROFILES.get(profile.name)
+    if make is None:
+        return profile.name
+    known = {
+        "block_tokens": profile.step_tokens,
+        "minimum": profile.minimum,
+        "life": profile.time_to_live.name,
+        "read_factor": profile.read_factor,
+    }
+    given = {
+        name: known[name]
+        for name, one in signature(make).parameters.items()
+        if known[name] != one.default
+    }
+    if replace(make(**given), life=profile.life) != profile:
+        return profile.name
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"{profile.name}({arguments})" if arguments else profile.name
+
+
 def _arguments(name: str, make: Callable[..., CacheProfile], given: str) -> dict[str, Any]:
     """Return the arguments that stand between the parentheses behind a profile's name."""
     parameters = signature(make).parameters

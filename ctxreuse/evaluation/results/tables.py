@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass
 from math import exp, log
 from typing import Any, NamedTuple, TypeAlias
 
+from ctxreuse.context.cache_profile import profile_spec
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
-from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
+from ctxreuse.evaluation.results.bill import Bill, BillRow, price_lines
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.verdict import verdict
+from ctxreuse.evaluation.results.verdict import amount, verdict
 
 
 class PolicyStyle(NamedTuple):
@@ -32,6 +34,7 @@ class PolicyStyle(NamedTuple):
 
 POLICY_STYLES = {
     "as retrieved": PolicyStyle("#8c8c8c"),
+    "as sent today": PolicyStyle("#5c6f96", (9, 2, 2, 2)),
     "papers' order, online": PolicyStyle("#d98c00", (5, 2)),
     "papers' order, batch": PolicyStyle("#c2452d", (5, 2, 1, 2)),
     "CacheWeaver, online": PolicyStyle("#a259c4", (1, 1.5)),
@@ -117,6 +120,12 @@ def estimate_output(results: Results) -> Iterator[Shown]:
     too_large = [policy.name for policy in POLICIES if policy.name not in names]
     yield from verdict_output(results)
     yield _in_words(results.trace)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield bill_table(bill)
+        yield from bill_lines(bill)
+        yield from results.notes
+        return
     if too_large:
         yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
     yield _policies(runs)
@@ -124,8 +133,10 @@ def estimate_output(results: Results) -> Iterator[Shown]:
 
 def estimate_json(results: Results) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
+    bill = Bill.of(results)
     return {
         "verdict": verdict(results).as_json(),
+        **({} if bill is None else {"bill": bill.as_json()}),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
         "runs": [
             {
@@ -239,8 +250,11 @@ def tables(results: Results) -> Iterator[Table]:
     """Yield the tables that results have something for."""
     policies, ablations = results.part(), results.part(Part.ablations)
     sessions = results.part(Part.sessions)
+    bill = Bill.of(results)
     if any(run.first_token_s for run in policies):
         yield from _engine("What the engine reported", policies)
+    elif bill is not None:
+        yield bill_table(bill)
     elif policies:
         yield _policies(policies)
     if results.part(Part.k):
@@ -253,6 +267,67 @@ def tables(results: Results) -> Iterator[Table]:
         yield from _engine("One idea less, as the engine reported", ablations)
     elif ablations:
         yield _ablations(ablations, policies)
+
+
+def bill_table(bill: Bill) -> Table:
+    """Return a bill as a table: tokens a request by what is paid for them, and what that comes to.
+
+    Columns that are nothing in every row are left out.
+    """
+    prices, requests = bill.prices, max(1, bill.requests)
+    several = len(bill.cache.times_to_live) > 1
+    columns: list[tuple[str, Callable[[BillRow], str]]] = [
+        ("uncached", lambda row: f"{row.tokens.uncached / requests:,.0f}"),
+        ("read", lambda row: f"{row.tokens.read / requests:,.0f}"),
+    ]
+    if bill.has_paid_writes:
+        for life in bill.lives:
+            columns.append((f"written\n{life}" if several else "written", _written(life, requests)))
+        columns.append(("never\nread", lambda row: f"{row.bill.never_read / requests:,.0f}"))
+    if bill.output_tokens is not None:
+        columns.append(("output", lambda row: f"{(bill.output_tokens or 0) / requests:,.0f}"))
+    columns.append(("to un-\ncached", lambda row: f"{row.to_uncached:.3f}"))
+    if bill.has_paid_writes:
+        columns.append(("pays from\nrequest", lambda row: _pays_from(row)))
+    if prices is not None:
+        columns.append((f"{prices.currency}\nper 1,000", lambda row: amount(row.money or 0.0)))
+    table: list[tuple[str, ...]] = []
+    for deduplicated, heading in enumerate(("", _DEDUPLICATED)):
+        rows = [row for row in bill.rows if row.deduplicated == bool(deduplicated)]
+        if heading and rows:
+            table.append((heading,))
+        table += [(_sent_how(row, bill), *(cell(row) for _, cell in columns)) for row in rows]
+    title = f"The bill with {profile_spec(bill.cache)}; tokens a request"
+    return Table(title, ("sent", *(name for name, _ in columns)), tuple(table))
+
+
+def bill_lines(bill: Bill) -> Iterator[str]:
+    """Yield what the numbers of a bill are from, and when writing pays."""
+    cache = bill.cache
+    yield (
+        "to uncached: what the prompts cost, as a multiple of those as retrieved with nothing "
+        f"cached. {bill.break_even()}"
+    )
+    yield (
+        f"Rules of {cache.name} as of {cache.date or 'no date'} from "
+        f"{cache.source or 'no source'}: prefixes of {cache.least_tokens:,} tokens and more."
+    )
+    yield from price_lines(bill)
+
+
+def _written(life: str, requests: int) -> Callable[[BillRow], str]:
+    return lambda row: f"{row.tokens.written.get(life, 0) / requests:,.0f}"
+
+
+def _pays_from(row: BillRow) -> str:
+    if not row.tokens.written:
+        return ""
+    return "never" if row.bill.pays_from is None else f"{row.bill.pays_from:,}"
+
+
+def _sent_how(row: BillRow, bill: Bill) -> str:
+    has_marks = bill.cache.has_marks and row.policy == AS_SENT.name
+    return f"{row.policy}, marked" if has_marks else row.policy
 
 
 def demo_tables(runs: _Runs) -> Iterator[Table]:
