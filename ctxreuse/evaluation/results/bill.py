@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
 from statistics import median
 from typing import Any, Self
 
@@ -40,6 +39,11 @@ class BillRow:
     to_uncached: float
     money: float | None
 
+    def name(self, bill: Bill) -> str:
+        """Return what tables call it."""
+        has_marks = bill.cache.has_marks and self.policy == AS_SENT.name
+        return f"{self.policy}, marked" if has_marks else self.policy
+
 
 @dataclass(frozen=True, slots=True)
 class Bill:
@@ -47,6 +51,7 @@ class Bill:
 
     Attributes:
         cache: The rules of the cache.
+        base: The policy that the others are compared with: as it is sent today.
         requests: The number of requests.
         rows: One a way to send them, in the order in which they were measured.
         median_tokens: The median length of the prompts as retrieved.
@@ -56,6 +61,7 @@ class Bill:
     """
 
     cache: CacheProfile
+    base: str
     requests: int
     rows: tuple[BillRow, ...]
     median_tokens: int
@@ -74,6 +80,7 @@ class Bill:
         rows = tuple(_row(run, base, results) for run in runs)
         return cls(
             results.cache,
+            base.policy,
             len(base.prompt_tokens),
             rows,
             round(median(base.prompt_tokens)) if base.prompt_tokens else 0,
@@ -95,8 +102,8 @@ class Bill:
         return self.cache.write_factor > 1
 
     @property
-    def least_share_read(self) -> float:
-        """Which share of what is written has to be read once, for writing to pay; 0 where free."""
+    def least_reads(self) -> float:
+        """How often a written token has to be read on average, for writing to pay; 0 where free."""
         saving = 1 - self.cache.read_factor
         return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else float("inf")
 
@@ -105,26 +112,37 @@ class Bill:
         """Whether most prompts are shorter than what is kept."""
         return 2 * self.long_enough < self.requests
 
-    def break_even(self) -> str:
-        """Return in words when writing pays."""
-        share, cache = self.least_share_read, self.cache
-        if not share:
-            return (
-                f"A token read costs {cache.read_factor:g} of one that is not cached, and writing "
-                "costs nothing extra: caching never is a loss."
+    def break_even(self) -> Iterator[str]:
+        """Yield in words when writing pays, and from which request on it did."""
+        least, cache = self.least_reads, self.cache
+        if not self.has_paid_writes:
+            yield (
+                f"Reading costs {cache.read_factor:g} times an uncached token, writing nothing "
+                "extra."
             )
-        if share == float("inf"):
-            return "Reading costs as much as computing: writing never pays."
-        reads = ceil(share - 1e-9)
-        return (
-            f"A token written costs {cache.write_factor:g} times one that is not cached, one read "
-            f"{cache.read_factor:g}: a mark pays if what it writes is read {_times(reads)}, marks "
-            f"together if {share:.0%} of what they write is read once."
+            return
+        pays = "it never pays"
+        if least != float("inf"):
+            pays = (
+                f"it pays if a written token is read {least:.2f} times on average; a single mark, "
+                f"if it is read {_times(int(least + 1e-9) + 1)}"
+            )
+        yield (
+            f"Writing costs {cache.write_factor:g} times an uncached token, reading "
+            f"{cache.read_factor:g}: {pays}."
         )
+        written = [row for row in self.rows if row.tokens.written]
+        from_when = [
+            f"{row.name(self)}{', de-duplicated' if row.deduplicated else ''}: "
+            + ("never" if row.bill.pays_from is None else f"{row.bill.pays_from:,}")
+            for row in written
+        ]
+        if from_when:
+            yield f"Request from which all so far cost less than uncached: {'; '.join(from_when)}."
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        share = self.least_share_read
+        least = self.least_reads
         return {
             "cache": profile_spec(self.cache),
             "profile": asdict(self.cache),
@@ -132,7 +150,7 @@ class Bill:
             "median_prompt_tokens": self.median_tokens,
             "prompts_of_the_minimum": self.long_enough,
             "output_tokens": self.output_tokens,
-            "least_share_read": None if share == float("inf") else round(share, 6),
+            "least_reads_of_a_written_token": None if least == float("inf") else round(least, 6),
             "prices": None if self.prices is None else self.prices.as_json(),
             "rows": [
                 {

@@ -404,8 +404,10 @@ def measure_savings(
     profile = cache_profile(cache)
     smaller = checked_list("capacities", capacities, "a list of tokens")
     number = None if workers is None else checked_integer("workers", workers, 2)
-    rate = checked_positive("prefill_rate", prefill_rate or COMMON_RATES.prefill_tokens_per_s)
-    if profile.is_hosted and (smaller or number or prefill_rate):
+    rate = COMMON_RATES.prefill_tokens_per_s
+    if prefill_rate is not None:
+        rate = checked_positive("prefill_rate", prefill_rate)
+    if profile.is_hosted and (smaller or number or prefill_rate is not None):
         raise InvalidRequestError(
             f"capacities, workers and prefill_rate are an engine's, and {profile.name!r} is a "
             "provider's cache; leave them out"
@@ -456,7 +458,10 @@ def _bill_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
     if not timed:
         yield "No request has a timestamp, so nothing expires."
     elif timed < len(trace):
-        yield f"{len(trace) - timed:,} of {len(trace):,} requests have no timestamp: they count as sent with the one before."
+        yield (
+            f"{len(trace) - timed:,} of {len(trace):,} requests have no timestamp: they count as "
+            "sent with the one before."
+        )
     told = sum(one.output_tokens is not None for one in trace)
     if told < len(trace):
         which = f"only {told:,} of {len(trace):,} requests say" if told else "no request says"

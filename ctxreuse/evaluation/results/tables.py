@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import exp, log
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.cache_profile import profile_spec
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, POLICIES
+from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
@@ -272,62 +273,48 @@ def tables(results: Results) -> Iterator[Table]:
 def bill_table(bill: Bill) -> Table:
     """Return a bill as a table: tokens a request by what is paid for them, and what that comes to.
 
-    Columns that are nothing in every row are left out.
+    Where writing costs nothing extra, there is nothing about it.
     """
     prices, requests = bill.prices, max(1, bill.requests)
-    several = len(bill.cache.times_to_live) > 1
+
+    def tokens(number: int) -> str:
+        return f"{number / requests:,.0f}"
+
     columns: list[tuple[str, Callable[[BillRow], str]]] = [
-        ("uncached", lambda row: f"{row.tokens.uncached / requests:,.0f}"),
-        ("read", lambda row: f"{row.tokens.read / requests:,.0f}"),
+        ("un-\ncached", lambda row: tokens(row.tokens.uncached)),
+        ("read", lambda row: tokens(row.tokens.read)),
     ]
     if bill.has_paid_writes:
         for life in bill.lives:
-            columns.append((f"written\n{life}" if several else "written", _written(life, requests)))
-        columns.append(("never\nread", lambda row: f"{row.bill.never_read / requests:,.0f}"))
+            name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
+            written = partial(lambda life, row: tokens(row.tokens.written.get(life, 0)), life)
+            columns.append((name, written))
+        columns.append(("never\nread", lambda row: tokens(row.bill.never_read)))
     if bill.output_tokens is not None:
-        columns.append(("output", lambda row: f"{(bill.output_tokens or 0) / requests:,.0f}"))
-    columns.append(("to un-\ncached", lambda row: f"{row.to_uncached:.3f}"))
-    if bill.has_paid_writes:
-        columns.append(("pays from\nrequest", lambda row: _pays_from(row)))
+        columns.append(("output", lambda _: tokens(bill.output_tokens or 0)))
+    columns.append(("input\nbill", lambda row: f"{row.to_uncached:.3f}"))
     if prices is not None:
-        columns.append((f"{prices.currency}\nper 1,000", lambda row: amount(row.money or 0.0)))
+        columns.append((f"{prices.currency} per\n1,000", lambda row: amount(row.money or 0.0)))
     table: list[tuple[str, ...]] = []
     for deduplicated, heading in enumerate(("", _DEDUPLICATED)):
         rows = [row for row in bill.rows if row.deduplicated == bool(deduplicated)]
         if heading and rows:
             table.append((heading,))
-        table += [(_sent_how(row, bill), *(cell(row) for _, cell in columns)) for row in rows]
-    title = f"The bill with {profile_spec(bill.cache)}; tokens a request"
-    return Table(title, ("sent", *(name for name, _ in columns)), tuple(table))
+        table += [(row.name(bill), *(cell(row) for _, cell in columns)) for row in rows]
+    title = f"The bill with {profile_spec(bill.cache)}: tokens a request by what is paid for them"
+    return Table(title, ("", *(name for name, _ in columns)), tuple(table))
 
 
 def bill_lines(bill: Bill) -> Iterator[str]:
     """Yield what the numbers of a bill are from, and when writing pays."""
     cache = bill.cache
-    yield (
-        "to uncached: what the prompts cost, as a multiple of those as retrieved with nothing "
-        f"cached. {bill.break_even()}"
-    )
-    yield (
-        f"Rules of {cache.name} as of {cache.date or 'no date'} from "
-        f"{cache.source or 'no source'}: prefixes of {cache.least_tokens:,} tokens and more."
-    )
+    yield "Input bill: as a multiple of the prompts as retrieved with nothing cached."
+    yield from bill.break_even()
     yield from price_lines(bill)
-
-
-def _written(life: str, requests: int) -> Callable[[BillRow], str]:
-    return lambda row: f"{row.tokens.written.get(life, 0) / requests:,.0f}"
-
-
-def _pays_from(row: BillRow) -> str:
-    if not row.tokens.written:
-        return ""
-    return "never" if row.bill.pays_from is None else f"{row.bill.pays_from:,}"
-
-
-def _sent_how(row: BillRow, bill: Bill) -> str:
-    has_marks = bill.cache.has_marks and row.policy == AS_SENT.name
-    return f"{row.policy}, marked" if has_marks else row.policy
+    yield (
+        f"Rules of {cache.name} ({cache.date or 'no date'}, {cache.source or 'no source'}): "
+        f"prefixes of {cache.least_tokens:,} tokens and more are kept."
+    )
 
 
 def demo_tables(runs: _Runs) -> Iterator[Table]:

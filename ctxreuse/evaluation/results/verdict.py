@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_marks import mark_field
 from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
@@ -269,7 +270,7 @@ def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVer
     )
 
 
-def _a_thousand(results: Results, saving: Saving) -> str:
+def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
     """Return what a thousand requests take and cost less, with what that is from."""
     rate, prices = results.prefill_tokens_per_s, results.prices
     less, basis = [], []
@@ -279,7 +280,9 @@ def _a_thousand(results: Results, saving: Saving) -> str:
     if prices is not None:
         less.append(f"{amount(saving.money(prices))} {prices.currency}")
         basis.append(f"prices of {prices.date} from {prices.source}")
-    return f": {' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})" if less else ""
+    return (
+        f"{sign}{' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})" if less else ""
+    )
 
 
 def _no_gain(
@@ -336,34 +339,36 @@ def _of_bill(
 ) -> SavingsVerdict:
     """Return what a hosted cache's bill comes to."""
     spec = profile_spec(bill.cache)
-    base = base_run(results.part())
-    assert base is not None, "there is a bill"
-    against = f"cache profile {spec}, against {base.policy}"
     also = tuple(_also_of_bill(bill, saving, savings, together))
     if not saving.is_worth_it:
         reason, step = _reason_of_bill(results, bill, saving)
-        return SavingsVerdict(
-            f"Nothing to gain: {reason} ({against}).", step, also, saving, prices=results.prices
-        )
-    planner = f'ReusePlanner(cache="{spec}")'
-    step = (
-        f"plan with {planner}, and send plan.body(), which has the marks; or give the planner to "
-        "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient."
-    )
-    if not bill.cache.has_marks:
-        step = (
-            f"plan with {planner}, alone or in ReuseChatModel (LangChain) or ReuseLLM (LlamaIndex)."
-        )
-    if saving.mode == "offline":
-        step = f"collect requests, plan them with {planner}.plan_batch(requests), and send these plans in order."
+        sentence = f"Nothing to gain: {reason} (cache profile {spec})."
+        return SavingsVerdict(sentence, step, also, saving, prices=results.prices)
     return SavingsVerdict(
-        f"{saving.share:.0%} lower input bill with {_policy(saving)} ({against}): "
-        f"{_instead(saving)}{_a_thousand(results, saving)}.",
-        step,
+        f"{saving.share:.0%} lower input bill than {bill.base} with {_policy(saving)} (cache "
+        f"profile {spec}): {_instead(saving)}{_a_thousand(results, saving, '; ')}.",
+        _step_of_bill(bill.cache, saving),
         also,
         saving,
         is_gain=True,
         prices=results.prices,
+    )
+
+
+def _step_of_bill(cache: CacheProfile, saving: Saving) -> str:
+    planner = f'ReusePlanner(cache="{profile_spec(cache)}")'
+    if saving.mode == "offline":
+        return (
+            f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
+            "plans in their order."
+        )
+    adapters = "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient"
+    if not cache.has_marks:
+        return f"plan with {planner}, alone or in {adapters}."
+    form = '"anthropic"' if mark_field(cache) == "cache_control" else ""
+    return (
+        f"plan with {planner} and send plan.body({form}), which has the marks; or give the planner "
+        f"to {adapters}."
     )
 
 
@@ -372,24 +377,23 @@ def _also_of_bill(
 ) -> Iterator[str]:
     """Yield what a reader of a bill should know, too."""
     before = chosen.before.bill(bill.cache)
-    uncached = chosen.before.prompt_tokens
-    unwritten = 1 - uncached / before if before else 0.0
+    unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
     if bill.cache.marks_end and unwritten >= LEAST_SHARE:
         yield (
             f"{unwritten:.0%} lower without planning: the provider's own mark at the end of each "
             'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
             "off."
         )
+    if not chosen.is_worth_it:
+        return
     for one in savings:
-        if one.policy != AS_SENT.name or not (one.deduplicated or bill.cache.has_marks):
-            continue
-        if one.deduplicated and not chosen.deduplicated:
-            continue
-        how = "without what a conversation shows already" if one.deduplicated else "with marks"
-        yield f"In the retriever's order, {how}: {_bill_change(one)}."
+        is_like = one.policy == AS_SENT.name and one.deduplicated == chosen.deduplicated
+        if is_like and abs(one.share) >= LEAST_SHARE:
+            with_marks = ", with marks" if bill.cache.has_marks else ""
+            yield f"In the retriever's order{with_marks}: {_bill_change(one)}."
     if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield f"All requests planned together as one batch: {_bill_change(together)}."
-    if bill.is_too_short and chosen.is_worth_it:
+    if bill.is_too_short:
         yield (
             f"Only {bill.long_enough:,} of {bill.requests:,} prompts reach the minimum of "
             f"{bill.cache.least_tokens:,} tokens."
