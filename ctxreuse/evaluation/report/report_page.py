@@ -137,7 +137,10 @@ def _bill_cards(bill: Bill, results: Results, said: SavingsVerdict) -> Iterator[
     for row in shown:
         number, words = f"{row.to_uncached:.2f}", "of the uncached input"
         if bill.prices is not None:
-            number, words = f"{amount(row.money or 0.0)} {bill.prices.currency}", "a 1,000 requests"
+            number, words = (
+                f"{amount(row.money or 0.0)} {bill.prices.currency}",
+                "per 1,000 requests",
+            )
         if row is not before and before.to_uncached:
             change = 1 - row.to_uncached / before.to_uncached
             words += f", input {abs(change):.0%} {'lower' if change >= 0 else 'higher'}"

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
     TraceSummary,
@@ -225,19 +226,11 @@ class Results:
         """
         stored = read.read_stored(path)
         cache = stored.get("cache", read.cache) if "cache" in stored.fields else VLLM
-        lives = {one.name for one in cache.times_to_live}
-        runs = stored.get("runs", read.each(read.run_result))
-        for run in runs:
-            if not lives >= run.billed.written.keys():
-                raise InputFileError(
-                    f"{path}: runs: {describe(run.policy)} has written for "
-                    f"{describe(sorted(run.billed.written))}; the cache has {sorted(lives)}"
-                )
         return cls(
             title=stored.get("title", read.text),
             level=stored.get("level", read.one_of("blocks", "tokens", "engine")),
             trace=stored.get("trace", read.summary),
-            runs=runs,
+            runs=stored.get("runs", read.each(partial(read.run_result, cache=cache))),
             tree=stored.get("tree", read.tree),
             misses=stored.get("misses", read.each(_miss)),
             bounds=stored.get("bounds", read.each(read.row(read.integer, read.share))),

@@ -10,9 +10,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, TimeToLive
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
@@ -172,10 +173,13 @@ def cache(place: str, value: Any) -> CacheProfile:
         raise InputFileError(f"{place}: no cache profile: {describe(str(error))}") from error
 
 
-def run_bill(place: str, value: Any) -> RunBill:
+def run_bill(place: str, value: Any, cache: CacheProfile) -> RunBill:
     """Return what a hosted cache charges for a run."""
     stored = stored_object(place, value)
     written = stored_object(f"{place}: written", stored.fields.get("written"))
+    lives = [one.name for one in cache.times_to_live]
+    if not set(lives) >= written.fields.keys():
+        _fail(f"{place}: written", list(written.fields), f"for times to live of {lives}")
     return RunBill(
         {life: written.get(life, integer) for life in written.fields},
         stored.get("never_read", integer),
@@ -220,8 +224,8 @@ def _node(place: str, value: Any, levels: int) -> TreeNode:
     return node
 
 
-def run_result(place: str, value: Any) -> RunResult:
-    """Return what a policy reached."""
+def run_result(place: str, value: Any, cache: CacheProfile = VLLM) -> RunResult:
+    """Return what a policy reached with a cache."""
     stored = stored_object(place, value)
     run = RunResult(
         policy=stored.get("policy", text),
@@ -240,7 +244,7 @@ def run_result(place: str, value: Any) -> RunResult:
         first_token_s=stored.get("first_token_s", each(number), []),
         scores=stored.get("scores", each(row(text, share, share)), []),
         failures=stored.get("failures", integer, 0),
-        bill=stored.get("bill", optional(run_bill), None),
+        bill=stored.get("bill", optional(partial(run_bill, cache=cache)), None),
     )
     if run.part == Part.sessions and not run.sessions:
         _fail(f"{place}: sessions", run.sessions, "an integer from 1, as part is sessions")
