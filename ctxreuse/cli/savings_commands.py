@@ -41,6 +41,7 @@ from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
 from ctxreuse.evaluation.results.tables import (
+    bench_json,
     bench_output,
     comparison,
     estimate_json,
@@ -311,6 +312,7 @@ def bench(
         ),
     ] = None,
     prefill_rate: PrefillRate = None,
+    cache: CacheSpec = "vllm",
     prices: PricesPath = None,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
@@ -323,6 +325,7 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(help="Earlier results; say what has changed.")
     ] = None,
+    as_json: AsJson = False,
     question_set: QuestionSets = None,
     questions: MainQuestions = None,
     other_questions: OtherQuestions = None,
@@ -377,9 +380,11 @@ def bench(
         "--capacity-tokens": capacity_tokens,
         "--contextpilot-python": contextpilot_python,
         "--prefill-rate": prefill_rate,
+        "--cache": cache != "vllm",
         "--prices": prices,
         "--html": html,
         "--compare": compare,
+        "--json": as_json,
     }
     is_quality = BenchPart.quality in (part or ())
     check_parts(part or (), own, [name for name, value in others.items() if value])
@@ -387,6 +392,7 @@ def bench(
         raise InvalidRequestError(
             "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
         )
+    profile = cache_profile(cache)
     check_outputs(html)
     _make_folder(output)  # before a long measurement whose results could not be written
     config = BenchConfig(
@@ -411,7 +417,8 @@ def bench(
         answer_tokens=ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
         prefill_rate=prefill_rate,
-        prices=None if prices is None else Prices.read(prices),
+        prices=None if prices is None else Prices.read(prices, profile),
+        cache=profile,
     )
     if is_quality:
         bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
@@ -429,11 +436,14 @@ def bench(
     results.write(output / "results.json")
     results.write_csv(output / "results.csv")
     kept.unlink(missing_ok=True)
-    show(bench_output(results))
+    if as_json:
+        put(json.dumps(bench_json(results)))
+    else:
+        show(bench_output(results))
     say(f"ctxreuse: wrote {output / 'results.json'} and {output / 'results.csv'}")
     if html is not None:
         write_page(results, html)
-    if earlier is not None:
+    if earlier is not None and not as_json:
         show(comparison(earlier, results))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
-from ctxreuse.context.cache_profile import VLLM, CacheProfile, TimeToLive
+from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
@@ -173,11 +173,11 @@ def cache(place: str, value: Any) -> CacheProfile:
         raise InputFileError(f"{place}: no cache profile: {describe(str(error))}") from error
 
 
-def run_bill(place: str, value: Any, cache: CacheProfile) -> RunBill:
+def run_bill(place: str, value: Any, cache: CacheProfile | None = None) -> RunBill:
     """Return what a hosted cache charges for a run."""
     stored = stored_object(place, value)
     written = stored_object(f"{place}: written", stored.fields.get("written"))
-    lives = [one.name for one in cache.times_to_live]
+    lives = [one.name for one in cache.times_to_live] if cache is not None else written.fields
     if not set(lives) >= written.fields.keys():
         _fail(f"{place}: written", list(written.fields), f"for times to live of {lives}")
     return RunBill(
@@ -224,8 +224,8 @@ def _node(place: str, value: Any, levels: int) -> TreeNode:
     return node
 
 
-def run_result(place: str, value: Any, cache: CacheProfile = VLLM) -> RunResult:
-    """Return what a policy reached with a cache."""
+def run_result(place: str, value: Any, cache: CacheProfile | None = None) -> RunResult:
+    """Return what a policy reached; with a cache, only what it can have charged."""
     stored = stored_object(place, value)
     run = RunResult(
         policy=stored.get("policy", text),

@@ -105,7 +105,21 @@ def bench_output(results: Results) -> Iterator[Shown]:
     yield f"{results.title}: {_in_words(results.trace)}"
     yield ", ".join(f"{name}: {value}" for name, value in results.settings)
     yield from tables(results)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield from bill_lines(bill)
     yield from results.notes
+
+
+def bench_json(results: Results) -> dict[str, Any]:
+    """Return a benchmark as a JSON object: what an estimate has, of all parts."""
+    estimated = estimate_json(results)
+    runs = [
+        {"part": run.part, "k": run.k, "sessions": run.sessions, **_run_json(run)}
+        for run in results.runs
+    ]
+    more = {"title": results.title, "settings": dict(results.settings), "notes": results.notes}
+    return {**more, **estimated, "runs": runs}
 
 
 def verdict_output(results: Results) -> Iterator[str]:
@@ -139,18 +153,19 @@ def estimate_json(results: Results) -> dict[str, Any]:
         "verdict": verdict(results).as_json(),
         **({} if bill is None else {"bill": bill.as_json()}),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
-        "runs": [
-            {
-                "policy": run.policy,
-                "deduplicated": run.deduplicated,
-                "capacity_tokens": run.capacity_tokens,
-                "prompt_tokens": run.total.prompt_tokens,
-                "cached_tokens": run.total.cached_tokens,
-                "hit_ratio": round(run.total.hit_ratio, 6),
-                "planning_ms": run.planning_ms,
-            }
-            for run in results.part()
-        ],
+        "runs": [_run_json(run) for run in results.part()],
+    }
+
+
+def _run_json(run: RunResult) -> dict[str, Any]:
+    return {
+        "policy": run.policy,
+        "deduplicated": run.deduplicated,
+        "capacity_tokens": run.capacity_tokens,
+        "prompt_tokens": run.total.prompt_tokens,
+        "cached_tokens": run.total.cached_tokens,
+        "hit_ratio": round(run.total.hit_ratio, 6),
+        "planning_ms": run.planning_ms,
     }
 
 
