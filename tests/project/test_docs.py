@@ -195,11 +195,12 @@ class Sent:
 
 
 def named(request: httpx.Request) -> httpx.Request:
-    """Return a request with a model's name where a page leaves it to its reader: `model="..."`."""
+    """Return a request for the emulated model where a page names another one, or none: "..."."""
     if request.method == "GET":
         return request
     body = json.loads(request.content)
-    body["model"] = MODEL if body.get("model") == "..." else body.get("model")
+    if body.get("model") in ("...", "deepseek-chat"):
+        body["model"] = MODEL
     return httpx.Request(request.method, request.url, json=body)
 
 
