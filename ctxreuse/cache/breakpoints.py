@@ -10,10 +10,11 @@ an argument.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ctxreuse.context.billed_tokens import BilledTokens as BilledTokens
 from ctxreuse.context.blocks import encoded
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import checked_kind, checked_number
@@ -34,57 +35,6 @@ class PromptPiece(NamedTuple):
     tokens: int
     is_marked: bool = False
     life: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BilledTokens:
-    """The tokens of prompts by what is paid for them.
-
-    Attributes:
-        uncached: Neither read nor written.
-        read: Read from the cache.
-        written: Written into it, by time to live.
-
-    Example:
-        >>> both = BilledTokens(10, 90) + BilledTokens(0, 0, {"5m": 100})
-        >>> both.prompt_tokens, both.written
-        (200, {'5m': 100})
-    """
-
-    uncached: int = 0
-    read: int = 0
-    written: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """All tokens of the prompts."""
-        return self.uncached + self.read + self.written_tokens
-
-    @property
-    def written_tokens(self) -> int:
-        """Tokens written, of all times to live."""
-        return sum(self.written.values())
-
-    def __add__(self, other: BilledTokens) -> BilledTokens:
-        written = dict(self.written)
-        for life, tokens in other.written.items():
-            written[life] = written.get(life, 0) + tokens
-        return BilledTokens(self.uncached + other.uncached, self.read + other.read, written)
-
-    def bill(self, profile: CacheProfile) -> float:
-        """Return what the prompts cost, in uncached tokens.
-
-        Raises:
-            InvalidRequestError: the profile has no such time to live.
-        """
-        factors = {one.name: one.write_factor for one in profile.times_to_live}
-        if not factors.keys() >= self.written.keys():
-            raise InvalidRequestError(
-                f"{describe(profile.name)} has times to live {sorted(factors)}, and tokens were "
-                f"written for {sorted(self.written)}; take the profile that they were written for"
-            )
-        paid = sum(factors[life] * tokens for life, tokens in self.written.items())
-        return self.uncached + profile.read_factor * self.read + paid
 
 
 class BreakpointCache:
@@ -124,8 +74,15 @@ class BreakpointCache:
         self._entries: dict[bytes, _Entry] = {}
         self._swept_at = 0.0
 
+        self._unread = UnreadWrites()
+
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def never_read(self) -> int:
+        """Tokens that were written and that no later prompt has read so far."""
+        return self._unread.tokens
 
     def serve(self, pieces: Iterable[PromptPiece], *, now: float, key: str = "") -> BilledTokens:
         """Run one prompt; what it writes can be read by the next one.
@@ -144,7 +101,7 @@ class BreakpointCache:
         checked_number("now", now)
         prompt = [checked_kind("a piece", one, PromptPiece, "a PromptPiece") for one in pieces]
         self._sweep(now)
-        prefixes, ends = _prefixes(prompt, key)
+        prefixes, ends = prefixes_of(prompt, key)
         profile, marks = self._profile, [n for n, one in enumerate(prompt, 1) if one.is_marked]
         considered = marks if profile.marks_read is None else marks[-profile.marks_read :]
         kept = marks[-profile.marks :]
@@ -156,6 +113,7 @@ class BreakpointCache:
         if hit:
             entry = self._entries[prefixes[hit]]
             entry.ends_at = _end(now, entry.life)
+            self._unread.read(prefixes[1 : hit + 1])
         reached, written = ends[hit], dict[str, int]()
         for mark in kept:
             if ends[mark] < profile.least_tokens:
@@ -164,6 +122,7 @@ class BreakpointCache:
             self._entries[prefixes[mark]] = _Entry(life, _end(now, life))
             if ends[mark] > reached:
                 written[life.name] = written.get(life.name, 0) + ends[mark] - reached
+                self._unread.wrote(prefixes[mark], ends[mark] - reached)
                 reached = ends[mark]
         return BilledTokens(ends[-1] - reached, ends[hit], written)
 
@@ -194,6 +153,7 @@ class BreakpointCache:
         if shortest is None or now < self._swept_at + shortest:
             return
         self._swept_at = now
+        self._unread.forget(name for name, one in self._entries.items() if not one.lives(now))
         self._entries = {name: one for name, one in self._entries.items() if one.lives(now)}
 
 
@@ -208,11 +168,38 @@ class _Entry:
         return self.ends_at is None or now < self.ends_at
 
 
+class UnreadWrites:
+    """Counts what was written and never read.
+
+    Attributes:
+        tokens: How many tokens that are so far.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._of: dict[bytes, int] = {}
+
+    def wrote(self, prefix: bytes, tokens: int) -> None:
+        """Count tokens that end a prefix; what was written there before is never read any more."""
+        self._of[prefix] = tokens
+        self.tokens += tokens
+
+    def read(self, prefixes: Iterable[bytes]) -> None:
+        """Take note that a prompt has read what ends these prefixes."""
+        for prefix in prefixes:
+            self.tokens -= self._of.pop(prefix, 0)
+
+    def forget(self, prefixes: Iterable[bytes]) -> None:
+        """Take note that these prefixes can be read no more."""
+        for prefix in prefixes:
+            self._of.pop(prefix, None)
+
+
 def _end(now: float, life: TimeToLive) -> float | None:
     return None if life.seconds is None else now + life.seconds
 
 
-def _prefixes(prompt: Sequence[PromptPiece], key: str) -> tuple[list[bytes], list[int]]:
+def prefixes_of(prompt: Sequence[PromptPiece], key: str) -> tuple[list[bytes], list[int]]:
     """Return a hash of each prefix, the empty one first, and where it ends in tokens."""
     whole = hashlib.blake2b(encoded(key), digest_size=16)
     hashes, ends = [whole.digest()], [0]

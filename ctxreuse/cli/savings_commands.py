@@ -33,6 +33,7 @@ from ctxreuse.cli.quality_part import (
     check_parts,
 )
 from ctxreuse.cli.terminal import AsJson, HtmlPath, check_outputs, progress, put, say, show
+from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.run_result import Part
@@ -40,12 +41,12 @@ from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
 from ctxreuse.evaluation.results.tables import (
+    bench_json,
     bench_output,
     comparison,
     estimate_json,
     estimate_output,
 )
-from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _STOPPED = 130
 """The exit code of what Ctrl-C ends."""
@@ -62,7 +63,16 @@ PricesPath = Annotated[
     Path | None,
     typer.Option(
         help="Your prices, for the money saved: a JSON file with input and cached_input (for a "
-        "million tokens), currency, date and source."
+        "million tokens), currency, date and source; with --cache also output and written_input "
+        "(a price, or one for each time to live), if they are known."
+    ),
+]
+CacheSpec = Annotated[
+    str,
+    typer.Option(
+        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
+        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
+        "Of a provider's cache, what is shown is the bill."
     ),
 ]
 
@@ -105,7 +115,12 @@ def estimate(
         ),
     ] = None,
     prefill_rate: PrefillRate = None,
+    cache: CacheSpec = "vllm",
     prices: PricesPath = None,
+    independent: Annotated[
+        bool,
+        typer.Option("--independent", help="Take turns of conversations as independent requests."),
+    ] = False,
     html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
@@ -119,8 +134,12 @@ def estimate(
 
     `ctxreuse estimate recording --workers 8` also says what eight processes on one engine reach:
     without a shared log they may compute more than as retrieved, with it about what one does.
+
+    `ctxreuse estimate recording --cache openai --prices prices.json` shows the bill of a hosted
+    model: what the prompts cost as they are sent today, with marks, and planned.
     """
-    known_prices = None if prices is None else Prices.read(prices)
+    profile = cache_profile(cache)
+    known_prices = None if prices is None else Prices.read(prices, profile)
     check_outputs(html, results)
     measured = measure_savings(
         trace,
@@ -128,8 +147,10 @@ def estimate(
         capacities=capacity_tokens or (),
         tokenizer=tokenizer,
         workers=workers,
-        prefill_rate=prefill_rate or COMMON_RATES.prefill_tokens_per_s,
+        prefill_rate=prefill_rate,
         prices=known_prices,
+        cache=profile,
+        independent=independent,
         for_report=html is not None or results is not None,
         progress=progress,
     )
@@ -291,6 +312,7 @@ def bench(
         ),
     ] = None,
     prefill_rate: PrefillRate = None,
+    cache: CacheSpec = "vllm",
     prices: PricesPath = None,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
@@ -303,6 +325,7 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(help="Earlier results; say what has changed.")
     ] = None,
+    as_json: AsJson = False,
     question_set: QuestionSets = None,
     questions: MainQuestions = None,
     other_questions: OtherQuestions = None,
@@ -357,9 +380,11 @@ def bench(
         "--capacity-tokens": capacity_tokens,
         "--contextpilot-python": contextpilot_python,
         "--prefill-rate": prefill_rate,
+        "--cache": cache != "vllm",
         "--prices": prices,
         "--html": html,
         "--compare": compare,
+        "--json": as_json,
     }
     is_quality = BenchPart.quality in (part or ())
     check_parts(part or (), own, [name for name, value in others.items() if value])
@@ -367,6 +392,7 @@ def bench(
         raise InvalidRequestError(
             "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
         )
+    profile = cache_profile(cache)
     check_outputs(html)
     _make_folder(output)  # before a long measurement whose results could not be written
     config = BenchConfig(
@@ -391,7 +417,8 @@ def bench(
         answer_tokens=ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
         prefill_rate=prefill_rate,
-        prices=None if prices is None else Prices.read(prices),
+        prices=None if prices is None else Prices.read(prices, profile),
+        cache=profile,
     )
     if is_quality:
         bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
@@ -409,11 +436,14 @@ def bench(
     results.write(output / "results.json")
     results.write_csv(output / "results.csv")
     kept.unlink(missing_ok=True)
-    show(bench_output(results))
+    if as_json:
+        put(json.dumps(bench_json(results)))
+    else:
+        show(bench_output(results))
     say(f"ctxreuse: wrote {output / 'results.json'} and {output / 'results.csv'}")
     if html is not None:
         write_page(results, html)
-    if earlier is not None:
+    if earlier is not None and not as_json:
         show(comparison(earlier, results))
 
 

@@ -84,6 +84,7 @@ class CacheProfile:
             earlier turns included; None is all.
         look_back: How many content parts before a mark a written prefix may end and still be read;
             0 is only exactly at a mark.
+        marks_end: Whether the provider itself marks the end of a prompt, unless it is told not to.
         times_to_live: The classes of writing that exist.
         life: The name of the class to write with; None is the first.
         read_factor: What a token read costs, as a multiple of an uncached one.
@@ -104,6 +105,7 @@ class CacheProfile:
     marks: int = 0
     marks_read: int | None = None
     look_back: int = 0
+    marks_end: bool = False
     times_to_live: tuple[TimeToLive, ...] = (TimeToLive(),)
     life: str | None = None
     read_factor: float = 0.0
@@ -126,6 +128,7 @@ class CacheProfile:
             if getattr(self, name) is not None:
                 checked_integer(name, getattr(self, name), 1)
         checked_number("read_factor", self.read_factor)
+        checked_kind("marks_end", self.marks_end, bool, "True or False")
         checked_integer("marks", self.marks)
         if (self.granularity == "marks") != (self.marks > 0) or self.marks > _MOST_MARKS:
             raise InvalidRequestError(
@@ -145,6 +148,11 @@ class CacheProfile:
     def has_marks(self) -> bool:
         """Whether a prefix is kept only up to the marks that a prompt carries."""
         return self.granularity == "marks"
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether a provider keeps it and charges for it; else it is an engine's own."""
+        return self.granularity != "blocks"
 
     @property
     def time_to_live(self) -> TimeToLive:
@@ -230,6 +238,7 @@ def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
         minimum=minimum,
         marks=4,
         marks_read=80,
+        marks_end=True,
         times_to_live=(TimeToLive("30m", 1_800, 1.25),),
         life=life,
         read_factor=0.1,
@@ -400,6 +409,33 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
             "arguments as in 'anthropic(minimum=4096, life=1h)'"
         )
     return make(**_arguments(call[1].lower(), make, call[2] or ""))
+
+
+def profile_spec(profile: CacheProfile) -> str:
+    """Return what `cache_profile` reads as a profile; the name of one that is the user's own.
+
+    Example:
+        >>> profile_spec(anthropic(life="1h"))
+        'anthropic(life=1h)'
+    """
+    make = READY_PROFILES.get(profile.name)
+    if make is None:
+        return profile.name
+    known = {
+        "block_tokens": profile.step_tokens,
+        "minimum": profile.minimum,
+        "life": profile.time_to_live.name,
+        "read_factor": profile.read_factor,
+    }
+    given = {
+        name: known[name]
+        for name, one in signature(make).parameters.items()
+        if known[name] != one.default
+    }
+    if replace(make(**given), life=profile.life) != profile:
+        return profile.name
+    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"{profile.name}({arguments})" if arguments else profile.name
 
 
 def _arguments(name: str, make: Callable[..., CacheProfile], given: str) -> dict[str, Any]:

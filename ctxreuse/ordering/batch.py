@@ -32,7 +32,7 @@ class BatchContext:
         weights: Block -> weight, in the retriever's order.
         cached: The best path for it that earlier requests left in the cache.
         is_labelled: Whether its prompt shows blocks under labels.
-        system_tokens: The tokens of its system text; they count only where a cache has marks.
+        system_tokens: The tokens of its system text; they count only where a cache has a minimum.
     """
 
     request: ContextRequest
@@ -61,6 +61,7 @@ def arrange(
     alpha: float,
     words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
     prices: MarkPrices | None = None,
+    minimum: int = 0,
 ) -> Arrangement:
     """Order the contexts of a batch and schedule its requests.
 
@@ -75,6 +76,8 @@ def arrange(
             that shares no more with any other in a new order keeps the retriever's.
         prices: Those of a cache with marks, whose bill is to be low; None for another cache, which
             is to hit often.
+        minimum: Tokens of the shortest beginning that is kept, the system text included; a context
+            that shares less in a new order keeps the retriever's.
 
     Raises:
         BatchTooLargeError: the papers' algorithm cannot hold the batch.
@@ -93,7 +96,7 @@ def arrange(
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
             assert strategy == "reuse", f"there is no order for {strategy!r} here"
-            execution += _arrange_reuse(batch, group, orders, words, prices)
+            execution += _arrange_reuse(batch, group, orders, words, prices, minimum)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)
     return Arrangement(orders, execution)
@@ -105,6 +108,7 @@ def _arrange_reuse(
     orders: list[list[BlockKey]],
     words: Callable[[int], int],
     prices: MarkPrices | None,
+    minimum: int,
 ) -> list[int]:
     """Put each context behind its cached path and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
@@ -138,7 +142,7 @@ def _arrange_reuse(
             orders[position] = [*path, *(keys[number] for number in order)]
     schedule = depth_first_order if prices is None else short_chains_first
     execution = [group[i] for i in schedule([orders[position] for position in group])]
-    least = 0 if prices is None else prices.minimum - batch[group[0]].system_tokens - 1
+    least = minimum - batch[group[0]].system_tokens - 1
     moved = _moved_for_too_little(batch, execution, orders, words, least)
     if not moved:
         return execution

@@ -447,7 +447,9 @@ def _order_behind(
         note_limit: As in `OnlineOrder`.
         least: The tokens of the shortest path that saves anything.
     """
-    if path is None:
+    # of an engine's blocks even the shortest context may be one; a provider keeps nothing as short
+    is_never_kept = least > ENGINE_BLOCK_TOKENS and sum(context.values()) < least
+    if path is None or is_never_kept:
         return list(context)
     # a shorter path saves nothing and is no reason to move anything
     placed = path.path if path.weight >= least else ()

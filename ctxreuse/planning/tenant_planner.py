@@ -298,7 +298,10 @@ class TenantPlanner:
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
             contexts = [self._context(one, strategy, budgets[one.tenant], now) for one in counted]
             settings = self._settings
-            arrangement = arrange(contexts, strategy, settings.alpha, settings.words, self._prices)
+            minimum = 0 if settings.cache is VLLM else settings.cache.least_tokens
+            arrangement = arrange(
+                contexts, strategy, settings.alpha, settings.words, self._prices, minimum
+            )
             orders, execution = arrangement.orders, arrangement.execution
         marks = self._marks_together(counted, orders, execution, now)
         plans = []
@@ -509,7 +512,7 @@ class TenantPlanner:
         request, context, root = counted.request, counted.context, counted.root
         cached: Sequence[BlockKey] = ()
         system_tokens = 0
-        if self._prices is not None:
+        if self._settings.cache is not VLLM:
             system_tokens = self._system_tokens(counted)
         if not request.history and self._prices is not None and strategy == "reuse":
             with self._tenants.reading(counted.tenant) as state:

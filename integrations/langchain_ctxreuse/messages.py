@@ -55,12 +55,13 @@ SPOKEN_FIELDS = {
 }
 """By the type of a content block, the field with words of the model that nobody has signed."""
 
-_MARK_FIELDS: dict[str, MarkField] = {
+MARK_FIELDS: dict[str, MarkField] = {
     "ChatAnthropic": "cache_control",
     "ChatBedrock": "cache_control",
     "ChatBedrockConverse": "cachePoint",
 }
-"""By the name of a model's class, what marks a content part."""
+"""By the name of a model's class, not imported here, what marks a content part; middleware asks for
+these classes, to set marks of its own."""
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -258,7 +259,9 @@ def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
         profile: The rules of the cache.
     """
     kinds = {one.__name__ for one in type(model).__mro__}
-    for kind, field in _MARK_FIELDS.items():
+    if getattr(model, "beta_use_converse_api", False) is True:  # `ChatBedrock` that calls the other
+        return "cachePoint"
+    for kind, field in MARK_FIELDS.items():
         if kind in kinds:
             return field
     return mark_field(profile)

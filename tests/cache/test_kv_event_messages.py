@@ -95,6 +95,30 @@ def test_events_of_older_and_newer_versions_are_read():
     )
 
 
+def test_the_events_of_sglang_are_read():
+    """Its classes are vLLM's, as arrays and later as maps; hashes are signed numbers."""
+    stored = [[-5, 7], 3, [1, 2, 3, 4], 2, None]
+    names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id")
+    later = {"type": "BlockStored", **dict(zip(names, stored, strict=True)), "medium": "GPU"}
+    batch = decode_batch(
+        msgspec.msgpack.encode(
+            [
+                1.0,
+                [
+                    ["BlockStored", *stored],
+                    ["BlockStored", *stored, "GPU", {"cache_salt": "s"}],
+                    later | {"cache_salt": "s", "session_id": "t"},
+                    ["BlockRemoved", [-5], "GPU"],
+                    ["AllBlocksCleared"],
+                ],
+                0,
+            ]
+        )
+    )
+    expected = BlocksStored((-5, 7), 3, (1, 2, 3, 4), 2)
+    assert batch == EventBatch((*[expected] * 3, BlocksRemoved((-5,)), CacheCleared()))
+
+
 def test_an_adapter_counts_where_the_extra_keys_are_not_told():
     batch = decoded(STORED | {"lora_name": "a"})
     assert batch.events[0].extra_keys == (("a",), ("a",))

@@ -13,6 +13,7 @@ from langchain_anthropic.middleware import AnthropicPromptCachingMiddleware
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langchain_model_helpers import ChatBedrockConverse
 from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner
@@ -126,3 +127,17 @@ def test_a_late_turn_reads_what_others_keep_alive(
             messages = ask(agent, query, messages)
             assert server.usages[-1].read == shared
         assert not server.refusals
+
+
+def test_bedrocks_converse_api_gets_cache_points() -> None:
+    inner = ChatBedrockConverse()
+    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
+    agent = create_agent(inner, middleware=[ours])
+    for query in ["one two?", "one two three?", "one two four?"]:
+        ask(agent, query)
+    [turn] = inner.asked[-1]
+    kinds = [one.get("cachePoint") or one["text"].split()[-1] for one in turn.content]  # type: ignore[union-attr]
+    assert kinds.count({"type": "default"}) >= 2, "the fork, and the end of the turn"
+    assert kinds[-1] == {"type": "default"}
+    assert not any("cache_control" in one for one in turn.content)

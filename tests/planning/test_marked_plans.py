@@ -125,6 +125,32 @@ def test_a_prompt_shorter_than_the_minimum_is_left_as_it_is():
         assert (ids(plan), plan.marks) == (list(one), ())
 
 
+@pytest.mark.parametrize("cache", ["gemini", "openai-before-5.6", "openai", "anthropic"])
+def test_what_is_shorter_than_any_minimum_is_no_reason_to_move_anything(cache: str):
+    texts = {name: f"{name} is a long river. " * 30 for name in ("Seine", "Loire", "Po")}
+    contexts = [("Seine", "Loire"), ("Po", "Loire", "Seine"), ("Loire", "Seine"), ("Po", "Seine")]
+    requests = [ContextRequest([texts[name] for name in names], "Which?") for names in contexts]
+    planner = ReusePlanner(cache=cache)
+    batch = ReusePlanner(cache=cache).plan_batch([*requests, *requests]).in_input_order()
+    for plan in [*batch, *(planner.plan(one) for one in [*requests, *requests])]:
+        assert [block.text for block in plan.blocks] == [one.text for one in plan.request.blocks]
+        assert plan.order_annotation is None
+
+
+def test_a_batch_moves_what_reaches_a_minimum_behind_its_system_text():
+    texts = {name: f"{name} is a long river. " * 200 for name in ("Seine", "Loire", "Po")}
+
+    def moved(system: str | None) -> bool:
+        contexts = [("Seine", "Loire"), ("Po", "Loire", "Seine")]
+        batch = ReusePlanner(cache="gemini").plan_batch(
+            [ContextRequest([texts[n] for n in one], "Which?", system=system) for one in contexts]
+        )
+        return any(plan.order_annotation is not None for plan in batch.plans)
+
+    assert not moved("Be brief.")
+    assert moved("Rule. " * 1_500)
+
+
 def test_a_batch_reads_what_was_written_before():
     planner = ReusePlanner(cache=OWN)
     first = planner.plan_batch([request("abcd"), request("abce")], now=0)

@@ -1,7 +1,9 @@
 """What README and the documentation show runs as it stands, and prints what they say.
 
 One rule for Python: the blocks of a page are one program, run from top to bottom in a folder of its
-own, with an emulated engine behind every address. A `text` block right behind it is what it prints.
+own, with an emulated engine behind every address; behind the SDKs' own addresses, on the pages of
+providers, one that keeps and bills prefixes by the provider's rules. A `text` block right behind it
+is what it prints.
 The commands of `console` blocks run in between, where they need nothing but this package; what they
 are said to print is compared, too. Others are checked against what they name.
 """
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
 from io import StringIO
 from itertools import pairwise
@@ -29,6 +31,7 @@ import httpx
 import mem0_stores  # noqa: F401  # before mem0, which reads its environment at import
 import pytest
 import redis
+from caching_server import caching_server
 from doc_pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
 from redis_servers import redis_server
 from uvicorn.main import main as uvicorn_command
@@ -61,6 +64,9 @@ NOT_RUN = {
     "docker": "needs a daemon; the file has to exist",
 }
 """Commands that are checked, not run, and why."""
+
+PROVIDERS = "docs/providers/"
+SEND = httpx.HTTPTransport.handle_request
 
 VOLATILE = [(re.compile(r"(\d\.\d\d │) *[\d,]*\d\.\d{3} │$", re.MULTILINE), r"\1 # │")]
 """What differs from run to run: milliseconds, the last column of tables of policies."""
@@ -189,11 +195,12 @@ class Sent:
 
 
 def named(request: httpx.Request) -> httpx.Request:
-    """Return a request with a model's name where a page leaves it to its reader: `model="..."`."""
+    """Return a request for the emulated model where a page names another one, or none: "..."."""
     if request.method == "GET":
         return request
     body = json.loads(request.content)
-    body["model"] = MODEL if body.get("model") == "..." else body.get("model")
+    if body.get("model") in ("...", "deepseek-chat"):
+        body["model"] = MODEL
     return httpx.Request(request.method, request.url, json=body)
 
 
@@ -238,6 +245,31 @@ def answering_redis(page: str, folder: Path) -> Iterator[None]:
     connect = redis.Redis.from_url
     with redis_server(folder) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(redis.Redis, "from_url", lambda _, **given: connect(server.url, **given))
+        yield
+
+
+@contextmanager
+def answering_providers(page: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have servers of the test's behind the addresses and keys that the providers' SDKs know."""
+    if not page.startswith(PROVIDERS):
+        yield
+        return
+    emulated = httpx.HTTPTransport.handle_request
+    with ExitStack() as stack:
+        openai, anthropic = (
+            stack.enter_context(caching_server(protocol)) for protocol in ("openai", "anthropic")
+        )
+        openai.answer = anthropic.answer = "The Seine."
+        patch.setenv("OPENAI_BASE_URL", f"{openai.url}/v1")
+        patch.setenv("ANTHROPIC_BASE_URL", anthropic.url)
+        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "DEEPSEEK_API_KEY"):
+            patch.setenv(name, "k")
+
+        def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+            is_theirs = str(request.url).startswith((openai.url, anthropic.url))
+            return (SEND if is_theirs else emulated)(self, request)
+
+        patch.setattr(httpx.HTTPTransport, "handle_request", handle)
         yield
 
 
@@ -350,7 +382,7 @@ def exception(block: Block) -> str | None:
 def test_a_page_is_a_program_that_prints_what_it_says(
     page: str, sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answering_redis(page, tmp_path):
+    with answering_redis(page, tmp_path), answering_providers(page, monkeypatch):
         run_page(page, sent, tmp_path / "page", monkeypatch)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import ctxreuse
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.evaluation.bench.baselines import (
@@ -39,6 +40,7 @@ from ctxreuse.evaluation.replay.policies import (
     OURS_ONLINE,
     PAPERS_BATCH,
     POLICIES,
+    TODAY,
     Policy,
 )
 from ctxreuse.evaluation.replay.run_result import Part, Run, RunResult
@@ -89,7 +91,8 @@ class BenchConfig:
         seed: Of the random choice and order of the questions.
         prefill_rate: Prompt tokens that an engine computes in a second, for the verdict; None is a
             usual rate where the cache is simulated, and nothing of seconds for a real server.
-        prices: What prompt tokens cost, for the verdict; None says nothing of money.
+        prices: What tokens cost, for the verdict and the bill; None says nothing of money.
+        cache: The rules of the cache; of a hosted one, what is measured is the bill.
     """
 
     dataset: str
@@ -114,6 +117,7 @@ class BenchConfig:
     seed: int = 0
     prefill_rate: float | None = None
     prices: Prices | None = None
+    cache: CacheProfile = VLLM
 
     @property
     def level(self) -> str:
@@ -156,6 +160,13 @@ def run(
         MissingExtraError: A package that is needed is not installed.
         EngineError: The server does not answer at all.
     """
+    if config.cache.is_hosted and (
+        config.capacities or config.base_url is not None or config.prefill_rate is not None
+    ):
+        raise InvalidRequestError(
+            "capacities, base_url and prefill_rate are an engine's, and "
+            f"{config.cache.name!r} is a provider's cache; leave them out"
+        )
     tokenizer = _tokenizer(config.tokenizer)
     notes: list[str] = []
     policies = _policies(config, notes)
@@ -166,7 +177,9 @@ def run(
     matrix = RunMatrix(
         workload,
         policies,
-        [None, *dict.fromkeys(sizes)] if config.base_url is None else [None],
+        [None]
+        if config.cache.is_hosted or config.base_url is not None
+        else [None, *dict.fromkeys(sizes)],
         config.k,
         config.ks_to_try,
         sorted(set(config.sessions or SESSIONS)),
@@ -185,9 +198,7 @@ def run(
         _measuring(config, workload, tokenizer, advance) as measure,
     ):
         forecast = _Forecast(requests, announce, clock)
-        results, planned = _measured(
-            runs, measure, notes, store, advance, forecast, config.base_url is not None
-        )
+        results, planned = _measured(runs, measure, notes, store, advance, forecast, config)
     if workload.has_turns:
         notes.append(
             "Later turns stand behind their conversation's history and keep the retriever's order: "
@@ -207,10 +218,13 @@ def run(
         cache_tokens=next(iter(config.capacities), None),
         prefill_tokens_per_s=_prefill_rate(config),
         prices=config.prices,
+        cache=config.cache,
     )
 
 
 def _prefill_rate(config: BenchConfig) -> float | None:
+    if config.cache.is_hosted:
+        return None
     if config.prefill_rate is not None:
         return checked_positive("prefill_rate", config.prefill_rate)
     return COMMON_RATES.prefill_tokens_per_s if config.base_url is None else None
@@ -247,7 +261,8 @@ def _policies(config: BenchConfig, notes: list[str]) -> Sequence[Policy]:
             raise InvalidRequestError(
                 f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
             )
-    return [one for one in policies if one.name in (known[0], *(config.policies or known))]
+    compared = [one for one in policies if one.name in (known[0], *(config.policies or known))]
+    return [TODAY, *compared] if config.cache.has_marks else compared
 
 
 def _tokenizer(name: str) -> Tokenizer | None:
@@ -269,7 +284,7 @@ def _measuring(
 ) -> Iterator[_Measure]:
     """Yield what measures runs that are compared, calling `advance` twice a request."""
     if config.base_url is None:
-        replay = Replay((), workload.corpus, tokenizer, advance)
+        replay = Replay((), workload.corpus, tokenizer, advance, config.cache)
         yield lambda runs: map(partial(_simulated, replay), runs)
         return
     references = workload.references if config.answer_tokens > 1 else {}
@@ -297,7 +312,8 @@ def _identity(config: BenchConfig, workload: Workload) -> dict[str, object]:
         digest.update(repr((request.request_id, request.query)).encode())
         digest.update(b"".join(block.key for block in request.blocks))
     fields = {name: str(getattr(config, name)) for name in names}
-    return {**fields, "requests_sent": digest.hexdigest(), "version": ctxreuse.__version__}
+    fields |= {"cache": repr(config.cache), "version": ctxreuse.__version__}
+    return {**fields, "requests_sent": digest.hexdigest()}
 
 
 _WORTH_SAYING_S = 10.0
@@ -342,7 +358,7 @@ def _measured(
     kept: KeptRuns | None,
     advance: Callable[[], object],
     forecast: _Forecast,
-    is_engine: bool,
+    config: BenchConfig,
 ) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
     """Return the runs' results, and what this package's online order sent; add to `notes`."""
     results: list[RunResult] = []
@@ -350,7 +366,7 @@ def _measured(
     for _, compared in groupby(runs, attrgetter("part", "k", "sessions")):
         together = list(compared)
         for one, result in _known_or_measured(
-            together, measure, kept, advance, forecast, is_engine
+            together, measure, kept, advance, forecast, config.base_url is not None
         ):
             if isinstance(result, BatchTooLargeError):
                 notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
@@ -358,7 +374,7 @@ def _measured(
             notes += result.notes
             is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
             if is_ours and (one.part is Part.policies or not planned):
-                planned = result.planned or _planned_again(one)
+                planned = result.planned or _planned_again(one, config.cache)
             results.append(result.without_plans())
     return results, planned
 
@@ -391,9 +407,10 @@ def _known_or_measured(
         yield one, new
 
 
-def _planned_again(run: Run) -> Sequence[PlannedRequest]:
+def _planned_again(run: Run, cache: CacheProfile) -> Sequence[PlannedRequest]:
     """Return the plans of a run whose result was kept, which no file holds."""
-    return plan_under(run.policy, run.reordered().requests, run.planner(), conversations=True)
+    planner = run.planner(cache)
+    return plan_under(run.policy, run.reordered().requests, planner, conversations=True)
 
 
 def _settings(
@@ -403,6 +420,8 @@ def _settings(
     yield "seed", str(config.seed)
     yield "arrival", "as in the files" if config.in_order else "by chance"
     yield "requests", str(summary.requests)
+    if config.cache != VLLM:
+        yield "cache", profile_spec(config.cache)
     if config.base_url is None:
         yield "tokenizer", Path(config.tokenizer).name
     if workload.recall is not None:
@@ -466,7 +485,7 @@ class RunMatrix:
     def _policies(self) -> Iterator[Run]:
         trace = self.trace()
         for policy in self.policies:
-            for deduplicate in deduplications(trace):
+            for deduplicate in deduplications(trace) if policy.is_marked else (False,):
                 for capacity in self.capacities:
                     yield self._run(
                         policy, trace, deduplicate=deduplicate, capacity_tokens=capacity
@@ -476,7 +495,8 @@ class RunMatrix:
         for k in self.ks:
             trace = self.trace(k)
             for policy in self.policies:
-                yield self._run(policy, trace, part=Part.k, k=k)
+                shortens = self.workload.has_turns and policy.is_marked
+                yield self._run(policy, trace, part=Part.k, k=k, deduplicate=shortens)
 
     def _sessions(self) -> Iterator[Run]:
         """Yield runs of conversations that take turns, with the smallest cache."""

@@ -17,6 +17,7 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_tables
 from ctxreuse.evaluation.results.verdict import verdict
@@ -36,12 +37,15 @@ _NEXT_STEP = (
 _CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
 
 
-def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
+def run_demo(
+    output: Path, progress: Progress = no_progress, prices: Prices | None = None
+) -> Iterator[Shown]:
     """Run the demo, and write `hit_ratio.png` and `results.json`.
 
     Args:
         output: Folder for what it writes; made if it is not there.
         progress: Is told how far it is.
+        prices: What tokens cost, for the verdict; None says nothing of money.
 
     Yields:
         What a terminal shows.
@@ -61,7 +65,7 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
             for policy in POLICIES
             for capacity in _CACHES.values()
         ]
-    yield from _verdict(corpus, trace, runs)
+    yield from _verdict(corpus, trace, runs, prices)
     yield _setting(corpus, trace)
     yield from demo_tables(runs)
     yield (
@@ -78,7 +82,10 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
 
 
 def _verdict(
-    corpus: Corpus, trace: Sequence[TraceRequest], runs: Sequence[RunResult]
+    corpus: Corpus,
+    trace: Sequence[TraceRequest],
+    runs: Sequence[RunResult],
+    prices: Prices | None,
 ) -> Iterator[Shown]:
     """Yield what the demo comes to, and how to see the same of one's own program."""
     results = Results.of(
@@ -89,6 +96,7 @@ def _verdict(
         (),
         corpus,
         prefill_tokens_per_s=COMMON_RATES.prefill_tokens_per_s,
+        prices=prices,
     )
     yield from replace(verdict(results), next_step=_NEXT_STEP).lines()
 

@@ -22,6 +22,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.evaluation.traces.trace_files import block_tokens
 from ctxreuse.index.nodes import NodeTree
 from ctxreuse.index.radix_tree import ContextIndex, Evicted
@@ -84,6 +85,7 @@ class CacheWeaverPlanner(ReusePlanner):
         deduplicate: Whether blocks that a conversation shows already become references.
         capacity_tokens: What the engine's cache holds; None is unlimited.
         prefers_most_served: As in `cacheweaver_order`.
+        cache: The cache's rules.
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class CacheWeaverPlanner(ReusePlanner):
         deduplicate: bool = True,
         capacity_tokens: int | None = None,
         prefers_most_served: bool = False,
+        cache: CacheProfile = VLLM,
     ) -> None:
         super().__init__(
             annotate=annotate,
             labels=labels,
             deduplicate=deduplicate,
             capacity_tokens=capacity_tokens,
+            cache=cache,
         )
         self._prefers_most_served = prefers_most_served
         self._served = ContextIndex(capacity_tokens)

@@ -117,7 +117,7 @@ def estimate(
     checked_kind("replay", replay, Replay, "a Replay")
     sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
     for policy in checked_each("policies", policies, Policy, "a Policy"):
-        for deduplicate in deduplications(replay.trace):
+        for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
             for capacity in sizes:
                 try:
                     yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)

@@ -13,7 +13,7 @@ from typing import Any
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.simulate import Tokenizer, checked_plans, prompt_tokens, sent_blocks
+from ctxreuse.evaluation.replay.prompts import Tokenizer, checked_plans, prompt_tokens, sent_blocks
 from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
 

@@ -27,13 +27,13 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.simulate import (
-    SizeResult,
+from ctxreuse.evaluation.replay.prompts import (
     Tokenizer,
     checked_plans,
     prompt_blocks,
     prompt_tokens,
 )
+from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.traces.json_lines import LARGEST, JsonLine, checked_lines, read_lines
 from ctxreuse.evaluation.traces.trace_files import Corpus
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -45,6 +46,8 @@ class Policy:
         is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
         reorder: Reorders the trace before it is planned; None for the planner's own policies.
         planner_class: Plans the requests.
+        is_marked: Whether prompts carry the planner's marks, where a cache keeps marked prefixes
+            only; else the provider's own default holds.
     """
 
     name: str
@@ -54,19 +57,24 @@ class Policy:
     is_annotated: bool = True
     reorder: Reorder | None = None
     planner_class: type[ReusePlanner] = ReusePlanner
+    is_marked: bool = True
 
-    def planner(self, *, deduplicate: bool, capacity_tokens: int | None) -> ReusePlanner:
-        """Return a planner for an engine whose cache is empty.
+    def planner(
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
+    ) -> ReusePlanner:
+        """Return a planner for an engine or a provider whose cache is empty.
 
         Args:
             deduplicate: Whether blocks that a conversation shows already are left out.
             capacity_tokens: What the engine's cache holds; None is unlimited.
+            cache: The cache's rules.
         """
         return self.planner_class(
             annotate=self.is_annotated,
             labels=self.labels(deduplicate=deduplicate),
             deduplicate=deduplicate,
             capacity_tokens=capacity_tokens,
+            cache=cache,
         )
 
     def labels(self, *, deduplicate: bool) -> bool | None:
@@ -84,5 +92,15 @@ PAPERS_BATCH = Policy("papers' order, batch", "paper", "offline")
 CACHEWEAVER = Policy("CacheWeaver, online", "none", "online", planner_class=CacheWeaverPlanner)
 OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
+TODAY = Policy("as sent today", "none", "online", is_marked=False)
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS_BATCH)
 """As it is, as papers (RAGBoost and ContextPilot; CacheWeaver) and as this package have it."""
+
+
+def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
+    """Return the policies that a bill compares: as it is with a provider's default, and with ours.
+
+    Where a cache has no marks, the provider's default is all that there is to prompts as retrieved.
+    """
+    ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
+    return (TODAY, *ours) if cache.has_marks else ours

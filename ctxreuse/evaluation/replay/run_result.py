@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from statistics import fmean
 from typing import Any, Self
@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from ctxreuse.cache import CacheUsage
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_each, checked_kind, checked_number, checked_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
@@ -52,10 +54,10 @@ class Run:
     sessions: int | None = None
     workers: int = 1
 
-    def planner(self) -> ReusePlanner:
-        """Return a planner for an engine whose cache is empty."""
+    def planner(self, cache: CacheProfile = VLLM) -> ReusePlanner:
+        """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
         return self.policy.planner(
-            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens
+            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens, cache=cache
         )
 
     def reordered(self) -> ReorderedTrace:
@@ -65,6 +67,35 @@ class Run:
         return self.policy.reorder(self.trace, self.deduplicate)
 
 
+@dataclass(frozen=True, slots=True)
+class RunBill:
+    """What a hosted cache charges for a run, besides the tokens that it serves.
+
+    Attributes:
+        written: Tokens written into it, by time to live.
+        never_read: Of these, tokens that no later prompt has read.
+        pays_from: From how many requests on all so far cost less than they do uncached; None if
+            they never do.
+    """
+
+    written: Mapping[str, int] = field(default_factory=dict)
+    never_read: int = 0
+    pays_from: int | None = None
+
+    @classmethod
+    def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
+        """Return the bill of prompts in the order in which they were sent."""
+        ahead, pays_from = 0.0, None
+        for number, one in enumerate(prompts, start=1):
+            ahead += one.prompt_tokens - one.bill(profile)
+            if ahead <= _ROUNDING:
+                pays_from = None
+            elif pays_from is None:
+                pays_from = number
+        return cls(sum(prompts, BilledTokens()).written, never_read, pays_from)
+
+
+_ROUNDING = 1e-6
 _NOT_WRITTEN = ("planned", "notes")
 
 
@@ -90,6 +121,7 @@ class RunResult:
         scores: Request id, F1 and exact match of each answered question with a known right answer;
             of a real engine only.
         failures: Requests that an engine did not answer.
+        bill: What a hosted cache charges besides; None where an engine has the cache.
         planned: The plans in execution order; in no file.
         notes: What a reader has to know of it; in no file.
     """
@@ -110,6 +142,7 @@ class RunResult:
     first_token_s: tuple[float, ...] = ()
     scores: tuple[tuple[str, float, float], ...] = ()
     failures: int = 0
+    bill: RunBill | None = None
     planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
@@ -134,7 +167,7 @@ class RunResult:
             usages: What each of them found in the cache.
             planning_s: The planner's time for all of them, in seconds.
             notes: What a reader has to know of it.
-            **more: What only an engine says.
+            **more: What only an engine or a hosted cache says.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -175,8 +208,9 @@ class RunResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return what a file holds of it."""
-        names = (one.name for one in fields(self) if one.name not in _NOT_WRITTEN)
-        return {name: getattr(self, name) for name in names}
+        names = (one.name for one in fields(self) if one.name not in (*_NOT_WRITTEN, "bill"))
+        bill = {} if self.bill is None else {"bill": asdict(self.bill)}
+        return {name: getattr(self, name) for name in names} | bill
 
     @property
     def usages(self) -> list[CacheUsage]:
@@ -187,6 +221,13 @@ class RunResult:
     def total(self) -> CacheUsage:
         """The usage of all requests together."""
         return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
+
+    @property
+    def billed(self) -> BilledTokens:
+        """The tokens of all requests together by what is paid for them."""
+        total, written = self.total, self.bill.written if self.bill is not None else {}
+        uncached = total.prefilled_tokens - sum(written.values())
+        return BilledTokens(uncached, total.cached_tokens, written)
 
     @property
     def mean_f1(self) -> float:

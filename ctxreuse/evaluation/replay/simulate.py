@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator, block_key
-from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import (
     check_function,
     checked_each,
     checked_kind,
     checked_optional_integer,
 )
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, render_turn
-from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.plan_trace import ANSWER, plan_under
+from ctxreuse.evaluation.replay.plan_trace import plan_under
 from ctxreuse.evaluation.replay.policies import Policy
-from ctxreuse.evaluation.replay.run_result import Run, RunResult
-from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, block_tokens
-
-_Prompt = TypeVar("_Prompt")
-
-
-class Encoding(Protocol):
-    """What a tokenizer's `encode` returns."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-
-
-class Tokenizer(Protocol):
-    """A `tokenizers.Tokenizer`."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Encoding:
-        """Return the tokens of a text."""
+from ctxreuse.evaluation.replay.prompts import Encoding as Encoding
+from ctxreuse.evaluation.replay.prompts import Tokenizer as Tokenizer
+from ctxreuse.evaluation.replay.prompts import checked_plans, checked_tokenizer
+from ctxreuse.evaluation.replay.prompts import prompt_blocks as prompt_blocks
+from ctxreuse.evaluation.replay.prompts import prompt_tokens as prompt_tokens
+from ctxreuse.evaluation.replay.prompts import sent_blocks as sent_blocks
+from ctxreuse.evaluation.replay.provider_bill import BilledPrompts, billed_prompts
+from ctxreuse.evaluation.replay.run_result import Run, RunBill, RunResult
+from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 
 
 def checked_trace(trace: object) -> list[TraceRequest]:
@@ -51,27 +38,6 @@ def checked_trace(trace: object) -> list[TraceRequest]:
         InvalidRequestError: wrong type.
     """
     return checked_each("trace", trace, TraceRequest, "a TraceRequest; read them with read_trace")
-
-
-def checked_plans(planned: object, corpus: object) -> list[PlannedRequest]:
-    """Return the requests of a plan, whose blocks are those of a corpus.
-
-    Raises:
-        InvalidRequestError: wrong type of either.
-    """
-    checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
-    words = "a PlannedRequest; read them with read_plan"
-    return checked_each("planned", planned, PlannedRequest, words)
-
-
-def _checked_tokenizer(tokenizer: Any) -> Tokenizer:
-    is_other = isinstance(tokenizer, (str, type))  # a path has an encode() of its own
-    if is_other or not callable(getattr(tokenizer, "encode", None)):
-        raise InvalidRequestError(
-            f"tokenizer must have encode(), not be {describe(tokenizer)}; use load_tokenizer"
-        )
-    checked: Tokenizer = tokenizer
-    return checked
 
 
 def simulate_blocks(
@@ -96,38 +62,6 @@ def simulate_blocks(
     prompts = prompt_blocks(planned, corpus)
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
         yield cache.serve(keys, tokens, (request.tenant, request.system))
-
-
-def prompt_blocks(
-    planned: Sequence[PlannedRequest], corpus: Corpus
-) -> Iterator[tuple[list[BlockKey], list[int]]]:
-    """Yield each request's whole prompt as context blocks and their tokens.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' tokens.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
-    planned = checked_plans(planned, corpus)
-    prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
-    continued = Counter(request.after for request in planned)
-    for number, request in enumerate(planned):
-        keys: list[BlockKey] = []
-        tokens: list[int] = []
-        if request.after is not None:
-            earlier_keys, earlier_tokens = _continued(prompts, request, continued)
-            # the turn before ends in a question and an answer that no other prompt has
-            keys = [*earlier_keys, block_key(f"turn {number}")]
-            tokens = [*earlier_tokens, 0]
-        for block in sent_blocks(request, corpus):
-            keys.append(block.key)
-            tokens.append(block_tokens(block))
-        if continued[request.request_id]:
-            prompts[request.request_id] = (keys, tokens)
-        yield keys, tokens
 
 
 def simulate_tokens(
@@ -155,63 +89,6 @@ def simulate_tokens(
     prompts = prompt_tokens(planned, corpus, tokenizer)
     for request, prompt in zip(planned, prompts, strict=True):
         yield cache.serve(prompt, salt=request.tenant)
-
-
-def prompt_tokens(
-    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
-) -> Iterator[list[int]]:
-    """Yield each request's whole prompt as token ids.
-
-    Messages are laid out as ChatML (`<|im_start|>role ... <|im_end|>`); other chat templates differ
-    by a few tokens a message. Turns are answered "OK.".
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' texts.
-        tokenizer: Turns text into token ids.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
-    planned = checked_plans(planned, corpus)
-    _checked_tokenizer(tokenizer)
-    prompts: dict[str | int, list[int]] = {}
-    continued = Counter(request.after for request in planned)
-
-    def encode(role: str, content: str) -> list[int]:
-        text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
-        return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
-
-    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
-    for request in planned:
-        if request.after is not None:
-            before = _continued(prompts, request, continued)
-        else:
-            before = [] if request.system is None else encode("system", request.system)
-        prompt = before + encode("user", _content(request, corpus))
-        if continued[request.request_id]:
-            prompts[request.request_id] = prompt + encode("assistant", ANSWER)
-        yield prompt + opening
-
-
-def _continued(
-    prompts: dict[str | int, _Prompt],
-    request: PlannedRequest,
-    continued: Counter[str | int | None],
-) -> _Prompt:
-    """Return the prompt that a turn continues; forget it if no other turn does, too.
-
-    So a conversation of n turns takes the memory of its longest prompt, not of all.
-    """
-    after = request.after
-    if after is None or after not in prompts:
-        raise InputFileError(
-            f"{request.place}: request {describe(request.request_id)} comes after "
-            f"{describe(after)}, which is no request before it; give the turns in order"
-        )
-    continued[after] -= 1
-    return prompts[after] if continued[after] else prompts.pop(after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,52 +168,6 @@ def load_tokenizer(path: str) -> Any:
         ) from error
 
 
-def _content(request: PlannedRequest, corpus: Corpus) -> str:
-    parts = [
-        SentBlock(label, _readable(_corpus_block(corpus, block_id, request), request))
-        if annotation is None
-        else Reference(label, block_id, annotation)
-        for label, block_id, annotation in request.parts
-    ]
-    return render_turn(
-        parts,
-        request.order_annotation,
-        request.query,
-        DEFAULT_TEMPLATES,
-        is_labelled=request.is_labelled,
-    )
-
-
-def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
-    if block.tokens and not block.text:
-        raise InputFileError(
-            f"{request.place}: block {describe(block.id)}: the corpus has no text of it, only its "
-            "length; leave out --tokenizer"
-        )
-    return block
-
-
-def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
-    """Return the blocks that a plan sends, in order.
-
-    Raises:
-        InputFileError: The corpus lacks one.
-        InvalidRequestError: wrong type.
-    """
-    checked_plans([request], corpus)
-    return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
-
-
-def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
-    block = corpus.get(block_id)
-    if block is None:
-        raise InputFileError(
-            f"{request.place}: block {describe(block_id)} is not in the corpus; "
-            "pass the corpus that the plan was made with"
-        )
-    return checked_kind("each block of the corpus", block, ContextBlock, "a ContextBlock")
-
-
 Outcome = RunResult
 """The former name of `RunResult`."""
 
@@ -352,6 +183,7 @@ class Replay:
         corpus: Their blocks.
         tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens.
         advance: Called twice a request and run, for progress bars.
+        cache: The rules of the cache that it is planned for and served from.
 
     Raises:
         InvalidRequestError: wrong type, as from all methods here.
@@ -361,13 +193,15 @@ class Replay:
     corpus: Corpus
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
+    cache: CacheProfile = VLLM
 
     def __post_init__(self) -> None:
         checked_trace(self.trace)
         checked_plans((), self.corpus)
         if self.tokenizer is not None:
-            _checked_tokenizer(self.tokenizer)
+            checked_tokenizer(self.tokenizer)
         check_function("advance", self.advance, "a function")
+        checked_kind("cache", self.cache, CacheProfile, "a CacheProfile")
 
     def of(self, trace: Sequence[TraceRequest]) -> Replay:
         """Return a replay of another trace of the same corpus."""
@@ -396,7 +230,7 @@ class Replay:
             BatchTooLargeError: The papers' algorithm cannot hold the batch.
         """
         reordered = checked_kind("run", run, Run, "a Run").reordered()
-        planner = run.planner()
+        planner = run.planner(self.cache)
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
 
         started = time.perf_counter()
@@ -404,8 +238,25 @@ class Replay:
             run.policy, reordered.requests, planner, conversations=True, advance=self.advance
         )
         planning_s = time.perf_counter() - started
-        usages = self.served(planned, run.capacity_tokens)
-        return RunResult.of_run(run, reordered, planned, usages, planning_s)
+        if not self.cache.is_hosted:
+            usages = self.served(planned, run.capacity_tokens)
+            return RunResult.of_run(run, reordered, planned, usages, planning_s)
+        billed = self._billed(run.policy, planned)
+        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
+        bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
+        return RunResult.of_run(run, reordered, planned, usages, planning_s, bill=bill)
+
+    def _billed(self, policy: Policy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
+        """Return what a provider charges for each request; a batch is sent all at once."""
+        return billed_prompts(
+            planned,
+            self.corpus,
+            self.cache,
+            self.tokenizer,
+            is_marked=policy.is_marked,
+            is_timed=policy.mode == "online",
+            advance=self.advance,
+        )
 
     def served(
         self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
@@ -418,14 +269,20 @@ class Replay:
         """
         if self.tokenizer is None:
             served = simulate_blocks(planned, self.corpus, BlockLevelCache(capacity_tokens))
+            if self.cache != VLLM:
+                served = (_in_steps(usage, self.cache) for usage in served)
         else:
-            cache = PrefixCacheSimulator(capacity_tokens)
+            cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         usages = []
         for usage in served:
             usages.append(usage)
             self.advance()
         return usages
+
+
+def _in_steps(usage: CacheUsage, cache: CacheProfile) -> CacheUsage:
+    return CacheUsage(usage.prompt_tokens, cache.readable(usage.cached_tokens))
 
 
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], object]]]

@@ -20,7 +20,7 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.html_page import legible
 from ctxreuse.evaluation.replay.explain_plan import TreeNode
-from ctxreuse.evaluation.replay.policies import AS_SENT
+from ctxreuse.evaluation.replay.policies import AS_SENT, TODAY
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import OTHER_STYLES, POLICY_STYLES, PolicyStyle
@@ -124,13 +124,13 @@ def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = _shown(results, results.part())
     return [
-        *_over_time([run for run in runs if run.capacity_tokens is None]),
+        *_over_time(results, [run for run in runs if run.capacity_tokens is None]),
         *_over_settings(results, runs),
         *([_tree_chart(results.tree)] if results.tree.children else []),
     ]
 
 
-def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
+def _over_time(results: Results, unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     if not unlimited:
         return
     yield Chart(
@@ -141,6 +141,8 @@ def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
             axes, unlimited, lambda usage: usage.hit_ratio, ylabel="hit ratio", ylim=(0, 1)
         ),
     )
+    if results.cache.is_hosted:
+        return  # what a provider computes, and how fast, is not known
     yield Chart(
         "prefilled",
         "Tokens computed so far",
@@ -178,12 +180,15 @@ def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Char
             lambda axes: _draw_cache_sizes(axes, runs),
         )
     if over_k:
+        cache = (
+            f"the cache {results.cache.name}" if results.cache.is_hosted else "an unlimited cache"
+        )
         more = "; the histories of conversations come on top" if results.trace.conversations else ""
         yield Chart(
             "blocks",
             "Hit ratio and blocks a request",
-            "With an unlimited cache. The dotted line is the reuse bound: the share of the block "
-            f"tokens that had been sent before, in whatever place{more}.",
+            f"With {cache}. The dotted line is the reuse bound: the share of the block tokens that "
+            f"had been sent before, in whatever place{more}.",
             lambda axes: _draw_ks(axes, over_k, results.bounds),
         )
     if over_sessions:
@@ -222,7 +227,8 @@ def _shown(results: Results, runs: Sequence[RunResult]) -> list[RunResult]:
     deduplicated = [run for run in runs if run.deduplicated]
     if not deduplicated:
         return list(runs)
-    plain = [run for run in runs if run.policy == AS_SENT.name and not run.deduplicated]
+    as_it_is = (TODAY.name, AS_SENT.name)
+    plain = [run for run in runs if run.policy in as_it_is and not run.deduplicated]
     return plain + [
         replace(run, policy=f"{run.policy}, de-duplicated") if run.policy == AS_SENT.name else run
         for run in deduplicated

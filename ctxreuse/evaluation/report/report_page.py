@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxreuse.context.cache_profile import profile_spec
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.replay.explain_plan import REMEDIES
+from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.report.charts import charts
+from ctxreuse.evaluation.results.bill import Bill
 from ctxreuse.evaluation.results.results_file import CauseTotal, Miss, Results
-from ctxreuse.evaluation.results.tables import best_of_ours, tables
-from ctxreuse.evaluation.results.verdict import SavingsVerdict, verdict
+from ctxreuse.evaluation.results.tables import best_of_ours, bill_lines, tables
+from ctxreuse.evaluation.results.verdict import SavingsVerdict, amount, verdict
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -48,11 +51,13 @@ def page(results: Results) -> str:
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
     _check_results(results)
-    said = verdict(results)
+    said, bill = verdict(results), Bill.of(results)
     return _PAGE.render(
         results=results,
         verdict=said,
-        cards=list(_cards(results, said)),
+        cards=list(_cards(results, said) if bill is None else _bill_cards(bill, results, said)),
+        bill_lines=[] if bill is None else list(bill_lines(bill)),
+        cache=None if bill is None else profile_spec(bill.cache),
         charts=charts(results),
         tables=list(tables(results)),
         causes=list(_causes(results)),
@@ -116,6 +121,34 @@ def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
     mode, run = next(iter(best.items()))
     how = "as requests arrive" if mode == "online" else "as one batch"
     yield _Card("Planning", f"{run.planning_ms:.2f} ms", f"a request, {how}")
+
+
+def _bill_cards(bill: Bill, results: Results, said: SavingsVerdict) -> Iterator[_Card]:
+    """Yield the input bill as it is sent today and by this package; or the money, with prices."""
+    deduplicated = said.saving is not None and said.saving.deduplicated
+    before = next(row for row in bill.rows if row.policy == bill.base and not row.deduplicated)
+    shown = [before]
+    shown += [
+        row
+        for row in bill.rows
+        if row.policy in (OURS_ONLINE.name, OURS_BATCH.name) and row.deduplicated == deduplicated
+    ]
+    names = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
+    for row in shown:
+        number, words = f"{row.to_uncached:.2f}", "of the uncached input"
+        if bill.prices is not None:
+            number, words = (
+                f"{amount(row.money or 0.0)} {bill.prices.currency}",
+                "per 1,000 requests",
+            )
+        if row is not before and before.to_uncached:
+            change = 1 - row.to_uncached / before.to_uncached
+            words += f", input {abs(change):.0%} {'lower' if change >= 0 else 'higher'}"
+        is_good = row.to_uncached < before.to_uncached
+        yield _Card(names.get(row.policy, row.policy.capitalize()), number, words, is_good)
+    for run in results.part():
+        if run.policy == OURS_ONLINE.name and run.deduplicated == deduplicated:
+            yield _Card("Planning", f"{run.planning_ms:.2f} ms", "a request, as requests arrive")
 
 
 def _computed(run: RunResult) -> float:

@@ -1,22 +1,25 @@
-"""What prompt tokens cost, from a file of the user's own."""
+"""What tokens cost, from a file of the user's own."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ctxreuse.cache import CacheUsage
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.results import stored_results as read
 
 _MILLION = 1_000_000
+_NEEDED = ("input", "cached_input", "currency", "date", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of prompt tokens; nothing here knows any, because they change.
+    """Prices of tokens; nothing here knows any, because they change.
 
     Attributes:
         input: Price of a million prompt tokens that are computed.
@@ -24,6 +27,10 @@ class Prices:
         currency: What the prices are in, such as "USD".
         date: The day for which they hold.
         source: Where they are from.
+        output: Price of a million tokens of answers; None if it is not known.
+        written_input: Price of a million prompt tokens that are written into the cache, by time to
+            live.
+        derived: Which of them the source does not say: they follow from the cache's factors.
     """
 
     input: float
@@ -31,10 +38,18 @@ class Prices:
     currency: str
     date: str
     source: str
+    output: float | None = None
+    written_input: Mapping[str, float] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: FilePath) -> Self:
+    def read(cls, path: FilePath, cache: CacheProfile = VLLM) -> Self:
         """Read a JSON object with these fields.
+
+        Args:
+            path: The file.
+            cache: The rules of the cache. Of a hosted one, prices for reading and writing that are
+                missing follow from that of the input.
 
         Raises:
             InputFileError: It cannot be read, or a field is missing or no price.
@@ -43,36 +58,75 @@ class Prices:
             value = json.loads(read_whole(path))
         except (ValueError, RecursionError) as error:
             raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
-        return cls.of(str(path), value)
+        return cls.of(str(path), value, cache)
 
     @classmethod
-    def of(cls, place: str, value: Any) -> Self:
+    def of(cls, place: str, value: Any, cache: CacheProfile = VLLM) -> Self:
         """Return the prices of a JSON object.
 
         Args:
             place: Where it stands, for errors.
             value: The object.
+            cache: As in `read`.
 
         Raises:
             InputFileError: A field is missing or no price.
         """
         stored = read.stored_object(place, value)
-        missing = [name for name in cls.__slots__ if name not in stored.fields]
+        derived = list(stored.get("derived", read.each(read.text), []))
+        if cache.is_hosted and "input" in stored.fields and "cached_input" not in stored.fields:
+            derived.append("cached_input")
+        missing = [name for name in _NEEDED if name not in (*stored.fields, *derived)]
         if missing:
             raise InputFileError(
                 f"{place}: {missing[0]} is missing; prices are a JSON object such as "
                 '{"input": 2.5, "cached_input": 0.25, "currency": "USD", "date": "2026-11-01", '
                 '"source": "..."}, for a million tokens each'
             )
+        plain = stored.get("input", read.number)
+        written = stored.get("written_input", _by_life, {})
+        for one in cache.times_to_live if cache.is_hosted else ():
+            if one.name not in written:
+                derived += [] if "" in written else [f"written_input {one.name}".rstrip()]
+                written[one.name] = written.get("", one.write_factor * plain)
         return cls(
-            input=stored.get("input", read.number),
-            cached_input=stored.get("cached_input", read.number),
+            input=plain,
+            cached_input=stored.get("cached_input", read.number, cache.read_factor * plain),
             currency=stored.get("currency", read.text),
             date=stored.get("date", read.text),
             source=stored.get("source", read.text),
+            output=stored.get("output", read.optional(read.number), None),
+            written_input=written,
+            derived=tuple(derived),
         )
 
-    def of_usage(self, usage: CacheUsage) -> float:
-        """Return what the prompt tokens of a usage cost."""
-        computed, cached = usage.prefilled_tokens, usage.cached_tokens
-        return (computed * self.input + cached * self.cached_input) / _MILLION
+    def as_json(self) -> dict[str, Any]:
+        """Return what `of` reads: without what is not known."""
+        optional = {
+            "output": self.output,
+            "written_input": dict(self.written_input),
+            "derived": list(self.derived),
+        }
+        needed = {name: getattr(self, name) for name in _NEEDED}
+        return needed | {
+            name: value for name, value in optional.items() if value not in (None, {}, [])
+        }
+
+    def money(self, tokens: BilledTokens, output_tokens: int = 0) -> float:
+        """Return what prompts and their answers cost.
+
+        Args:
+            tokens: The prompts' tokens.
+            output_tokens: The answers'; without a price for them they cost nothing here.
+        """
+        paid = tokens.uncached * self.input + tokens.read * self.cached_input
+        for life, number in tokens.written.items():
+            paid += number * self.written_input[life]
+        return (paid + output_tokens * (self.output or 0.0)) / _MILLION
+
+
+def _by_life(place: str, value: Any) -> dict[str, float]:
+    """Return a price for each time to live; "" is any."""
+    if not isinstance(value, dict):
+        return {"": read.number(place, value)}
+    return {life: read.number(f"{place}: {life}", price) for life, price in value.items()}

@@ -7,11 +7,13 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     check_function,
     checked_each,
@@ -22,6 +24,7 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
     TraceSummary,
@@ -39,12 +42,12 @@ from ctxreuse.evaluation.replay.explain_plan import (
     shortened,
 )
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.policies import POLICIES, hosted_policies
+from ctxreuse.evaluation.replay.prompts import checked_plans
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import (
     Progress,
     Replay,
-    checked_plans,
     load_tokenizer,
     no_progress,
 )
@@ -52,7 +55,7 @@ from ctxreuse.evaluation.replay.workers import estimate_workers, worker_policies
 from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import corpus_path, read_recording
-from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, read_titles
+from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, TraceRequest, read_titles
 from ctxreuse.index.explain import Explanation
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
@@ -104,7 +107,6 @@ class Results:
         runs: Each policy with each cache; as retrieved first.
         tree: The prompts of this package's online order, as a prefix tree: its top levels.
         misses: The requests that lost most with it.
-        causes: Why its requests hit or miss, the cause that lost most first.
         bounds: For numbers of blocks a request: the share of the block tokens that had been sent
             before.
         settings: How it was measured, in words.
@@ -113,10 +115,13 @@ class Results:
         cache_tokens: What the cache holds that the verdict is about; None is unlimited.
         prefill_tokens_per_s: Prompt tokens that the engine computes in a second, for the verdict;
             None where nobody said.
-        prices: What prompt tokens cost, for the verdict; None where nobody said.
+        prices: What tokens cost, for the verdict and the bill; None where nobody said.
         command: The command that measured; empty where none did.
         date: The day on which it was measured, such as "2026-11-25"; empty if that is not known.
         python: The version of Python that measured; empty if that is not known.
+        causes: Why its requests hit or miss, the cause that lost most first.
+        cache: The rules of the cache that the requests were planned for and served from.
+        output_tokens: Tokens of all answers; None where the trace does not say.
     """
 
     title: str
@@ -136,6 +141,8 @@ class Results:
     date: str = ""
     python: str = ""
     causes: tuple[CauseTotal, ...] = ()
+    cache: CacheProfile = VLLM
+    output_tokens: int | None = None
 
     @classmethod
     def of(
@@ -191,9 +198,12 @@ class Results:
         Raises:
             InputFileError: The file cannot be written.
         """
-        runs = [run.as_json() for run in self.runs]
-        fields = {"format": read.FORMAT, **asdict(replace(self, runs=())), "runs": runs}
-        write_text(path, json.dumps(fields) + "\n")
+        values = asdict(replace(self, runs=(), prices=None))
+        values["runs"] = [run.as_json() for run in self.runs]
+        values["prices"] = None if self.prices is None else self.prices.as_json()
+        if not self.cache.is_hosted:
+            del values["cache"], values["output_tokens"]
+        write_text(path, json.dumps({"format": read.FORMAT, **values}) + "\n")
 
     def write_csv(self, path: str | Path) -> None:
         """Write one line a run.
@@ -215,11 +225,12 @@ class Results:
             InputFileError: The file holds no results.
         """
         stored = read.read_stored(path)
+        cache = stored.get("cache", read.cache) if "cache" in stored.fields else VLLM
         return cls(
             title=stored.get("title", read.text),
             level=stored.get("level", read.one_of("blocks", "tokens", "engine")),
             trace=stored.get("trace", read.summary),
-            runs=stored.get("runs", read.each(read.run_result)),
+            runs=stored.get("runs", read.each(partial(read.run_result, cache=cache))),
             tree=stored.get("tree", read.tree),
             misses=stored.get("misses", read.each(_miss)),
             bounds=stored.get("bounds", read.each(read.row(read.integer, read.share))),
@@ -230,11 +241,15 @@ class Results:
             prefill_tokens_per_s=stored.get(
                 "prefill_tokens_per_s", read.optional(read.positive), None
             ),
-            prices=stored.get("prices", read.optional(Prices.of), None),
+            prices=stored.get(
+                "prices", read.optional(lambda place, value: Prices.of(place, value, cache)), None
+            ),
             command=stored.get("command", read.text, ""),
             date=stored.get("date", read.text, ""),
             python=stored.get("python", read.text, ""),
             causes=stored.get("causes", read.each(_cause_total), []),
+            cache=cache,
+            output_tokens=stored.get("output_tokens", read.optional(read.integer), None),
         )
 
 
@@ -344,12 +359,16 @@ def measure_savings(
     capacities: Sequence[int] = (),
     tokenizer: str | Path | None = None,
     workers: int | None = None,
-    prefill_rate: float = COMMON_RATES.prefill_tokens_per_s,
+    prefill_rate: float | None = None,
     prices: Prices | None = None,
+    cache: str | CacheProfile = VLLM,
+    independent: bool = False,
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
     """Replay a trace under every policy, with an unlimited cache and smaller ones.
+
+    Of a hosted cache nobody chooses the size; there, each policy has one bill.
 
     Args:
         trace: A trace, or a folder that holds a recording.
@@ -359,34 +378,49 @@ def measure_savings(
         tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
         workers: Also measure this many worker processes that use one engine, each with a planner
             of its own and with a shared log.
-        prefill_rate: Prompt tokens that the engine computes in a second, for the verdict.
-        prices: What prompt tokens cost, for the verdict; None says nothing of money.
+        prefill_rate: Prompt tokens that the engine computes in a second, for the verdict; None is
+            a usual rate.
+        prices: What tokens cost, for the verdict and the bill; None says nothing of money.
+        cache: The rules of the cache, as `cache_profile` reads them.
+        independent: Whether turns of conversations are taken as independent requests.
         for_report: Whether to measure what only a report shows, too: several numbers of blocks a
             request, and which requests lost most.
         progress: Is told how far it is.
 
     Raises:
         InputFileError: A file is missing or broken.
-        InvalidRequestError: wrong type or out of range.
+        InvalidRequestError: wrong type or out of range, or said of a hosted cache what only an
+            engine's has.
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
     check_function("progress", progress, "a function")
+    profile = cache_profile(cache)
     smaller = checked_list("capacities", capacities, "a list of tokens")
     number = None if workers is None else checked_integer("workers", workers, 2)
-    rate = checked_positive("prefill_rate", prefill_rate)
+    rate = COMMON_RATES.prefill_tokens_per_s
+    if prefill_rate is not None:
+        rate = checked_positive("prefill_rate", prefill_rate)
+    if profile.is_hosted and (smaller or number or prefill_rate is not None):
+        raise InvalidRequestError(
+            f"capacities, workers and prefill_rate are an engine's, and {profile.name!r} is a "
+            "provider's cache; leave them out"
+        )
     blocks, requests = read_recording(trace, corpus)
+    if independent:
+        requests = [replace(one, conversation_id=None, turn=0) for one in requests]
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
-    sizes = [None, *smaller] if smaller else summary.cache_sizes()
+    sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
+    tried = hosted_policies(profile) if profile.is_hosted else POLICIES
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
-    policies = len(POLICIES) if number is None else len(POLICIES) + len(worker_policies(number))
-    rounds = policies * len(deduplications(requests)) * len(sizes) + len(POLICIES) * len(ks)
+    policies = len(tried) if number is None else len(tried) + len(worker_policies(number))
+    rounds = policies * len(deduplications(requests)) * len(sizes) + len(tried) * len(ks)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
-        replay = Replay(requests, blocks, encoder, advance)
-        runs = list(estimate(replay, sizes))
+        replay = Replay(requests, blocks, encoder, advance, profile)
+        runs = list(estimate(replay, sizes, tried))
         of_workers = [] if number is None else list(estimate_workers(replay, sizes, number))
-        over_k = [run for _, run in estimate_over_k(replay, ks)]
+        over_k = [run for _, run in estimate_over_k(replay, ks, tried)]
     return Results.of(
         Path(trace).name,
         "blocks" if tokenizer is None else "tokens",
@@ -396,7 +430,32 @@ def measure_savings(
         blocks,
         read_titles(corpus or corpus_path(trace)) if for_report else None,
         bounds=reuse_bounds(requests, ks),
+        notes=tuple(_bill_notes(requests)) if profile.is_hosted else (),
         cache_tokens=next(iter(smaller), None),
-        prefill_tokens_per_s=rate,
+        prefill_tokens_per_s=None if profile.is_hosted else rate,
         prices=prices,
+        cache=profile,
+        output_tokens=_output_tokens(requests),
     )
+
+
+def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:
+    """Return the tokens of all answers; None if the trace does not say all."""
+    told = [one.output_tokens for one in trace if one.output_tokens is not None]
+    return sum(told) if told and len(told) == len(trace) else None
+
+
+def _bill_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
+    """Yield what a reader of a bill has to know of a trace."""
+    timed = sum(one.timestamp_ms is not None for one in trace)
+    if not timed:
+        yield "No request has a timestamp, so nothing expires."
+    elif timed < len(trace):
+        yield (
+            f"{len(trace) - timed:,} of {len(trace):,} requests have no timestamp: they count as "
+            "sent with the one before."
+        )
+    told = sum(one.output_tokens is not None for one in trace)
+    if told < len(trace):
+        which = f"only {told:,} of {len(trace):,} requests say" if told else "no request says"
+        yield f"Answers are left out: {which} how long its answer is (output_tokens)."

@@ -10,15 +10,17 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
+from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole
-from ctxreuse.errors import InputFileError, describe
+from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.evaluation.replay.policies import TraceMode
-from ctxreuse.evaluation.replay.run_result import Part, RunResult
+from ctxreuse.evaluation.replay.run_result import Part, RunBill, RunResult
 from ctxreuse.evaluation.traces.json_lines import LARGEST
 from ctxreuse.planning.plan import Strategy
 
@@ -157,6 +159,34 @@ def _fail(place: str, value: Any, words: str) -> NoReturn:
 # What results consist of
 
 
+def cache(place: str, value: Any) -> CacheProfile:
+    """Return the rules of a cache."""
+    stored = stored_object(place, value)
+    given = {one.name: stored.fields[one.name] for one in fields(CacheProfile) if one.name in value}
+    lives = stored.get(
+        "times_to_live", each(lambda place, value: stored_object(place, value).fields)
+    )
+    try:
+        given["times_to_live"] = tuple(TimeToLive(**one) for one in lives)
+        return CacheProfile(**given)
+    except (InvalidRequestError, TypeError) as error:
+        raise InputFileError(f"{place}: no cache profile: {describe(str(error))}") from error
+
+
+def run_bill(place: str, value: Any, cache: CacheProfile | None = None) -> RunBill:
+    """Return what a hosted cache charges for a run."""
+    stored = stored_object(place, value)
+    written = stored_object(f"{place}: written", stored.fields.get("written"))
+    lives = [one.name for one in cache.times_to_live] if cache is not None else written.fields
+    if not set(lives) >= written.fields.keys():
+        _fail(f"{place}: written", list(written.fields), f"for times to live of {lives}")
+    return RunBill(
+        {life: written.get(life, integer) for life in written.fields},
+        stored.get("never_read", integer),
+        stored.get("pays_from", optional(integer)),
+    )
+
+
 def summary(place: str, value: Any) -> TraceSummary:
     """Return the summary of a trace."""
     stored = stored_object(place, value)
@@ -194,8 +224,8 @@ def _node(place: str, value: Any, levels: int) -> TreeNode:
     return node
 
 
-def run_result(place: str, value: Any) -> RunResult:
-    """Return what a policy reached."""
+def run_result(place: str, value: Any, cache: CacheProfile | None = None) -> RunResult:
+    """Return what a policy reached; with a cache, only what it can have charged."""
     stored = stored_object(place, value)
     run = RunResult(
         policy=stored.get("policy", text),
@@ -214,6 +244,7 @@ def run_result(place: str, value: Any) -> RunResult:
         first_token_s=stored.get("first_token_s", each(number), []),
         scores=stored.get("scores", each(row(text, share, share)), []),
         failures=stored.get("failures", integer, 0),
+        bill=stored.get("bill", optional(partial(run_bill, cache=cache)), None),
     )
     if run.part == Part.sessions and not run.sessions:
         _fail(f"{place}: sessions", run.sessions, "an integer from 1, as part is sessions")
@@ -243,3 +274,8 @@ def _check_lengths(place: str, run: RunResult) -> None:
                 f"{place}: cached_tokens[{number}] is {cached}; it must be at most {prompt}, "
                 "the tokens of its prompt"
             )
+    if run.billed.uncached < 0:
+        raise InputFileError(
+            f"{place}: bill: written is {run.billed.written_tokens} tokens; it must be at most "
+            "those of the prompts that are not cached"
+        )

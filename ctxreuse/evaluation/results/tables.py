@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import exp, log
 from typing import Any, NamedTuple, TypeAlias
 
+from ctxreuse.context.cache_profile import profile_spec
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
 from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
+from ctxreuse.evaluation.results.bill import Bill, BillRow, price_lines
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.verdict import verdict
+from ctxreuse.evaluation.results.verdict import amount, verdict
 
 
 class PolicyStyle(NamedTuple):
@@ -32,6 +35,7 @@ class PolicyStyle(NamedTuple):
 
 POLICY_STYLES = {
     "as retrieved": PolicyStyle("#8c8c8c"),
+    "as sent today": PolicyStyle("#5c6f96", (9, 2, 2, 2)),
     "papers' order, online": PolicyStyle("#d98c00", (5, 2)),
     "papers' order, batch": PolicyStyle("#c2452d", (5, 2, 1, 2)),
     "CacheWeaver, online": PolicyStyle("#a259c4", (1, 1.5)),
@@ -101,7 +105,21 @@ def bench_output(results: Results) -> Iterator[Shown]:
     yield f"{results.title}: {_in_words(results.trace)}"
     yield ", ".join(f"{name}: {value}" for name, value in results.settings)
     yield from tables(results)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield from bill_lines(bill)
     yield from results.notes
+
+
+def bench_json(results: Results) -> dict[str, Any]:
+    """Return a benchmark as a JSON object: what an estimate has, of all parts."""
+    estimated = estimate_json(results)
+    runs = [
+        {"part": run.part, "k": run.k, "sessions": run.sessions, **_run_json(run)}
+        for run in results.runs
+    ]
+    more = {"title": results.title, "settings": dict(results.settings), "notes": results.notes}
+    return {**more, **estimated, "runs": runs}
 
 
 def verdict_output(results: Results) -> Iterator[str]:
@@ -117,6 +135,12 @@ def estimate_output(results: Results) -> Iterator[Shown]:
     too_large = [policy.name for policy in POLICIES if policy.name not in names]
     yield from verdict_output(results)
     yield _in_words(results.trace)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield bill_table(bill)
+        yield from bill_lines(bill)
+        yield from results.notes
+        return
     if too_large:
         yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
     yield _policies(runs)
@@ -124,21 +148,24 @@ def estimate_output(results: Results) -> Iterator[Shown]:
 
 def estimate_json(results: Results) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
+    bill = Bill.of(results)
     return {
         "verdict": verdict(results).as_json(),
+        **({} if bill is None else {"bill": bill.as_json()}),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
-        "runs": [
-            {
-                "policy": run.policy,
-                "deduplicated": run.deduplicated,
-                "capacity_tokens": run.capacity_tokens,
-                "prompt_tokens": run.total.prompt_tokens,
-                "cached_tokens": run.total.cached_tokens,
-                "hit_ratio": round(run.total.hit_ratio, 6),
-                "planning_ms": run.planning_ms,
-            }
-            for run in results.part()
-        ],
+        "runs": [_run_json(run) for run in results.part()],
+    }
+
+
+def _run_json(run: RunResult) -> dict[str, Any]:
+    return {
+        "policy": run.policy,
+        "deduplicated": run.deduplicated,
+        "capacity_tokens": run.capacity_tokens,
+        "prompt_tokens": run.total.prompt_tokens,
+        "cached_tokens": run.total.cached_tokens,
+        "hit_ratio": round(run.total.hit_ratio, 6),
+        "planning_ms": run.planning_ms,
     }
 
 
@@ -239,8 +266,11 @@ def tables(results: Results) -> Iterator[Table]:
     """Yield the tables that results have something for."""
     policies, ablations = results.part(), results.part(Part.ablations)
     sessions = results.part(Part.sessions)
+    bill = Bill.of(results)
     if any(run.first_token_s for run in policies):
         yield from _engine("What the engine reported", policies)
+    elif bill is not None:
+        yield bill_table(bill)
     elif policies:
         yield _policies(policies)
     if results.part(Part.k):
@@ -253,6 +283,53 @@ def tables(results: Results) -> Iterator[Table]:
         yield from _engine("One idea less, as the engine reported", ablations)
     elif ablations:
         yield _ablations(ablations, policies)
+
+
+def bill_table(bill: Bill) -> Table:
+    """Return a bill as a table: tokens a request by what is paid for them, and what that comes to.
+
+    Where writing costs nothing extra, there is nothing about it.
+    """
+    prices, requests = bill.prices, max(1, bill.requests)
+
+    def tokens(number: int) -> str:
+        return f"{number / requests:,.0f}"
+
+    columns: list[tuple[str, Callable[[BillRow], str]]] = [
+        ("un-\ncached", lambda row: tokens(row.tokens.uncached)),
+        ("read", lambda row: tokens(row.tokens.read)),
+    ]
+    if bill.has_paid_writes:
+        for life in bill.lives:
+            name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
+            written = partial(lambda life, row: tokens(row.tokens.written.get(life, 0)), life)
+            columns.append((name, written))
+        columns.append(("never\nread", lambda row: tokens(row.bill.never_read)))
+    if bill.output_tokens is not None:
+        columns.append(("output", lambda _: tokens(bill.output_tokens or 0)))
+    columns.append(("input\nbill", lambda row: f"{row.to_uncached:.3f}"))
+    if prices is not None:
+        columns.append((f"{prices.currency} per\n1,000", lambda row: amount(row.money or 0.0)))
+    table: list[tuple[str, ...]] = []
+    for deduplicated, heading in enumerate(("", _DEDUPLICATED)):
+        rows = [row for row in bill.rows if row.deduplicated == bool(deduplicated)]
+        if heading and rows:
+            table.append((heading,))
+        table += [(row.name(bill), *(cell(row) for _, cell in columns)) for row in rows]
+    title = f"The bill with {profile_spec(bill.cache)}: tokens a request by what is paid for them"
+    return Table(title, ("", *(name for name, _ in columns)), tuple(table))
+
+
+def bill_lines(bill: Bill) -> Iterator[str]:
+    """Yield what the numbers of a bill are from, and when writing pays."""
+    cache = bill.cache
+    yield "Input bill: as a multiple of the prompts as retrieved with nothing cached."
+    yield from bill.break_even()
+    yield from price_lines(bill)
+    yield (
+        f"Rules of {cache.name} ({cache.date or 'no date'}, {cache.source or 'no source'}): "
+        f"prefixes of {cache.least_tokens:,} tokens and more are kept."
+    )
 
 
 def demo_tables(runs: _Runs) -> Iterator[Table]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ctxreuse.cache import CacheUsage
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_marks import mark_field
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
+from ctxreuse.evaluation.results.bill import Bill, base_run
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
 
@@ -23,6 +26,10 @@ BATCH_STEP = "collect requests, and plan them together: planner.plan_batch(reque
 SHARE_STEP = (
     "let the workers share a log of what they have sent: "
     "ReusePlanner(shared_log=SQLiteLog(path)), or CTXREUSE_SHARED_LOG."
+)
+LONGER_STEP = (
+    "bring prompts above the minimum: put instructions and examples that all of them share in "
+    "front as the system text, retrieve more, or take a model with a smaller minimum."
 )
 NO_STEP = "change nothing; record again when the requests or the documents are others."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
@@ -41,8 +48,11 @@ class Saving:
         workers: Worker processes that send prompts to the engine.
         capacity_tokens: Tokens that the cache holds; None is unlimited, or an engine's own.
         requests: The number of requests.
-        before: Their prompt tokens as retrieved.
+        before: Their prompt tokens as retrieved; for a hosted cache that keeps marks, as they are
+            sent today.
         after: Their prompt tokens under the policy.
+        cache: The cache, which says what each of these tokens costs; an engine's costs what is
+            computed.
     """
 
     policy: str
@@ -51,23 +61,34 @@ class Saving:
     workers: int
     capacity_tokens: int | None
     requests: int
-    before: CacheUsage
-    after: CacheUsage
+    before: BilledTokens
+    after: BilledTokens
+    cache: CacheProfile = VLLM
 
     @property
-    def tokens(self) -> int:
-        """Tokens that are computed less; below 0 more."""
-        return self.before.prefilled_tokens - self.after.prefilled_tokens
+    def tokens(self) -> float:
+        """How much smaller the bill is, in uncached tokens; of an engine, tokens computed less."""
+        return self.before.bill(self.cache) - self.after.bill(self.cache)
 
     @property
     def share(self) -> float:
-        """The same as a share of those that are computed as retrieved."""
-        return self.tokens / self.before.prefilled_tokens if self.before.prefilled_tokens else 0.0
+        """The same as a share of the bill before."""
+        before = self.before.bill(self.cache)
+        return self.tokens / before if before else 0.0
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether it is large enough to do something for."""
-        return self.share >= LEAST_SHARE
+        """Whether it is large enough to do something for: more than caching nothing would save."""
+        saved = self.share >= LEAST_SHARE
+        if not self.cache.is_hosted:
+            return saved
+        uncached = self.before.prompt_tokens
+        return saved and self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
+
+    def factor(self, tokens: BilledTokens) -> float:
+        """Return a bill as a multiple of the prompts before, none of them cached."""
+        uncached = self.before.prompt_tokens
+        return tokens.bill(self.cache) / uncached if uncached else 1.0
 
     def seconds(self, tokens_per_s: float) -> float:
         """Return the seconds of prefill that a thousand requests take less."""
@@ -75,7 +96,7 @@ class Saving:
 
     def money(self, prices: Prices) -> float:
         """Return what the prompts of a thousand requests cost less."""
-        less = prices.of_usage(self.before) - prices.of_usage(self.after)
+        less = prices.money(self.before) - prices.money(self.after)
         return _THOUSAND * less / self.requests if self.requests else 0.0
 
 
@@ -118,21 +139,34 @@ class SavingsVerdict:
         }
         if saving is None:
             return fields
-        return fields | {
+        fields |= {
             "policy": saving.policy,
             "mode": saving.mode,
             "deduplicated": saving.deduplicated,
-            "workers": saving.workers,
-            "capacity_tokens": saving.capacity_tokens,
-            "requests": saving.requests,
-            "computed_tokens_as_retrieved": saving.before.prefilled_tokens,
-            "computed_tokens": saving.after.prefilled_tokens,
-            "saved_share": round(saving.share, 6),
-            "prefill_tokens_per_s": rate,
-            "seconds_per_1000_requests": None if rate is None else round(saving.seconds(rate), 3),
-            "prices": None if prices is None else asdict(prices),
-            "money_per_1000_requests": (None if prices is None else round(saving.money(prices), 6)),
         }
+        if saving.cache.is_hosted:
+            fields |= {
+                "cache": profile_spec(saving.cache),
+                "requests": saving.requests,
+                "bill_to_uncached_before": round(saving.factor(saving.before), 6),
+                "bill_to_uncached": round(saving.factor(saving.after), 6),
+                "saved_share": round(saving.share, 6),
+            }
+        else:
+            seconds = None if rate is None else round(saving.seconds(rate), 3)
+            fields |= {
+                "workers": saving.workers,
+                "capacity_tokens": saving.capacity_tokens,
+                "requests": saving.requests,
+                "computed_tokens_as_retrieved": saving.before.uncached,
+                "computed_tokens": saving.after.uncached,
+                "saved_share": round(saving.share, 6),
+                "prefill_tokens_per_s": rate,
+                "seconds_per_1000_requests": seconds,
+            }
+        money = None if prices is None else round(saving.money(prices), 6)
+        known = None if prices is None else prices.as_json()
+        return fields | {"prices": known, "money_per_1000_requests": money}
 
 
 def verdict(results: Results) -> SavingsVerdict:
@@ -150,7 +184,7 @@ def verdict(results: Results) -> SavingsVerdict:
             "No verdict: nothing was measured as retrieved, to compare with.",
             "measure part policies, too.",
         )
-    savings = _savings(compared)
+    savings = _savings(compared, results.cache)
     of_workers = [one for one in savings if one.workers > 1]
     online = of_workers or [one for one in savings if one.policy == OURS_ONLINE.name]
     batch = [one for one in savings if one.policy == OURS_BATCH.name]
@@ -163,6 +197,9 @@ def verdict(results: Results) -> SavingsVerdict:
             "No verdict: no policy of this package was measured.",
             "measure ctxreuse, online or ctxreuse, batch, too.",
         )
+    bill = Bill.of(results)
+    if bill is not None:
+        return _of_bill(results, bill, chosen, savings, together)
     also = list(_also(results, chosen, savings, together))
     if chosen.is_worth_it:
         return _gain(results, chosen, tuple(also))
@@ -180,13 +217,10 @@ def _compared(results: Results) -> list[RunResult]:
     return []
 
 
-def _savings(runs: Sequence[RunResult]) -> list[Saving]:
+def _savings(runs: Sequence[RunResult], cache: CacheProfile) -> list[Saving]:
     """Return what each run saves, against that as retrieved with the same cache."""
-    plain = {
-        run.capacity_tokens: run
-        for run in reversed(runs)
-        if run.policy == AS_SENT.name and not run.deduplicated
-    }
+    sizes = dict.fromkeys(run.capacity_tokens for run in runs)
+    plain = {size: base_run([run for run in runs if run.capacity_tokens == size]) for size in sizes}
     savings = []
     for run in runs:
         base = plain.get(run.capacity_tokens)
@@ -203,8 +237,9 @@ def _savings(runs: Sequence[RunResult]) -> list[Saving]:
                 run.workers,
                 run.capacity_tokens,
                 len(run.prompt_tokens),
-                base.total,
-                run.total,
+                base.billed,
+                run.billed,
+                cache,
             )
         )
     return savings
@@ -219,17 +254,7 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
 
 
 def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVerdict:
-    rate, prices = results.prefill_tokens_per_s, results.prices
-    less, basis = [], []
-    if rate is not None:
-        less.append(f"{saving.seconds(rate):,.1f} s")
-        basis.append(f"at {rate:,.0f} tokens a second")
-    if prices is not None:
-        less.append(f"{_amount(saving.money(prices))} {prices.currency}")
-        basis.append(f"prices of {prices.date} from {prices.source}")
-    a_thousand = ""
-    if less:
-        a_thousand = f": {' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})"
+    a_thousand = _a_thousand(results, saving)
     if saving.workers > 1:
         step = SHARE_STEP
     else:
@@ -240,8 +265,23 @@ def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVer
         also,
         saving,
         is_gain=True,
-        prefill_tokens_per_s=rate,
-        prices=prices,
+        prefill_tokens_per_s=results.prefill_tokens_per_s,
+        prices=results.prices,
+    )
+
+
+def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
+    """Return what a thousand requests take and cost less, with what that is from."""
+    rate, prices = results.prefill_tokens_per_s, results.prices
+    less, basis = [], []
+    if rate is not None:
+        less.append(f"{saving.seconds(rate):,.1f} s")
+        basis.append(f"at {rate:,.0f} tokens a second")
+    if prices is not None:
+        less.append(f"{amount(saving.money(prices))} {prices.currency}")
+        basis.append(f"prices of {prices.date} from {prices.source}")
+    return (
+        f"{sign}{' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})" if less else ""
     )
 
 
@@ -261,7 +301,8 @@ def _no_gain(
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     """Return why a policy saves nothing, and what to do."""
-    bound, served = results.trace.reuse_bound, saving.before.hit_ratio
+    bound, before = results.trace.reuse_bound, saving.before
+    served = before.read / before.prompt_tokens if before.prompt_tokens else 0.0
     if results.trace.requests < 2:
         number = "no request" if not results.trace.requests else "one request"
         return f"there is {number}, and so nothing that comes again", NO_STEP
@@ -287,6 +328,105 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
         f"requests share blocks but not enough of them together: {_policy(saving)} computes "
         f"{_few(saving)}"
     ), NO_STEP
+
+
+def _of_bill(
+    results: Results,
+    bill: Bill,
+    saving: Saving,
+    savings: Sequence[Saving],
+    together: Saving | None,
+) -> SavingsVerdict:
+    """Return what a hosted cache's bill comes to."""
+    spec = profile_spec(bill.cache)
+    also = tuple(_also_of_bill(bill, saving, savings, together))
+    if not saving.is_worth_it:
+        reason, step = _reason_of_bill(results, bill, saving)
+        sentence = f"Nothing to gain: {reason} (cache profile {spec})."
+        return SavingsVerdict(sentence, step, also, saving, prices=results.prices)
+    return SavingsVerdict(
+        f"{saving.share:.0%} lower input bill than {bill.base} with {_policy(saving)} (cache "
+        f"profile {spec}): {_instead(saving)}{_a_thousand(results, saving, '; ')}.",
+        _step_of_bill(bill.cache, saving),
+        also,
+        saving,
+        is_gain=True,
+        prices=results.prices,
+    )
+
+
+def _step_of_bill(cache: CacheProfile, saving: Saving) -> str:
+    planner = f'ReusePlanner(cache="{profile_spec(cache)}")'
+    if saving.mode == "offline":
+        return (
+            f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
+            "plans in their order."
+        )
+    adapters = "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient"
+    if not cache.has_marks:
+        return f"plan with {planner}, alone or in {adapters}."
+    form = '"anthropic"' if mark_field(cache) == "cache_control" else ""
+    return (
+        f"plan with {planner} and send plan.body({form}), which has the marks; or give the planner "
+        f"to {adapters}."
+    )
+
+
+def _also_of_bill(
+    bill: Bill, chosen: Saving, savings: Sequence[Saving], together: Saving | None
+) -> Iterator[str]:
+    """Yield what a reader of a bill should know, too."""
+    before = chosen.before.bill(bill.cache)
+    unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
+    if bill.cache.marks_end and unwritten >= LEAST_SHARE:
+        yield (
+            f"{unwritten:.0%} lower without planning: the provider's own mark at the end of each "
+            'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
+            "off."
+        )
+    if not chosen.is_worth_it:
+        return
+    for one in savings:
+        is_like = one.policy == AS_SENT.name and one.deduplicated == chosen.deduplicated
+        if is_like and abs(one.share) >= LEAST_SHARE:
+            with_marks = ", with marks" if bill.cache.has_marks else ""
+            yield f"In the retriever's order{with_marks}: {_bill_change(one)}."
+    if together is not None and together.share >= chosen.share + LEAST_SHARE:
+        yield f"All requests planned together as one batch: {_bill_change(together)}."
+    if bill.is_too_short:
+        yield (
+            f"Only {bill.long_enough:,} of {bill.requests:,} prompts reach the minimum of "
+            f"{bill.cache.least_tokens:,} tokens."
+        )
+
+
+def _reason_of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
+    """Return why planning does not lower a bill, and what to do."""
+    if bill.requests < 2:
+        return _reason(results, saving, ())
+    if bill.is_too_short:
+        return (
+            f"prompts are shorter than the minimum of {bill.cache.name}, "
+            f"{bill.cache.least_tokens:,} tokens; their median is {bill.median_tokens:,}, and "
+            f"{bill.long_enough:,} of {bill.requests:,} reach it"
+        ), LONGER_STEP
+    bound = results.trace.reuse_bound
+    if bound < LEAST_SHARE:
+        return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
+    return (
+        f"too little of what is written is read again: {_policy(saving)} costs "
+        f"{saving.factor(saving.after):.3f} times the same prompts uncached"
+    ), NO_STEP
+
+
+def _bill_change(saving: Saving) -> str:
+    word = "higher" if saving.tokens < 0 else "lower"
+    return f"{abs(saving.share):.0%} {word}, {_instead(saving)}"
+
+
+def _instead(saving: Saving) -> str:
+    before, after = saving.factor(saving.before), saving.factor(saving.after)
+    return f"{after:.2f} instead of {before:.2f} of the uncached price"
 
 
 def _also(
@@ -357,5 +497,6 @@ def _cache(results: Results, saving: Saving) -> str:
     return "the engine's own cache" if results.level == "engine" else "an unlimited cache"
 
 
-def _amount(money: float) -> str:
+def amount(money: float) -> str:
+    """Return an amount of money with as many digits as tell something."""
     return f"{money:,.2f}" if money >= 0.1 else f"{money:.2g}"

@@ -3,7 +3,8 @@
 A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing, and
 optionally `title`, for people. A trace line is a retrieval, in arrival order: `request_id`,
 `query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`, `tenant`, `system`,
-`timestamp` (of its arrival, in milliseconds). Further fields are skipped.
+`timestamp` (of its arrival, in milliseconds), `output_tokens` (of its answer). Further fields are
+skipped.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class TraceRequest:
         system: The system message.
         ranked: The retriever's order, which prompts tell, where `blocks` is in another one.
         timestamp_ms: When it arrived, in milliseconds; None if that is not known.
+        output_tokens: Tokens of its answer; None if they are not known.
     """
 
     request_id: str | int
@@ -48,6 +50,7 @@ class TraceRequest:
     system: str | None = None
     ranked: tuple[ContextBlock, ...] | None = None
     timestamp_ms: float | None = None
+    output_tokens: int | None = None
 
 
 def block_tokens(block: ContextBlock) -> int:
@@ -131,6 +134,9 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                     "add it there, or pass the corpus that the trace was made with"
                 )
             blocks.append(block)
+        output_tokens = line.count("output_tokens", None)
+        if output_tokens is not None and output_tokens < 0:
+            line.fail("field 'output_tokens' must be an integer from 0")
         trace.append(
             TraceRequest(
                 request_id=request_id,
@@ -141,6 +147,7 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 tenant=line.get("tenant", (str,), ""),
                 system=line.get("system", (str,), None),
                 timestamp_ms=line.time_ms("timestamp", None),
+                output_tokens=output_tokens,
             )
         )
     return trace

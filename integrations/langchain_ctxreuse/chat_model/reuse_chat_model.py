@@ -59,13 +59,17 @@ from langchain_ctxreuse.chat_model.batching import (
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
-from langchain_ctxreuse.messages import PromptTexts, mark_field_for, prompt_texts, with_marks
+from langchain_ctxreuse.messages import (
+    MARK_FIELDS,
+    PromptTexts,
+    mark_field_for,
+    prompt_texts,
+    with_marks,
+)
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
-_ASKED_FOR = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
-"""Classes for which middleware asks, to mark what providers shall cache; not imported here."""
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
@@ -591,7 +595,7 @@ def _takes_run_manager(method: Callable[..., Any]) -> bool:
 @cache
 def _warn_of_lost_marks(kind: type[BaseChatModel], wrapper: str) -> None:
     """Say once that in agents some middleware looks at the class of the model that is wrapped."""
-    if any(one.__name__ in _ASKED_FOR for one in kind.__mro__):
+    if any(one.__name__ in MARK_FIELDS for one in kind.__mro__):
         _log.warning(
             "in an agent, %s(inner=%s(...)) is not recognised by middleware that asks for the "
             "model's class, such as the one for prompt caching, which then sets no cache_control "

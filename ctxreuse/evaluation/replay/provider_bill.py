@@ -1,0 +1,87 @@
+"""What a provider with a hosted cache charges for a planned trace, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
+from ctxreuse.cache.steps import StepCache
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.checks import check_function, checked_kind
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.prompts import CutPrompt, Tokenizer, prompt_pieces
+from ctxreuse.evaluation.traces.trace_files import Corpus
+
+
+class BilledPrompts(NamedTuple):
+    """The prompts of a trace by what is paid for them.
+
+    Attributes:
+        prompts: Each prompt's tokens, in the order in which they are sent.
+        never_read: Tokens that were written and that no later prompt has read.
+    """
+
+    prompts: list[BilledTokens]
+    never_read: int
+
+
+def billed_prompts(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    profile: CacheProfile,
+    tokenizer: Tokenizer | None = None,
+    *,
+    is_marked: bool = True,
+    is_timed: bool = True,
+    advance: Callable[[], object] = lambda: None,
+) -> BilledPrompts:
+    """Return what is charged for requests that are sent one after the other, each answered first.
+
+    Tenants do not share. Where requests have no timestamps, nothing expires.
+
+    Args:
+        planned: The requests in execution order.
+        corpus: Their blocks.
+        profile: The cache's rules.
+        tokenizer: As in `prompt_pieces`.
+        is_marked: Whether the prompts carry the planner's marks; else the provider's default holds.
+        is_timed: Whether they are sent when they arrived; else all at once.
+        advance: Called once a request, for progress bars.
+
+    Raises:
+        InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
+    """
+    checked_kind("profile", profile, CacheProfile, "a CacheProfile")
+    check_function("advance", advance, "a function")
+    marks_end = not is_marked and profile.marks_end
+    cache: BreakpointCache | StepCache = (
+        BreakpointCache(profile, marks_end=marks_end) if profile.has_marks else StepCache(profile)
+    )
+    billed, now = [], 0.0
+    for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
+        if is_timed and request.timestamp_ms is not None:
+            now = max(now, request.timestamp_ms / 1_000)
+        marks = _marks(request, prompt) if is_marked else _default_marks(prompt, marks_end)
+        pieces = [
+            PromptPiece(one.content, one.tokens, number in marks)
+            for number, one in enumerate(prompt.pieces, start=1)
+        ]
+        billed.append(cache.serve(pieces, now=now, key=request.tenant))
+        advance()
+    return BilledPrompts(billed, cache.never_read)
+
+
+def _marks(request: PlannedRequest, prompt: CutPrompt) -> set[int]:
+    """Return behind which pieces `Plan.body` puts a mark."""
+    marks = {prompt.block_ends[mark] for mark in request.marks or ()}
+    if request.conversation_id is not None:
+        marks.update(prompt.turn_ends[-2:])  # what the turn before has written, and for the next
+    return marks
+
+
+def _default_marks(prompt: CutPrompt, marks_end: bool) -> set[int]:
+    """Return where earlier turns had the mark that the provider puts at the end of each."""
+    return set(prompt.turn_ends[:-1]) if marks_end else set()
