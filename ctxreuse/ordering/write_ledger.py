@@ -10,8 +10,8 @@ For any sequence of prompts, with prompts planned one by one for a cache that ke
 
     bill <= (1 + 1/4,096) * uncached + 2 * premium * longest prompt
 
-and where writing would never have gained, nothing is written after the first few prompts. What reading has saved may be
-lost again, never more.
+and where writing would never have gained, nothing is written after the first few prompts. What
+reading has saved may be lost again, never more.
 """
 
 from __future__ import annotations
