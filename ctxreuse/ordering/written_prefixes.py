@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
 _CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
+_LATEST = 256
+"""So many prompts with marks, the latest, can be taken back."""
+_CLOCKS_APART = 30.0
+"""Seconds that the clocks of processes that share what they have sent may be apart."""
 
 
 def _length_class(blocks: int) -> int:
@@ -163,6 +168,14 @@ class _Looked(NamedTuple):
         return self.places[-1].tokens
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A node that a prompt has written or read, and until when it lived before."""
+
+    node: _Prefix
+    until: float
+
+
 class Marked(NamedTuple):
     """What a prompt marks.
 
@@ -184,7 +197,8 @@ class WrittenPrefixes:
         prices: The cache's prices.
 
     Attributes:
-        block_count: How many blocks its nodes hold together.
+        block_count: How many blocks its nodes hold together, and one for each prompt that can be
+            taken back.
     """
 
     def __init__(self, prices: MarkPrices) -> None:
@@ -193,6 +207,7 @@ class WrittenPrefixes:
         self._leaves: OrderedDict[_Prefix, Hashable] = OrderedDict()  # least recently used first
         self._again = _Again()
         self._ledger = WriteLedger(prices.premium, prices.saving)
+        self._latest: OrderedDict[Hashable, list[_Kept]] = OrderedDict()
         self.block_count = 0
 
     def written_path(
@@ -289,6 +304,7 @@ class WrittenPrefixes:
         now: float | None,
         *,
         learns: bool = True,
+        name: Hashable = None,
     ) -> None:
         """Record that a prompt was sent with marks.
 
@@ -300,6 +316,7 @@ class WrittenPrefixes:
             marks: The blocks before each mark, ascending.
             now: As in `marked`.
             learns: Whether it counts for how likely prefixes come again.
+            name: What `take_back` knows it by; None if it is never taken back.
         """
         minimum, lifetime = self._prices.minimum, self._prices.lifetime
         looked = self._look(root, system_tokens, path, weights, now)
@@ -317,6 +334,7 @@ class WrittenPrefixes:
         seen = math.inf if now is None else now
         node = self._root_for(root, system_tokens)
         deepest = read.tokens
+        kept: list[_Kept] = []
         ends = [(0, node)]
         done = 0
         for end in sorted({*marks, *could, len(path)}):
@@ -331,16 +349,58 @@ class WrittenPrefixes:
             node.seen = seen
             if blocks in could and node.tokens >= minimum:
                 node.could_until = max(node.could_until, until)
-            if blocks in marks:
-                if read.tokens and blocks == read.blocks:
-                    node.until = max(node.until, until)
-                elif node.tokens > read.tokens and node.tokens >= minimum:
-                    node.until = max(node.until, until)
-                    deepest = max(deepest, node.tokens)
+            if blocks in marks and node.tokens >= max(read.tokens, minimum):
+                kept.append(_Kept(node, node.until))
+                node.until = max(node.until, until)
+                deepest = max(deepest, node.tokens)
+        if kept and name is not None:
+            self._note_latest(name, kept)
         self._ledger.note(looked.tokens, read.tokens, deepest - read.tokens)
         if not node.children:
             self._leaves[node] = root
             self._leaves.move_to_end(node)
+
+    def _note_latest(self, name: Hashable, kept: list[_Kept]) -> None:
+        self.block_count += name not in self._latest
+        self._latest[name] = kept
+        self._latest.move_to_end(name)
+        if len(self._latest) > _LATEST:
+            self._forget_latest()
+
+    def _forget_latest(self) -> None:
+        """Forget what the oldest of the prompts has kept that can be taken back."""
+        self._latest.popitem(last=False)
+        self.block_count -= 1
+
+    def take_back(self, name: Hashable, blocks: int = -1) -> None:
+        """Expect nothing of what a prompt has written: it was never sent, or the cache has lost it.
+
+        What later prompts have written or read stays. What was paid counts as paid.
+
+        Args:
+            name: As in `note`.
+            blocks: How many of its first blocks are written all the same; -1 if not even what
+                stands before them is.
+        """
+        kept = self._latest.get(name)
+        if kept is None:
+            return
+        names = list(self._latest)
+        later = [self._latest[one] for one in names[names.index(name) + 1 :]]
+        for one in kept:
+            if one.node.blocks > blocks:
+                node = one.node
+                following = next((k for other in later for k in other if k.node is node), None)
+                if following is None:
+                    node.until = one.until
+                else:  # it has written what it did not find
+                    following.until = one.until
+        left = [one for one in kept if one.node.blocks <= blocks]
+        if left:
+            self._latest[name] = left
+        else:
+            del self._latest[name]
+            self.block_count -= 1
 
     def readable(self, root: Hashable, path: Sequence[BlockKey], now: float | None) -> int:
         """Return how many of a path's first blocks end the longest prefix that can be read.
@@ -365,6 +425,8 @@ class WrittenPrefixes:
 
     def forget_oldest(self) -> None:
         """Forget the leaf that was used least recently, if there is one."""
+        if self._latest:
+            self._forget_latest()
         if not self._leaves:
             return
         node, root = self._leaves.popitem(last=False)
@@ -516,10 +578,17 @@ class WrittenPrefixes:
         lives = self._lives(node.until, now), self._lives(node.could_until, now)
         return end if lives[0] else read, end if lives[1] else could
 
-    @staticmethod
-    def _lives(until: float, now: float | None) -> bool:
-        """Return whether something that ends at a time has not ended yet."""
-        return until > (-math.inf if now is None else now)
+    def _lives(self, until: float, now: float | None) -> bool:
+        """Return whether something that ends at a time has not ended yet.
+
+        What ends later than what is written now was noted by another clock, so it may have ended.
+        """
+        if now is None:
+            return until > -math.inf
+        lifetime = self._prices.lifetime
+        if lifetime is None or until == math.inf:
+            return until > now
+        return now < until <= now + lifetime + _CLOCKS_APART
 
 
 def _path_to(node: _Prefix) -> tuple[BlockKey, ...]:
