@@ -311,6 +311,8 @@ class ReusePlanner(FixedSettings):
                 is what the planner was made with.
             now: Seconds on a clock that never goes back, such as `time.monotonic()`, where the
                 cache's entries live for a time; None takes it that all of them live still.
+                Planners that share a log, or go on from a file, need one clock for all of them,
+                such as `time.time()`.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.

@@ -1,6 +1,7 @@
 """The time that adapters plan with: planning itself reads no clock.
 
-All adapters of a process read the same one, because a planner may serve several of them.
+All adapters of a process read the same one, because a planner may serve several of them; and that
+of other processes tells the same time, because they may share what they have sent.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import Any
 
 from ctxreuse.planner import ReusePlanner
 
+_BEGAN = time.time() - time.monotonic()
+
 
 def now() -> float:
-    """Return seconds that only run forward."""
-    return time.monotonic()
+    """Return seconds since 1970 that only run forward."""
+    return _BEGAN + time.monotonic()
 
 
 def planning_time(planner: ReusePlanner) -> dict[str, Any]:

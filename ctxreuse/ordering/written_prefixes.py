@@ -3,7 +3,8 @@
 A tree of the block sequences that were sent, as the context index is; but it knows for each prefix
 until when it can be read, and how often it came while it would have lived. From that it learns how
 likely a prefix comes again that came once, twice, or more often: by how many blocks it has, because
-long prefixes seldom do. That does not depend on what was written.
+long prefixes seldom do. That does not depend on what was written. Nor does what would have been
+written if nothing limited it, which tells `WriteLedger` whether writing would gain.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.ordering.marks import Markable, MarkPrices, marks_of_arrival
+from ctxreuse.ordering.write_ledger import WriteLedger
 
 _VISITS = 256
 _STEPS = 1 << 16
@@ -29,10 +32,10 @@ _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
 _CAUTION = 0.7
 _A_TOKEN_SEEN = 0.1  # what a token that came before is worth, though it cannot be read yet
-_DEBT = 8_192
-"""Tokens: what may be paid for writing before as much is saved by reading."""
-_FORGETTING = 0.99
-"""What stays of such a debt with each prompt: what one kind of traffic lost, another may gain."""
+_LATEST = 256
+"""So many prompts with marks, the latest, can be taken back."""
+_CLOCKS_APART = 30.0
+"""Seconds that the clocks of processes that share what they have sent may be apart."""
 
 
 def _length_class(blocks: int) -> int:
@@ -76,10 +79,13 @@ class _Prefix:
     """A node: a run of blocks, all of which came equally often.
 
     `blocks` and `tokens` are counted up to its end; `until` says when what is written up to its end
-    can be read no more.
+    can be read no more, and `could_until` when that would be if nothing limited writing.
     """
 
-    __slots__ = ("blocks", "children", "parent", "run", "seen", "sightings", "tokens", "until")
+    __slots__ = (
+        *("blocks", "children", "could_until", "parent", "run", "seen", "sightings"),
+        *("tokens", "until"),
+    )
 
     def __init__(
         self, parent: _Prefix | None, run: tuple[BlockKey, ...], blocks: int, tokens: int
@@ -90,7 +96,7 @@ class _Prefix:
         self.tokens = tokens
         self.sightings = 0
         self.seen = -math.inf
-        self.until = -math.inf
+        self.until = self.could_until = -math.inf
         self.children: dict[BlockKey, _Prefix] = {}
 
 
@@ -102,12 +108,14 @@ class _Contained(NamedTuple):
         blocks: Its blocks.
         tokens: Its tokens.
         read: How many of these can be read.
+        could: How many could be read, if nothing limited writing.
     """
 
     node: _Prefix
     blocks: int
     tokens: int
     read: int
+    could: int
 
     def path(self) -> tuple[BlockKey, ...]:
         """Return its blocks."""
@@ -134,6 +142,40 @@ class _Place(NamedTuple):
     sightings: int
 
 
+class _End(NamedTuple):
+    """Where a prefix ends."""
+
+    blocks: int
+    tokens: int
+
+
+class _Looked(NamedTuple):
+    """What is known of a path.
+
+    Attributes:
+        places: Where it may be marked: of those that are equally likely to come again, the last.
+        read: The end of what can be read of it.
+        could: The end of what could be read, if nothing limited writing.
+    """
+
+    places: list[_Place]
+    read: _End
+    could: _End
+
+    @property
+    def tokens(self) -> int:
+        """All its tokens."""
+        return self.places[-1].tokens
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A node that a prompt has written or read, and until when it lived before."""
+
+    node: _Prefix
+    until: float
+
+
 class Marked(NamedTuple):
     """What a prompt marks.
 
@@ -155,7 +197,8 @@ class WrittenPrefixes:
         prices: The cache's prices.
 
     Attributes:
-        block_count: How many blocks its nodes hold together.
+        block_count: How many blocks its nodes hold together, and one for each prompt that can be
+            taken back.
     """
 
     def __init__(self, prices: MarkPrices) -> None:
@@ -163,7 +206,8 @@ class WrittenPrefixes:
         self._roots: dict[Hashable, _Prefix] = {}
         self._leaves: OrderedDict[_Prefix, Hashable] = OrderedDict()  # least recently used first
         self._again = _Again()
-        self._saved = 0.0
+        self._ledger = WriteLedger(prices.premium, prices.saving)
+        self._latest: OrderedDict[Hashable, list[_Kept]] = OrderedDict()
         self.block_count = 0
 
     def written_path(
@@ -200,10 +244,12 @@ class WrittenPrefixes:
             node, tokens = one.node, one.tokens
             if tokens < prices.minimum:
                 continue
-            value = prices.saving * one.read
+            # as if nothing limited writing: that orders what will be written once it may be
+            could = max(one.read, one.could)
+            value = prices.saving * could
             if self._lives(node.seen + (prices.lifetime or math.inf), now):
                 again = self._again.probability(node.sightings + 1, one.blocks)
-                value += max(0.0, (tokens - one.read) * prices.gain(again))
+                value += max(0.0, (tokens - could) * prices.gain(again))
             if value + _A_TOKEN_SEEN * tokens > most:
                 best, most, gain = one, value + _A_TOKEN_SEEN * tokens, value
         return Beginning((), 0.0) if best is None else Beginning(best.path(), gain)
@@ -225,21 +271,28 @@ class WrittenPrefixes:
             weights: Their tokens.
             now: As in `written_path`.
         """
-        prices = self._prices
-        places, read, read_blocks = self._places(root, system_tokens, path, weights, now)
-        open_ = prices.marks - (read > 0)
-        behind = []
+        looked = self._look(root, system_tokens, path, weights, now)
+        return self._marked(looked.places, looked.read, self._ledger.most(looked.tokens))
+
+    def _marked(self, places: Sequence[_Place], read: _End, most: float) -> Marked:
+        """Return the marks of a prompt.
+
+        Args:
+            places: Where they may stand.
+            read: The end of what is read.
+            most: How many tokens may be written behind that.
+        """
+        prices, behind = self._prices, []
         for place in places:
-            if place.tokens > read and place.tokens >= prices.minimum:
+            if read.tokens < place.tokens <= read.tokens + most and place.tokens >= prices.minimum:
                 again = self._again.probability(place.sightings + 1, place.blocks)
-                cost = prices.premium * (place.tokens - read)
-                if cost <= self._saved + _DEBT:
-                    behind.append(Markable(place.blocks, place.tokens, again))
-        marks = marks_of_arrival(behind, read, open_, prices)
+                behind.append(Markable(place.blocks, place.tokens, again))
+        open_ = prices.marks - (read.tokens > 0)
+        marks = marks_of_arrival(behind, read.tokens, open_, prices)
         written = 0
         if marks:
-            written = next(one.tokens for one in behind if one.blocks == marks[-1]) - read
-        return Marked(((read_blocks,) if read else ()) + marks, read, written)
+            written = next(one.tokens for one in behind if one.blocks == marks[-1]) - read.tokens
+        return Marked((read.blocks,) * (read.tokens > 0) + marks, read.tokens, written)
 
     def note(
         self,
@@ -251,6 +304,7 @@ class WrittenPrefixes:
         now: float | None,
         *,
         learns: bool = True,
+        name: Hashable = None,
     ) -> None:
         """Record that a prompt was sent with marks.
 
@@ -262,24 +316,28 @@ class WrittenPrefixes:
             marks: The blocks before each mark, ascending.
             now: As in `marked`.
             learns: Whether it counts for how likely prefixes come again.
+            name: What `take_back` knows it by; None if it is never taken back.
         """
-        prices, lifetime = self._prices, self._prices.lifetime
-        places, read, read_blocks = self._places(root, system_tokens, path, weights, now)
-        if read_blocks not in marks:
-            read = 0
+        minimum, lifetime = self._prices.minimum, self._prices.lifetime
+        looked = self._look(root, system_tokens, path, weights, now)
+        read = looked.read if looked.read.blocks in marks else _End(0, 0)
+        could = tuple(marks)  # a batch knows what is read again: nothing limits it
         if learns:
-            for place in places:
+            unlimited = self._marked(looked.places, looked.could, math.inf)
+            self._ledger.note_unlimited(unlimited.read, unlimited.written)
+            could = unlimited.marks
+            for place in looked.places:
                 if place.sightings:
                     self._again.note(place.sightings, place.blocks, came_again=True)
                 self._again.note(place.sightings + 1, place.blocks, came_again=False)
         until = math.inf if now is None or lifetime is None else now + lifetime
         seen = math.inf if now is None else now
-        wanted = sorted({*marks, len(path)})
         node = self._root_for(root, system_tokens)
-        deepest = read
+        deepest = read.tokens
+        kept: list[_Kept] = []
         ends = [(0, node)]
         done = 0
-        for end in wanted:
+        for end in sorted({*marks, *could, len(path)}):
             while done < end:
                 node, added = self._step(node, path, weights, done, end)
                 done += added
@@ -289,18 +347,60 @@ class WrittenPrefixes:
                 node.sightings = 0
             node.sightings += 1
             node.seen = seen
-            if blocks in marks:
-                if read and blocks == read_blocks:
-                    node.until = max(node.until, until)
-                elif node.tokens > read and node.tokens >= prices.minimum:
-                    node.until = max(node.until, until)
-                    deepest = max(deepest, node.tokens)
-        if self._saved < 0:
-            self._saved *= _FORGETTING
-        self._saved += prices.saving * read - prices.premium * (deepest - read)
+            if blocks in could and node.tokens >= minimum:
+                node.could_until = max(node.could_until, until)
+            if blocks in marks and node.tokens >= max(read.tokens, minimum):
+                kept.append(_Kept(node, node.until))
+                node.until = max(node.until, until)
+                deepest = max(deepest, node.tokens)
+        if kept and name is not None:
+            self._note_latest(name, kept)
+        self._ledger.note(looked.tokens, read.tokens, deepest - read.tokens)
         if not node.children:
             self._leaves[node] = root
             self._leaves.move_to_end(node)
+
+    def _note_latest(self, name: Hashable, kept: list[_Kept]) -> None:
+        self.block_count += name not in self._latest
+        self._latest[name] = kept
+        self._latest.move_to_end(name)
+        if len(self._latest) > _LATEST:
+            self._forget_latest()
+
+    def _forget_latest(self) -> None:
+        """Forget what the oldest of the prompts has kept that can be taken back."""
+        self._latest.popitem(last=False)
+        self.block_count -= 1
+
+    def take_back(self, name: Hashable, blocks: int = -1) -> None:
+        """Expect nothing of what a prompt has written: it was never sent, or the cache has lost it.
+
+        What later prompts have written or read stays. What was paid counts as paid.
+
+        Args:
+            name: As in `note`.
+            blocks: How many of its first blocks are written all the same; -1 if not even what
+                stands before them is.
+        """
+        kept = self._latest.get(name)
+        if kept is None:
+            return
+        names = list(self._latest)
+        later = [self._latest[one] for one in names[names.index(name) + 1 :]]
+        for one in kept:
+            if one.node.blocks > blocks:
+                node = one.node
+                following = next((k for other in later for k in other if k.node is node), None)
+                if following is None:
+                    node.until = one.until
+                else:  # it has written what it did not find
+                    following.until = one.until
+        left = [one for one in kept if one.node.blocks <= blocks]
+        if left:
+            self._latest[name] = left
+        else:
+            del self._latest[name]
+            self.block_count -= 1
 
     def readable(self, root: Hashable, path: Sequence[BlockKey], now: float | None) -> int:
         """Return how many of a path's first blocks end the longest prefix that can be read.
@@ -325,6 +425,8 @@ class WrittenPrefixes:
 
     def forget_oldest(self) -> None:
         """Forget the leaf that was used least recently, if there is one."""
+        if self._latest:
+            self._forget_latest()
         if not self._leaves:
             return
         node, root = self._leaves.popitem(last=False)
@@ -386,14 +488,16 @@ class WrittenPrefixes:
         if top is None:
             return
         visits, steps = 0, _STEPS
-        stack = [_Contained(top, 0, top.tokens, 0)]
+        stack = [_Contained(top, 0, top.tokens, 0, 0)]
         while stack:
             one = stack.pop()
-            node, read = one.node, one.read
+            node, read, could = one.node, one.read, one.could
             is_whole = one.blocks == node.blocks
             if is_whole and self._lives(node.until, now):
                 read = node.tokens
-            yield one._replace(read=read)
+            if is_whole and self._lives(node.could_until, now):
+                could = node.tokens
+            yield one._replace(read=read, could=could)
             visits += 1
             if not is_whole:
                 continue
@@ -412,7 +516,7 @@ class WrittenPrefixes:
                     blocks += 1
                     tokens += context[key]
                 steps -= blocks - node.blocks
-                following.append(_Contained(child, blocks, tokens, read))
+                following.append(_Contained(child, blocks, tokens, read, could))
             if steps < 0:
                 return
             if visits > _VISITS:
@@ -420,27 +524,23 @@ class WrittenPrefixes:
                 stack.clear()
             stack += following
 
-    def _places(
+    def _look(
         self,
         root: Hashable,
         system_tokens: int,
         path: Sequence[BlockKey],
         weights: Sequence[int],
         now: float | None,
-    ) -> tuple[list[_Place], int, int]:
-        """Return where a path may be marked; and the tokens and blocks of it that can be read.
-
-        Of places that are equally likely to come again only the last is one.
-        """
+    ) -> _Looked:
+        """Return what is known of a path."""
         lifetime = self._prices.lifetime or math.inf
         places: list[_Place] = []
-        read = read_blocks = done = 0
+        read = could = _End(0, 0)
+        done = sightings = 0
         node = self._roots.get(root)
-        sightings = 0
         if node is not None:
             system_tokens = node.tokens  # as counted at first: estimates are learnt meanwhile
-            if self._lives(node.until, now):
-                read = node.tokens
+            read, could = self._ends(node, read, could, now)
             if self._lives(node.seen + lifetime, now):
                 sightings = node.sightings
         tokens = [system_tokens]
@@ -466,17 +566,29 @@ class WrittenPrefixes:
                 if blocks == done or _length_class(blocks) != _length_class(blocks + 1)
             ]
             if child is not None and common == len(run):
-                if self._lives(child.until, now):
-                    read, read_blocks = child.tokens, child.blocks
+                read, could = self._ends(child, read, could, now)
                 node = child
             else:
                 node = None
-        return places, read, read_blocks
+        return _Looked(places, read, could)
 
-    @staticmethod
-    def _lives(until: float, now: float | None) -> bool:
-        """Return whether something that ends at a time has not ended yet."""
-        return until > (-math.inf if now is None else now)
+    def _ends(self, node: _Prefix, read: _End, could: _End, now: float | None) -> tuple[_End, _End]:
+        """Return the ends of what can and of what could be read, once a node is passed."""
+        end = _End(node.blocks, node.tokens)
+        lives = self._lives(node.until, now), self._lives(node.could_until, now)
+        return end if lives[0] else read, end if lives[1] else could
+
+    def _lives(self, until: float, now: float | None) -> bool:
+        """Return whether something that ends at a time has not ended yet.
+
+        What ends later than what is written now was noted by another clock, so it may have ended.
+        """
+        if now is None:
+            return until > -math.inf
+        lifetime = self._prices.lifetime
+        if lifetime is None or until == math.inf:
+            return until > now
+        return now < until <= now + lifetime + _CLOCKS_APART
 
 
 def _path_to(node: _Prefix) -> tuple[BlockKey, ...]:

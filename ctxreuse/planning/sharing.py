@@ -15,6 +15,22 @@ from ctxreuse.index.radix_tree import root_of
 from ctxreuse.ordering.repeats import Ranks, ranks_of
 
 
+class Marking(NamedTuple):
+    """How a prompt was marked for a cache that keeps only what is marked.
+
+    Attributes:
+        marks: The blocks before each mark, ascending.
+        system_tokens: The tokens of the system text, as the planner that has sent it counts them.
+        now: When it was sent, in seconds on the clock that planners share; None if they know none.
+        is_alone: Whether it arrived alone, so that it counts for how likely prefixes come again.
+    """
+
+    marks: tuple[int, ...]
+    system_tokens: int
+    now: float | None
+    is_alone: bool
+
+
 class SentEntry(NamedTuple):
     """A context that was sent; conversations' later turns are nobody else's.
 
@@ -27,6 +43,7 @@ class SentEntry(NamedTuple):
         ranks: Each block's place as it was retrieved, from 0.
         is_learnt: Whether continuations were tried on it, as on each request that arrives alone.
         is_labelled: Whether its prompt shows the blocks under labels.
+        marking: How it was marked; None for a cache without marks.
     """
 
     uid: bytes
@@ -37,6 +54,7 @@ class SentEntry(NamedTuple):
     ranks: tuple[int, ...]
     is_learnt: bool
     is_labelled: bool = False
+    marking: Marking | None = None
 
     @property
     def root(self) -> bytes | None:
@@ -63,7 +81,25 @@ class LostEntry(NamedTuple):
     blocks: int | None
 
 
+class RatioEntry(NamedTuple):
+    """How long a tenant's texts are in the engine's tokens, as far as that was learnt.
+
+    Attributes:
+        tenant: As in `SentEntry`.
+        system: As in `SentEntry`.
+        learnt: What `TokenRatio.learnt` returns.
+    """
+
+    tenant: bytes
+    system: bytes | None
+    learnt: tuple[float, ...]
+
+
 Entry: TypeAlias = SentEntry | LostEntry
+"""What planners tell each other, and a journal holds."""
+
+SavedEntry: TypeAlias = Entry | RatioEntry
+"""What a file holds for the process that starts next."""
 
 
 class Keyed(Protocol):
@@ -171,7 +207,7 @@ class IndexNames:
         names = cast(list[BlockKey], self._keyed.keyed_each(weights))
         return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
 
-    def renamed(self, tenant: str, entry: Entry) -> Entry:
+    def renamed(self, tenant: str, entry: SavedEntry) -> SavedEntry:
         """Return an entry of a planner that takes no digests, by these names.
 
         Args:
@@ -184,5 +220,7 @@ class IndexNames:
         if isinstance(entry, LostEntry):
             return entry._replace(tenant=digest)
         system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
+        if isinstance(entry, RatioEntry):
+            return entry._replace(tenant=digest, system=system)
         keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
         return entry._replace(tenant=digest, system=system, keys=tuple(keys))

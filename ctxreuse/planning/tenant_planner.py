@@ -53,12 +53,15 @@ from ctxreuse.planning.sharing import (
     IndexNames,
     Keyed,
     LostEntry,
+    Marking,
+    RatioEntry,
+    SavedEntry,
     SentEntry,
     Sharing,
 )
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
-from ctxreuse.planning.token_ratio import TokenRatios
+from ctxreuse.planning.token_ratio import TokenRatio, TokenRatios
 
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
@@ -767,6 +770,12 @@ class TenantPlanner:
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
+        marking, read = None, 0
+        if state.prefixes is not None and not request.history:
+            now_read = state.prefixes.readable(turn.root, keys, now)
+            marking = Marking(chosen.marks, system_tokens, now, chooses)
+            _note_marking(state, turn.root, keys, weights, marking, request_id)
+            read = max(now_read, 0) if now_read in chosen.marks else 0
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.root)
             inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
@@ -776,7 +785,7 @@ class TenantPlanner:
             state.sent_orders.note(turn.digest, ranks)
             uid, tenant = self._uid(turn.tenant, request_id), self._tenant_digest(turn.tenant)
             told = turn.system, tuple(keys), tuple(weights), ranks, learns, turn.is_labelled
-            entry = SentEntry(uid, tenant, *told)
+            entry = SentEntry(uid, tenant, *told, marking)
             if self._sharing is None:
                 state.journal.note(tick, entry)
             else:
@@ -802,15 +811,9 @@ class TenantPlanner:
         state.log.add(tick, prompt)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
-        cached = sum(tokens[: inserted.blocks_before])
         logged = LoggedPrompt(prompt, state.log, tick)
-        prefixes = state.prefixes
-        if prefixes is None or request.history:
-            return _Recorded(logged, cached, chosen)
-        sent_before = prefixes.readable(turn.root, keys, now)
-        prefixes.note(turn.root, system_tokens, keys, weights, chosen.marks, now, learns=chooses)
-        cached = sum(tokens[:sent_before]) if sent_before in chosen.marks else 0
-        return _Recorded(logged, cached, chosen)
+        expected = inserted.blocks_before if marking is None else read
+        return _Recorded(logged, sum(tokens[:expected]), chosen)
 
     def _chosen_marks(
         self,
@@ -931,21 +934,30 @@ class TenantPlanner:
         tokens = self._tokens(request.blocks, name, self._names.system(request.system))
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
-    def journal(self, keyed: Keyed) -> list[Entry]:
-        """Return what was sent of late, as keyed digests, oldest first.
+    def journal(self, keyed: Keyed) -> list[SavedEntry]:
+        """Return what was sent of late, as keyed digests, oldest first; and what was learnt.
 
         Args:
             keyed: Makes the digests; where the index holds such digests, the same ones.
         """
         names = IndexNames(keyed)
-        return [
+        entries: list[SavedEntry] = [
             noted.entry if self._is_keyed else names.renamed(tenant, noted.entry)
             for tenant, noted in self._tenants.journal()
         ]
+        for tenant, system, learnt in self._tenants.ratios():
+            ratio = RatioEntry(self._tenant_digest(tenant), system, learnt)
+            entries.append(ratio if self._is_keyed else names.renamed(tenant, ratio))
+        return entries
 
-    def restore(self, entries: Iterable[Entry]) -> None:
+    def restore(self, entries: Iterable[SavedEntry]) -> None:
         """Learn of what a planner has sent that this one goes on for; its index is empty yet."""
         for entry in entries:
+            if isinstance(entry, RatioEntry):
+                with self._tenants.holding(entry.tenant.hex()) as state:
+                    state.ratios = state.ratios or TokenRatios()
+                    state.ratios.put(entry.system, TokenRatio.restored(entry.learnt))
+                continue
             self._begun_behind = entry.uid
             self.take_in(entry, is_own=True)
             with self._tenants.holding(entry.tenant.hex()) as state:
@@ -964,6 +976,7 @@ class TenantPlanner:
                 self._tenants.evict([entry.uid], name)
             else:
                 self._tenants.trim(entry.uid, entry.blocks, name)
+            self._take_back(name, entry.uid, entry.blocks)
             return
         context = entry.as_retrieved()
         digest = context_digest(entry.root, context)
@@ -973,6 +986,10 @@ class TenantPlanner:
             now = next(self._clock)
             state.index.insert(entry.root, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
+            if entry.marking is not None:
+                _note_marking(
+                    state, entry.root, entry.keys, entry.weights, entry.marking, entry.uid
+                )
             note = state.sent_orders.note if is_own else state.sent_orders.note_others
             note(digest, entry.ranks)
 
@@ -993,7 +1010,16 @@ class TenantPlanner:
     def _known_name(self, tenant: str | None) -> str | None:
         return None if tenant is None else self._names.tenant(tenant)
 
+    def _take_back(self, name: str, request_id: RequestId, blocks: int | None) -> None:
+        """Expect nothing of what a request has written behind so many blocks; None is all."""
+        if self._prices is None:
+            return
+        with self._tenants.holding(name) as state:
+            assert state.prefixes is not None, "only with marks"
+            state.prefixes.take_back(request_id, -1 if blocks is None else blocks)
+
     def _tell_lost(self, name: str, request_id: RequestId, blocks: int | None) -> None:
+        self._take_back(name, request_id, blocks)
         if isinstance(request_id, bytes):
             return
         entry = LostEntry(self._uid(name, request_id), self._tenant_digest(name), blocks)
@@ -1015,6 +1041,21 @@ class TenantPlanner:
             return self._sharing.own(named)
         # ids are counted anew in each process
         return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
+
+
+def _note_marking(
+    state: TenantState,
+    root: bytes | None,
+    keys: Sequence[BlockKey],
+    weights: Sequence[int],
+    marking: Marking,
+    name: RequestId,
+) -> None:
+    """Note in a state that is held what a prompt has written, and by which id it is taken back."""
+    if state.prefixes is not None:
+        marks, system_tokens, now, is_alone = marking
+        given = root, system_tokens, keys, weights, marks, now
+        state.prefixes.note(*given, learns=is_alone, name=name)
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:

@@ -489,6 +489,15 @@ class Tenants:
         noted.sort(key=lambda one: one[1].time)
         return noted
 
+    def ratios(self) -> list[tuple[str, bytes | None, tuple[float, ...]]]:
+        """Return each ratio that was learnt, with its tenant's name and its system text's."""
+        learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
+        for state in self._asked(None):
+            with _Reading(self, state):
+                ratios = [] if state.ratios is None else state.ratios.learnt()
+            learnt += [(state.name, *one) for one in ratios]
+        return learnt
+
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded.
 

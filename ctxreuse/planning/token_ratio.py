@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 _FORGETTING = 0.99
 _LEAST_WEIGHT = 14.0  # of some 16 prompts
@@ -10,6 +12,7 @@ _SPREAD = 0.05
 _STEP = 1 / 8
 _LEAST, _MOST = 1 / 4, 4.0
 _MOST_SYSTEMS = 16
+_SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance")
 
 
 class TokenRatio:
@@ -24,12 +27,34 @@ class TokenRatio:
         value: The ratio, from 1/4 to 4; 1 until 16 prompts of different lengths are known.
     """
 
-    __slots__ = ("_covariance", "_estimated", "_number", "_reported", "_variance", "value")
+    __slots__ = (*_SUMS, "value")
 
     def __init__(self) -> None:
         self.value = 1.0
         self._number = self._estimated = self._reported = 0.0  # the last two are means
         self._variance = self._covariance = 0.0  # times the number
+
+    @classmethod
+    def restored(cls, learnt: Sequence[float]) -> TokenRatio:
+        """Return one that goes on from what `learnt` has returned.
+
+        Raises:
+            ValueError: It has not returned that.
+        """
+        ratio = cls()
+        ratio.value, *rest = learnt
+        if len(rest) != len(_SUMS) or not all(map(math.isfinite, learnt)):
+            raise ValueError("no ratio")
+        if not _LEAST <= ratio.value <= _MOST or min(rest[0], rest[3]) < 0:
+            raise ValueError("out of range")
+        for name, number in zip(_SUMS, rest, strict=True):
+            setattr(ratio, name, number)
+        return ratio
+
+    @property
+    def learnt(self) -> tuple[float, ...]:
+        """What another one goes on from."""
+        return (self.value, *[getattr(self, name) for name in _SUMS])
 
     def note(self, estimated: int, reported: int) -> None:
         """Learn of a prompt.
@@ -69,8 +94,17 @@ class TokenRatios:
 
     def note(self, system: bytes | None, estimated: int, reported: int) -> None:
         """Learn of a prompt; see `TokenRatio.note`."""
-        ratio = self._ratios.setdefault(system, TokenRatio())
+        ratio = self._ratios.get(system) or TokenRatio()
+        self.put(system, ratio)
+        ratio.note(estimated, reported)
+
+    def put(self, system: bytes | None, ratio: TokenRatio) -> None:
+        """Keep a ratio as the one that was used last."""
+        self._ratios[system] = ratio
         self._ratios.move_to_end(system)
         if len(self._ratios) > _MOST_SYSTEMS:
             self._ratios.popitem(last=False)
-        ratio.note(estimated, reported)
+
+    def learnt(self) -> list[tuple[bytes | None, tuple[float, ...]]]:
+        """Return what each ratio has learnt, by the system text; the last used last."""
+        return [(system, ratio.learnt) for system, ratio in self._ratios.items()]

@@ -2,26 +2,37 @@
 
 An entry is a header (version, kind, writer, number, uid, tenant), what its kind holds, and a
 checksum, so that a damaged or a newer one is told from one of ours. Numbers are little-endian.
+
+Each entry has the lowest version that can hold it, so that processes of an older version go on
+reading what they understand: only what is sent to a cache with marks, and what was learnt of the
+lengths of texts, needs the latest.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry
+from ctxreuse.planning.sharing import LostEntry, Marking, RatioEntry, SavedEntry, SentEntry
+from ctxreuse.planning.token_ratio import TokenRatio
 
-VERSION = 2
-_SENT, _LOST = 1, 2
+VERSION = 3
+_WITHOUT_MARKS = 2
+_SENT, _LOST, _RATIO = 1, 2, 3
 _HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<???16sI")
 _BLOCKS = struct.Struct("<q")
+_MARKING_HEAD = struct.Struct("<??dII")
+_RATIO_BODY = struct.Struct("<?16s6d")
 _CHECK = struct.Struct("<I")
 _DIGEST = 16
 _MOST_BLOCKS = 100_000
+_MOST = 2**32 - 1
+_NO_UID = bytes(16)
 
 
 class UnreadableEntryError(CtxreuseError):
@@ -39,10 +50,18 @@ class Written(NamedTuple):
 
     writer: bytes
     number: int
-    entry: Entry
+    entry: SavedEntry
 
 
-def encode(writer: bytes, number: int, entry: Entry) -> bytes:
+def needed_version(entry: SavedEntry) -> int:
+    """Return the lowest version of a reader that understands an entry."""
+    is_new = isinstance(entry, RatioEntry) or (
+        isinstance(entry, SentEntry) and entry.marking is not None
+    )
+    return VERSION if is_new else _WITHOUT_MARKS
+
+
+def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     """Return an entry as bytes: about 80, and 24 for each block that was sent.
 
     Args:
@@ -50,20 +69,32 @@ def encode(writer: bytes, number: int, entry: Entry) -> bytes:
         number: Its place among those of the writer; higher than any before, below 2**64.
         entry: The entry.
     """
-    is_sent = isinstance(entry, SentEntry)
-    kind = _SENT if is_sent else _LOST
-    parts = [_HEADER.pack(VERSION, kind, writer, number, entry.uid, entry.tenant)]
+    version = needed_version(entry)
     if isinstance(entry, SentEntry):
-        size = len(entry.keys)
-        told = entry.is_learnt, entry.is_labelled, entry.system is not None
-        parts.append(_SENT_HEAD.pack(*told, entry.system or b"", size))
-        parts += entry.keys
-        parts.append(struct.pack(f"<{size}I", *(min(one, 2**32 - 1) for one in entry.weights)))
-        parts.append(struct.pack(f"<{size}I", *entry.ranks))
+        kind, uid, parts = _SENT, entry.uid, _sent_parts(entry)
+    elif isinstance(entry, LostEntry):
+        kind, uid = _LOST, entry.uid
+        parts = [_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks)]
     else:
-        parts.append(_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks))
-    body = b"".join(parts)
+        kind, uid = _RATIO, _NO_UID
+        parts = [_RATIO_BODY.pack(entry.system is not None, entry.system or b"", *entry.learnt)]
+    header = _HEADER.pack(version, kind, writer, number, uid, entry.tenant)
+    body = b"".join([header, *parts])
     return body + _CHECK.pack(zlib.crc32(body))
+
+
+def _sent_parts(entry: SentEntry) -> list[bytes]:
+    size, marking = len(entry.keys), entry.marking
+    told = entry.is_learnt, entry.is_labelled, entry.system is not None
+    parts = [_SENT_HEAD.pack(*told, entry.system or b"", size), *entry.keys]
+    parts.append(struct.pack(f"<{size}I", *(min(one, _MOST) for one in entry.weights)))
+    parts.append(struct.pack(f"<{size}I", *entry.ranks))
+    if marking is not None:
+        marks, now, tokens = marking.marks, marking.now, min(marking.system_tokens, _MOST)
+        told_marks = now is not None, marking.is_alone, now or 0.0, tokens, len(marks)
+        parts.append(_MARKING_HEAD.pack(*told_marks))
+        parts.append(struct.pack(f"<{len(marks)}I", *marks))
+    return parts
 
 
 def decode(written: bytes) -> Written:
@@ -85,28 +116,57 @@ def decode(written: bytes) -> Written:
 def _decode(written: bytes) -> Written:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
     version, kind, writer, number, uid, tenant = _HEADER.unpack_from(body)
-    if version != VERSION:
+    if version not in (_WITHOUT_MARKS, VERSION):
         raise UnreadableEntryError(
-            f"a log entry has version {version}; this process reads {VERSION}: use one version "
-            "of ctxreuse in all processes that share a log"
+            f"a log entry has version {version}; this process reads {_WITHOUT_MARKS} and "
+            f"{VERSION}: use one version of ctxreuse in all processes that share a log"
         )
     if _CHECK.unpack(check)[0] != zlib.crc32(body):
         raise ValueError("checksum")
-    at = _HEADER.size
+    rest = body[_HEADER.size :]
+    entry: SavedEntry
     if kind == _LOST:
-        [blocks] = _BLOCKS.unpack(body[at:])
-        return Written(writer, number, LostEntry(uid, tenant, None if blocks < 0 else blocks))
-    if kind != _SENT:
+        [blocks] = _BLOCKS.unpack(rest)
+        entry = LostEntry(uid, tenant, None if blocks < 0 else blocks)
+    elif kind == _RATIO:
+        has_system, system, *learnt = _RATIO_BODY.unpack(rest)
+        entry = RatioEntry(tenant, system if has_system else None, tuple(learnt))
+        TokenRatio.restored(learnt)
+    elif kind == _SENT:
+        entry = _sent(uid, tenant, rest)
+    else:
         raise ValueError("kind")
-    is_learnt, is_labelled, has_system, system, size = _SENT_HEAD.unpack_from(body, at)
-    at += _SENT_HEAD.size
+    if needed_version(entry) != version:
+        raise ValueError("version")
+    return Written(writer, number, entry)
+
+
+def _sent(uid: bytes, tenant: bytes, body: bytes) -> SentEntry:
+    is_learnt, is_labelled, has_system, system, size = _SENT_HEAD.unpack_from(body)
+    at = _SENT_HEAD.size
     end = at + size * _DIGEST
-    if size > _MOST_BLOCKS or len(body) != end + 8 * size:
+    if size > _MOST_BLOCKS or len(body) < end + 8 * size:
         raise ValueError("length")
     keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(at, end, _DIGEST)])
     numbers = struct.unpack_from(f"<{2 * size}I", body, end)
     weights, ranks = numbers[:size], numbers[size:]
     if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in weights:
         raise ValueError("no permutation")
+    marking = _marking(body[end + 8 * size :], size)
     told = system if has_system else None, keys, weights, ranks, is_learnt, is_labelled
-    return Written(writer, number, SentEntry(uid, tenant, *told))
+    return SentEntry(uid, tenant, *told, marking)
+
+
+def _marking(body: bytes, size: int) -> Marking | None:
+    """Return how a prompt of so many blocks was marked, if the rest of its entry says it."""
+    if not body:
+        return None
+    has_now, is_alone, now, system_tokens, number = _MARKING_HEAD.unpack_from(body)
+    if number > size + 1 or len(body) != _MARKING_HEAD.size + 4 * number:
+        raise ValueError("length")
+    marks = struct.unpack_from(f"<{number}I", body, _MARKING_HEAD.size)
+    if list(marks) != sorted(set(marks)) or (marks and marks[-1] > size):
+        raise ValueError("marks")
+    if not math.isfinite(now) or now < 0 or (now and not has_now):
+        raise ValueError("now")
+    return Marking(marks, system_tokens, now if has_now else None, is_alone)

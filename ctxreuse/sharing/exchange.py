@@ -23,7 +23,7 @@ from weakref import WeakMethod, WeakSet, ref
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.planning.sharing import Entry, KeyedDigests
+from ctxreuse.planning.sharing import Entry, KeyedDigests, RatioEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -350,6 +350,8 @@ class Exchange:
     def _take(self, one: bytes) -> None:
         try:
             writer, number, entry = decode(one)
+            if isinstance(entry, RatioEntry):
+                raise UnreadableEntryError("the log holds an entry that belongs into a file")
         except UnreadableEntryError as error:
             self._unreadable += 1
             if self._unreadable == 1:

@@ -2,6 +2,8 @@
 
 It begins with a mark and the version of its form; then come entries as a shared log has them, each
 behind its length, and last a keyed digest of all before. The key stands beside the file.
+
+A file without marks and without lengths that were learnt has the earlier form, which holds it.
 """
 
 from __future__ import annotations
@@ -10,16 +12,25 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ctxreuse.context.files import read_whole, written_file
 from ctxreuse.errors import InputFileError
-from ctxreuse.planning.sharing import Entry
-from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
+from ctxreuse.planning.sharing import SavedEntry
+from ctxreuse.sharing.entries import (
+    VERSION as ENTRY_VERSION,
+)
+from ctxreuse.sharing.entries import (
+    UnreadableEntryError,
+    decode,
+    encode,
+    needed_version,
+)
 from ctxreuse.sharing.secret_file import kept_secret, key_path
 
-VERSION = 1
+VERSION = 2
+_EARLIER = 1
 _MARK = b"ctxreuse sent\n"
 _VERSION = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
@@ -27,7 +38,7 @@ _CHECK = 32
 _WRITER = bytes(8)
 
 
-def write_snapshot(path: Path, secret: bytes, entries: Iterable[Entry]) -> None:
+def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> None:
     """Write entries into a file that is there as a whole or not at all, with mode 0600.
 
     Args:
@@ -46,7 +57,7 @@ def write_snapshot(path: Path, secret: bytes, entries: Iterable[Entry]) -> None:
         file.write(check.digest())
 
 
-def read_snapshot(path: Path) -> tuple[bytes, Sequence[Entry]]:
+def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     """Return the key of a file that was written by `write_snapshot`, and its entries.
 
     Raises:
@@ -65,10 +76,10 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[Entry]]:
     if not data.startswith(_MARK) or len(data) < len(_MARK) + _VERSION.size + _CHECK:
         raise InputFileError(f"{path}: is no file that ReusePlanner.save has written; {remedy}")
     [version] = _VERSION.unpack_from(data, len(_MARK))
-    if version != VERSION:
+    if version not in (_EARLIER, VERSION):
         raise InputFileError(
-            f"{path}: has version {version}, and this ctxreuse reads {VERSION}; use the version "
-            "that has written it, or delete it"
+            f"{path}: has version {version}, and this ctxreuse reads {_EARLIER} and {VERSION}; use "
+            "the version that has written it, or delete it"
         )
     if not os.path.exists(key_path(path)):
         raise InputFileError(f"{path}: its key {key_path(path)} is missing; {remedy}")
@@ -84,8 +95,9 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[Entry]]:
         raise InputFileError(f"{path}: is damaged; {remedy}") from error
 
 
-def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
-    yield _MARK + _VERSION.pack(VERSION)
+def _pieces(entries: Sequence[SavedEntry]) -> Iterator[bytes]:
+    is_new = any(needed_version(entry) == ENTRY_VERSION for entry in entries)
+    yield _MARK + _VERSION.pack(VERSION if is_new else _EARLIER)
     for number, entry in enumerate(entries, 1):
         written = encode(_WRITER, number, entry)
         yield _LENGTH.pack(len(written)) + written

@@ -64,8 +64,8 @@ def test_a_damaged_entry_is_none(entry: Entry, data: st.DataObject) -> None:
 
 
 def test_a_newer_version_says_what_to_do() -> None:
-    body = b"\x03" + encode(WRITER, 1, LostEntry(bytes(16), bytes(16), None))[1:-4]
-    with pytest.raises(UnreadableEntryError, match=r"version 3.*one version of ctxreuse"):
+    body = b"\x04" + encode(WRITER, 1, LostEntry(bytes(16), bytes(16), None))[1:-4]
+    with pytest.raises(UnreadableEntryError, match=r"version 4.*one version of ctxreuse"):
         decode(body + struct.pack("<I", zlib.crc32(body)))
 
 

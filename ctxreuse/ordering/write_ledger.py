@@ -1,0 +1,76 @@
+"""How much a tenant may pay for writing prefixes that may never be read.
+
+Whoever writes pays at once and saves later, if ever. So writing is paid out of what reading has
+saved. Until something is saved, what counts is what would have been: a policy that nothing limits
+is followed beside what is sent, as if it wrote; that costs nothing. Only after it would have gained
+several times what a write costs, that may be paid in advance, up to a small bound. The first few
+prompts need no such proof for one write: most that repeat at all do so at once.
+
+For any sequence of prompts, with prompts planned one by one for a cache that keeps what it is told:
+
+    bill <= (1 + 1/4,096) * uncached + 2 * premium * longest prompt
+
+and where writing would never have gained, nothing is written after the first few prompts. What
+reading has saved may be lost again, never more.
+"""
+
+from __future__ import annotations
+
+_CERTAINTY = 4.0
+"""How many times a payment in advance must have been gained by the policy that nothing limits."""
+_FIRST = 16
+"""So many prompts may pay for one write in advance, while nothing is known."""
+_WRITES_IN_ADVANCE = 2
+"""So many writes of the longest prompt may be paid before as much is saved by reading."""
+_FORGIVEN = 1 / 4_096
+"""What part of all tokens may be lost beyond that, so that no early loss ends writing for good."""
+
+
+class WriteLedger:
+    """What a tenant's writing has cost and its reading saved, in uncached tokens.
+
+    Args:
+        premium: What a written token costs more than an uncached one.
+        saving: What a read token costs less.
+
+    Attributes:
+        saved: What reading has saved beyond what writing has cost; below 0 if it cost more.
+    """
+
+    __slots__ = ("_gained", "_longest", "_premium", "_prompts", "_saving", "_sent", "saved")
+
+    def __init__(self, premium: float, saving: float) -> None:
+        self._premium = premium
+        self._saving = saving
+        self.saved = 0.0
+        self._gained = 0.0  # by the policy that nothing limits, since it last had lost all it had
+        self._prompts = self._sent = self._longest = 0
+
+    def most(self, tokens: int) -> float:
+        """Return how many tokens a prompt may write behind what it reads.
+
+        Args:
+            tokens: Those of the whole prompt.
+        """
+        write = self._premium * max(self._longest, tokens)
+        proven = max(self._gained / _CERTAINTY, write if self._prompts < _FIRST else 0.0)
+        advance = min(proven, _WRITES_IN_ADVANCE * write + _FORGIVEN * self._sent)
+        limit = max(0.0, self.saved + advance)
+        return limit / self._premium if self._premium > 0 else float("inf")
+
+    def note(self, tokens: int, read: int, written: int) -> None:
+        """Count a prompt.
+
+        Args:
+            tokens: All its tokens.
+            read: Those that are read.
+            written: Those that are written.
+        """
+        self._prompts += 1
+        self._sent += tokens
+        self._longest = max(self._longest, tokens)
+        self.saved += self._saving * read - self._premium * written
+
+    def note_unlimited(self, read: int, written: int) -> None:
+        """Count what the policy that nothing limits would have read and written of a prompt."""
+        self._gained = max(0.0, self._gained + self._saving * read - self._premium * written)
