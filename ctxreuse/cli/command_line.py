@@ -10,6 +10,7 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import doctor_command, savings_commands, trace_commands
+from ctxreuse.cli.prices_option import PricesGiven, prices_given
 from ctxreuse.cli.terminal import Command, Group, progress, put, show
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ def _demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
     ] = Path("demo-output"),
+    prices: PricesGiven = None,
 ) -> None:
     """Plan questions about the Python reference in several ways, and show what each saves.
 
@@ -65,7 +67,7 @@ def _demo(
     """
     from ctxreuse.evaluation.demo.demo_run import run_demo
 
-    show(run_demo(output, progress))
+    show(run_demo(output, progress, prices_given(prices)))
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
