@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ctxreuse.cli.prices_option import PricesGiven, prices_given
+from ctxreuse.cli.bill_options import CacheSpec, PricesGiven, prices_given
 from ctxreuse.cli.quality_part import (
     ANSWER_TOKENS,
     AnnotationTemplates,
@@ -57,14 +57,6 @@ PrefillRate = Annotated[
         min=1,
         help="Prompt tokens that your engine computes in a second, for the seconds saved; without "
         "it, 10,000, about a model of 8 billion parameters on one H100.",
-    ),
-]
-CacheSpec = Annotated[
-    str,
-    typer.Option(
-        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
-        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
-        "Of a provider's cache, what is shown is the bill."
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""`--prices`: a file of the user's own, or the name of a model."""
+"""`--cache` and `--prices`: the rules of a cache, and what tokens cost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.published_prices import published_prices
 
+CacheSpec = Annotated[
+    str,
+    typer.Option(
+        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
+        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
+        "Of a provider's cache, what is shown is the bill."
+    ),
+]
 PricesGiven = Annotated[
     str | None,
     typer.Option(
