@@ -6,9 +6,10 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import (
     BlockId,
     BlockKey,
@@ -187,11 +188,12 @@ class _TurnMarks(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """The record of what a turn sends, how many of its block tokens are cached, and its marks."""
+    """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
 
     logged: LoggedPrompt
     cached_tokens: int
     marks: _TurnMarks
+    bill: BilledTokens | None = None
 
 
 class TenantPlanner:
@@ -770,12 +772,11 @@ class TenantPlanner:
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
-        marking, read = None, 0
+        marking, read = None, -1
         if state.prefixes is not None and not request.history:
-            now_read = state.prefixes.readable(turn.root, keys, now)
+            read = state.prefixes.read(turn.root, keys, chosen.marks, now)
             marking = Marking(chosen.marks, system_tokens, now, chooses)
             _note_marking(state, turn.root, keys, weights, marking, request_id)
-            read = max(now_read, 0) if now_read in chosen.marks else 0
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.root)
             inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
@@ -812,8 +813,40 @@ class TenantPlanner:
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
         logged = LoggedPrompt(prompt, state.log, tick)
-        expected = inserted.blocks_before if marking is None else read
-        return _Recorded(logged, sum(tokens[:expected]), chosen)
+        expected = inserted.blocks_before if marking is None else max(0, read)
+        bill = None
+        if marking is not None:
+            bill = self._expected_bill(request, system_tokens, tokens, chosen.marks, read)
+        return _Recorded(logged, sum(tokens[:expected]), chosen, bill)
+
+    def _expected_bill(
+        self,
+        request: ContextRequest,
+        system_tokens: int,
+        tokens: Sequence[int],
+        marks: Sequence[int],
+        read: int,
+    ) -> BilledTokens:
+        """Return what a first turn's system text and blocks cost.
+
+        Args:
+            request: The request.
+            system_tokens: The tokens of its system text.
+            tokens: Those of the blocks, in the order in which they are sent.
+            marks: The blocks before each mark.
+            read: How many of the blocks end what is read; -1 if nothing is.
+        """
+        ends = [system_tokens, *(system_tokens + end for end in accumulate(tokens))]
+        places = list(marks)
+        if request.conversation_id is not None:
+            places.append(len(tokens))  # a turn's end is marked, for the next one
+        cache = self._settings.cache
+        found = ends[read] if read >= 0 else 0
+        written = max(
+            (ends[place] for place in places if ends[place] >= cache.least_tokens), default=0
+        )
+        by_life = {cache.time_to_live.name: written - found} if written > found else {}
+        return BilledTokens(ends[-1] - max(found, written), found, by_life)
 
     def _chosen_marks(
         self,
@@ -904,6 +937,7 @@ class TenantPlanner:
             marks=chosen.marks,
             opening_mark=chosen.opening,
             cache=self._settings.cache,
+            expected_bill=None if recorded is None else recorded.bill,
             logged=None if recorded is None else recorded.logged,
         )
 
