@@ -16,6 +16,7 @@ from ctxreuse.context.blocks import (
     ContextRequest,
     Message,
     encoded,
+    text_digest,
 )
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import process_name
@@ -204,13 +205,24 @@ class TenantPlanner:
         elif _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
             ranks = turn.context.ranks(long.order())
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 state.online.learn_from(long)
-                recorded = self._record(turn, state, ranks, learns=True)
+                recorded = self._record(
+                    turn, state, ranks, learns=True, now=now, system_tokens=system_tokens
+                )
         else:
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 ranks = self._order(turn, state, strategy)
-                recorded = self._record(turn, state, ranks, learns=strategy == "reuse")
+                recorded = self._record(
+                    turn,
+                    state,
+                    ranks,
+                    learns=strategy == "reuse",
+                    now=now,
+                    system_tokens=system_tokens,
+                )
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -263,7 +275,7 @@ class TenantPlanner:
         for position in execution:
             turn = self._open_turn(counted[position], deduplicate)
             ranks = ranks_of(orders[position], turn.context.own)
-            system_tokens = 0 if self._prices is None else self._system_tokens(turn)
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 recorded = self._record(
                     turn,
@@ -621,6 +633,11 @@ class TenantPlanner:
             return ENGINE_BLOCK_TOKENS
         return max(1, cache.least_tokens - self._system_tokens(counted))
 
+    def _in_front(self, turn: _PreparedRequest) -> int:
+        """Return the tokens in front of the blocks; 0 where an engine's cache has no minimum."""
+        is_engine = self._settings.cache.granularity == "blocks"
+        return 0 if is_engine else self._system_tokens(turn)
+
     def _system_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
         system = counted.request.system
         if not system:
@@ -742,6 +759,17 @@ class TenantPlanner:
             shown = zip(turn.ordinals, blocks, strict=True)
             conversations.remember(request.conversation_id, shown, inserted.end, turn.root)
         tokens = tuple([turn.tokens[key] for key in sent])
+        cached = sum(tokens[: inserted.blocks_before])
+        chosen: tuple[int, ...] = ()
+        if state.prefixes is not None and not request.history:
+            prefixes, learns = state.prefixes, marks is None
+            sent_before = prefixes.readable(turn.root, keys, now)
+            if marks is None:
+                marks = prefixes.marked(turn.root, system_tokens, keys, weights, now).marks
+            prefixes.note(turn.root, system_tokens, keys, weights, marks, now, learns=learns)
+            cached = sum(tokens[:sent_before]) if sent_before in marks else 0
+            chosen = marks
+        conversation = request.conversation_id
         prompt = SentPrompt(
             request_id=request_id,
             tenant=request.tenant,
@@ -752,21 +780,16 @@ class TenantPlanner:
             ids=tuple([block.id for block in blocks]),
             tokens=tokens,
             is_labelled=turn.is_labelled,
+            front_tokens=system_tokens,
+            marks=chosen,
+            time_s=now,
+            conversation=None if conversation is None else text_digest(repr(conversation)),
+            history=len(request.history or ()),
         )
         state.log.add(tick, prompt)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
-        cached = sum(tokens[: inserted.blocks_before])
-        logged = LoggedPrompt(prompt, state.log, tick)
-        if state.prefixes is None or request.history:
-            return _Recorded(logged, cached, ())
-        prefixes, learns = state.prefixes, marks is None
-        sent_before = prefixes.readable(turn.root, keys, now)
-        if marks is None:
-            marks = prefixes.marked(turn.root, system_tokens, keys, weights, now).marks
-        prefixes.note(turn.root, system_tokens, keys, weights, marks, now, learns=learns)
-        cached = sum(tokens[:sent_before]) if sent_before in marks else 0
-        return _Recorded(logged, cached, marks)
+        return _Recorded(LoggedPrompt(prompt, state.log, tick), cached, chosen)
 
     def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""

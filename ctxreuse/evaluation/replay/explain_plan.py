@@ -155,8 +155,10 @@ def in_words(explained: ExplainedRequest) -> str:
 
 def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
+    told = asdict(explained.explanation)
+    told.pop("reported")
     return {
-        **asdict(explained.explanation),
+        **told,
         "prompt_tokens": explained.prompt_tokens,
         "parts_at_token": explained.parts_at_token,
     }
