@@ -56,7 +56,7 @@ _TERMS: Final[Mapping[str, tuple[MissReason, ...]]] = MappingProxyType(
 with how it is asked. A term that is not here tells nothing."""
 
 _SAME = "cache_hit"
-_UNTOLD = ("unavailable", "comparison_response_not_found")
+_UNTOLD = ("unavailable", "comparison_response_not_found", "pending")
 _NOT_IN_REQUESTS = frozenset(
     {MissReason.expired, MissReason.below_minimum, MissReason.never_written}
 )
@@ -92,6 +92,14 @@ class ReportedMiss:
         if self.is_same:
             return ours is None or ours in _NOT_IN_REQUESTS
         return ours in self.reasons if self.reasons else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `reported_miss` reads it."""
+        if self.is_same or self.term in _UNTOLD:
+            return {"type": self.term}
+        missed = self.missed_tokens
+        told = {} if missed is None else {"cache_missed_tokens": missed}
+        return {"type": "cache_miss", "reason": self.term, **told}
 
     def __str__(self) -> str:
         if self.is_same:
