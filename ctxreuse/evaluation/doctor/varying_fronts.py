@@ -110,9 +110,9 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
             "record whole prompts: ctxreuse record --source openai -o recording app.py",
             {"requests": len(requests)},
         )
-    if systems and all(_DIGEST.fullmatch(text) for _, text in systems):
+    if systems and all(is_digest(text) for _, text in systems):
         return _check_digests(systems)
-    often = [one for one in varying_fronts(trace) if one.is_often]
+    often = [one for one in front_variations(trace) if one.is_often]
     if often:
         return _found(max(often, key=lambda one: one.requests), len(often))
     forms = len(set(systems)) + len(set(openings))
@@ -120,15 +120,20 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
 
 
-def varying_fronts(trace: Sequence[TraceRequest]) -> list[Variation]:
+def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
     """Return what varies in front of the contexts of a trace: see `check_fronts`.
 
     Nothing is found in a recording that holds no texts.
     """
     requests = _first_turns(trace)
-    systems = [(tenant, text) for tenant, text in _systems(requests) if not _DIGEST.fullmatch(text)]
+    systems = [(tenant, text) for tenant, text in _systems(requests) if not is_digest(text)]
     openings = list(_openings(requests))
     return [*_variations("system text", systems), *_variations("first paragraph", openings)]
+
+
+def is_digest(system: str | None) -> bool:
+    """Return whether a system text is none, but what stands for it in a recording without texts."""
+    return system is not None and _DIGEST.fullmatch(system) is not None
 
 
 def front_text(part: str, request: TraceRequest) -> str:
