@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from ctxreuse.cli.terminal import AsJson, CacheName, put, show
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.evaluation.lint import lint
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 
@@ -22,6 +24,13 @@ def lint_recording(
         typer.Option("--corpus", help="Its blocks; corpus.jsonl beside the trace if not given."),
     ] = None,
     cache: CacheName = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            help="Say it in money, too: a JSON file with input and cached_input (for a million "
+            "tokens), currency, date and source."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find in a recorded trace what keeps the prefix cache from hitting, and what it costs.
@@ -39,8 +48,10 @@ def lint_recording(
 
     `ctxreuse lint recording --cache anthropic`
     """
-    blocks_of, trace = read_recording(recording, corpus)
-    report = lint(trace, blocks_of, cache_profile(cache or "vllm"))
+    profile = cache_profile(cache or "vllm")
+    known = None if prices is None else Prices.read(prices)
+    blocks, trace = read_recording(recording, corpus)
+    report = replace(lint(trace, blocks, profile), prices=known)
     if as_json:
         put(json.dumps(report.as_json()))
     else:

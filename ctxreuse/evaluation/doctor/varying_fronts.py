@@ -65,7 +65,7 @@ class Variation:
         before: The words before it.
         values: What stands there in each of the two.
         tenant: Whose texts they are.
-        texts: The two texts.
+        at: The character at which they part.
         all_texts: All that vary, of each request the first 20,000 characters.
     """
 
@@ -76,7 +76,7 @@ class Variation:
     before: str
     values: tuple[str, str]
     tenant: str
-    texts: tuple[str, str] = field(repr=False)
+    at: int
     all_texts: frozenset[str] = field(repr=False)
 
     @property
@@ -254,7 +254,7 @@ def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
         " ".join(map(_shortened, before)),
         (_word_at(one, at), _word_at(other, at)),
         tenant,
-        (one, other),
+        at,
         frozenset(forms),
     )
 

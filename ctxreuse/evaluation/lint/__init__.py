@@ -1,4 +1,4 @@
-"""`ctxreuse lint`: what in a recorded trace keeps a prefix cache from hitting, and what it costs."""
+"""`ctxreuse lint`: what in a recorded trace keeps a cache from hitting, and what that costs."""
 
 from ctxreuse.evaluation.lint.checks import lint
 from ctxreuse.evaluation.lint.lint_report import LintFinding, LintReport

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from os.path import commonprefix
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
@@ -43,9 +42,13 @@ _BY_CAUSE: Final = {
     Cause.other_key: "another cache key",
     Cause.other_model: "another model",
     Cause.expired: "sent too late",
-    Cause.never_written: "no mark where prompts fork",
 }
 """Checks that are what `explain` says, by its causes."""
+
+_UNMARKED: Final = "no mark where prompts fork"
+_LOST: Final = "lost marks"
+_TOO_MANY: Final = "too many marks"
+_BEHIND: Final = "mark behind the question"
 
 
 @dataclass(slots=True)
@@ -93,12 +96,10 @@ class _Tally:
     tokens: int = 0
     worst: _Request | None = None
     _most: int = -1
-    ids: set[int] = field(default_factory=set)
 
     def add(self, one: _Request, tokens: int) -> None:
         self.requests += 1
         self.tokens += tokens
-        self.ids.add(one.number)
         if tokens > self._most:
             self.worst, self._most = one, tokens
 
@@ -109,6 +110,7 @@ class _Trace:
 
     requests: Sequence[_Request]
     cache: CacheProfile
+    variations: Sequence[Variation]
 
     @property
     def is_hosted(self) -> bool:
@@ -167,7 +169,8 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
             request.front_again = request.front_tokens
         seen.add(request.front)
         requests.append(request)
-    looked_at = _Trace(requests, cache)
+    varying = [one for one in front_variations(trace) if one.is_often]
+    looked_at = _Trace(requests, cache, varying)
     findings = [one for check in _CHECKS for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
@@ -210,34 +213,33 @@ def _unknown(trace: _Trace) -> Iterator[str]:
 
 def _volatile(trace: _Trace) -> Iterator[LintFinding]:
     """Find what varies in front of the documents: times, ids, counters, names."""
-    variations = front_variations([one.traced for one in trace.requests])
-    for variation in variations:
-        if variation.is_often:
-            tally = _varying(trace, variation)
-            first, second = variation.values
-            found = (
-                f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
-                f"requests; “{variation.before}” is followed by “{first}” and by “{second}”"
-            )
-            remedy = f"Say {variation.kind} behind the documents, such as in the question."
-            if tally.requests:
-                yield trace.finding(_VOLATILE, tally, found, remedy)
+    for variation in trace.variations:
+        tally = _varying(trace, variation)
+        first, second = variation.values
+        found = (
+            f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
+            f"requests; “{variation.before}” is followed by “{first}” and by “{second}”"
+        )
+        remedy = f"Say {variation.kind} behind the documents, such as in the question."
+        if tally.tokens:
+            yield trace.finding(_VOLATILE, tally, found, remedy)
     yield from _volatile_digests(trace)
 
 
 def _varying(trace: _Trace, variation: Variation) -> _Tally:
     """Return the requests whose front is new although an earlier one was like it."""
     tally, seen = _Tally(), set[str]()
-    parts_at = len(commonprefix(variation.texts))
     for one in trace.requests:
         text = front_text(variation.part, one.traced)
         if one.traced.tenant != variation.tenant or text not in variation.all_texts:
             continue
         if seen and text not in seen:
-            rest = estimate_tokens(text[parts_at:])
+            rest = estimate_tokens(text[variation.at :])
             tokens = rest + one.lost(Cause.other_system, Cause.other_order)
-            before = one.front_tokens if variation.part == "system text" else rest
-            tally.add(one, tokens if before + tokens - rest >= _least(trace) else 0)
+            # behind it the front goes on; a first paragraph stands behind the front
+            before = one.front_tokens - (rest if variation.part == "system text" else 0)
+            if before + tokens >= trace.cache.least_tokens:
+                tally.add(one, tokens)
         seen.add(text)
     return tally
 
@@ -250,9 +252,10 @@ def _volatile_digests(trace: _Trace) -> Iterator[LintFinding]:
         front = (one.root, one.sent.tools)
         if front in seen and (front, one.traced.system) not in seen:
             tokens = (one.sent.system_tokens or 0) + one.lost(Cause.other_system)
-            tally.add(one, tokens if one.front_tokens + tokens >= _least(trace) else 0)
+            if one.front_tokens + tokens >= trace.cache.least_tokens:
+                tally.add(one, tokens)
         seen |= {front, (front, one.traced.system)}
-    if tally.requests > _OFTEN * len(hidden):
+    if tally.tokens and tally.requests > _OFTEN * len(hidden):
         found = (
             f"{tally.requests + 1:,} system texts in {len(hidden):,} requests; where they differ "
             "is not in a recording without texts"
@@ -275,12 +278,12 @@ def _tools(trace: _Trace) -> Iterator[LintFinding]:
         same = tuple(sorted(tools))
         if tools not in exact[one.root] and exact[one.root]:
             tokens = one.front_tokens + one.lost(Cause.other_tools)
-            tokens = tokens if tokens >= _least(trace) else 0
-            (orders if same in sets[one.root] else others).add(one, tokens)
+            if tokens >= trace.cache.least_tokens:
+                (orders if same in sets[one.root] else others).add(one, tokens)
         exact[one.root].add(tools)
         sets[one.root].add(same)
     if orders.requests:
-        found = f"{orders.requests:,} requests have the same tools in an order of their own"
+        found = f"{_counted(orders)} the same tools as earlier ones in another order"
         remedy = "Sort the tools by name, so that every request lists them in the same order."
         yield trace.finding("tools in changing order", orders, found, remedy)
     if others.requests > max(1, _OFTEN * number):
@@ -291,99 +294,91 @@ def _tools(trace: _Trace) -> Iterator[LintFinding]:
 
 def _causes(trace: _Trace) -> Iterator[LintFinding]:
     """Find what `explain` says of the requests."""
-    volatile = set[str]()
-    for variation in front_variations([one.traced for one in trace.requests]):
-        if variation.is_often:
-            volatile |= variation.all_texts
+    volatile = {text for one in trace.variations for text in one.all_texts}
     tallies: defaultdict[Cause, _Tally] = defaultdict(_Tally)
     for one in trace.requests:
         cause = one.explanation.cause
-        fronts = {front_text(part, one.traced) for part in ("system text", "first paragraph")}
-        told = cause in (Cause.other_system, Cause.other_order) and bool(fronts & volatile)
-        told = told or (cause is Cause.never_written and not one.sent.marks)
-        if cause in _BY_CAUSE and one.explanation.lost_tokens and not told:
+        is_told = cause in (Cause.other_system, Cause.other_order) and any(
+            front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
+        )
+        if cause in _BY_CAUSE and one.explanation.lost_tokens and not is_told:
             tallies[cause].add(one, one.explanation.lost_tokens)
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         yield trace.finding(_BY_CAUSE[cause], tally, tally.worst.explanation.words, REMEDIES[cause])
 
 
-_LOST = "lost marks"
-_TOO_MANY = "too many marks"
-_BEHIND = "mark behind the question"
-
-
 def _marks(trace: _Trace) -> Iterator[LintFinding]:
-    """Find marks that vanish, marks past the most, and marks behind what nobody sends again."""
+    """Find marks that vanish or are missing, and marks past the most."""
     cache = trace.cache
     if not cache.has_marks:
         return
-    lost, many, behind, none = _Tally(), _Tally(), _Tally(), _Tally()
-    before: dict[Hashable, _Request] = {}
-    turns = Counter((one.traced.tenant, one.traced.conversation_id) for one in trace.requests)
-    most = 0
+    lost, unmarked, many = _Tally(), _Tally(), _Tally()
+    before: dict[Hashable, SentCall] = {}
     for one in trace.requests:
-        if one.traced.sent is None:
-            continue
-        count, earlier = one.sent.mark_count, before.get(one.root)
-        if count > cache.marks:
-            many.add(one, 0)
-            most = max(most, count)
-        tokens = one.front_again + one.lost(Cause.never_written)
-        is_long = one.prompt_tokens >= cache.least_tokens
-        if is_long and earlier is not None and _vanished(one, earlier, cache):
-            lost.add(one, tokens)
-        elif is_long and not count and earlier is None and tokens:
-            none.add(one, tokens)
-        talks = turns[one.traced.tenant, one.traced.conversation_id] > 1
-        in_blocks = [mark for mark in one.traced.marks or () if mark]
-        if one.sent.marks.get("turn", 0) > len(in_blocks) and not one.sent.history and not talks:
-            kept = one.front_tokens if one.traced.marks else 0
-            if in_blocks:
-                kept += sum(map(block_tokens, one.traced.blocks[: in_blocks[-1]]))
-            if is_long and one.prompt_tokens > kept:
-                behind.add(one, one.prompt_tokens - kept)
-        if count:
-            before[one.root] = one
-    if many.requests:
+        sent, earlier = one.sent, before.get(one.root, SentCall())
+        if sent.mark_count > cache.marks:
+            many.add(one, sent.mark_count)
+        tokens = one.lost(Cause.never_written)
+        gone = earlier.marks.keys() - sent.marks.keys()
+        is_recorded = one.traced.sent is not None
+        if is_recorded and (not sent.marks or (not cache.look_back and gone & _IN_FRONT)):
+            tokens += one.front_again
+        if tokens and one.prompt_tokens >= cache.least_tokens:
+            (lost if is_recorded and gone else unmarked).add(one, tokens)
+        if sent.marks:
+            before[one.root] = sent
+    if many.worst is not None:
         what = (
-            "and the provider refuses such a request"
+            "the provider refuses such a request"
             if cache.look_back
-            else "and the provider writes only the latest"
+            else "the provider writes only the latest"
         )
-        found = f"{most} marks in a request; {cache.name} takes {cache.marks}, {what}"
-        remedy = (
-            "Let one place alone set marks: plan.body() keeps within the most, with those of the "
-            "user."
+        found = (
+            f"{_counted(many)} more marks than {cache.name} takes, {many.worst.sent.mark_count} "
+            f"instead of {cache.marks}; {what}"
         )
+        remedy = "Let one place alone set marks: plan.body() keeps to the limit, yours included."
+        many.tokens = 0
         yield trace.finding(_TOO_MANY, many, found, remedy)
     if lost.requests:
-        found = f"an earlier request has marks that are missing in {lost.requests:,} requests"
+        found = f"{_counted(lost)} no mark where an earlier one has some"
         remedy = "Set the same marks in every request: what is not marked is not read either."
         yield trace.finding(_LOST, lost, found, remedy)
-    if none.requests:
-        found = f"{none.requests:,} requests begin as earlier ones do, and none has a mark"
-        yield trace.finding(
-            _BY_CAUSE[Cause.never_written], none, found, REMEDIES[Cause.never_written]
-        )
-    extra = cache.write_factor - 1
-    if behind.requests and extra > 0:
+    if unmarked.requests:
+        found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
+        yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
+
+
+def _behind_questions(trace: _Trace) -> Iterator[LintFinding]:
+    """Find marks behind questions that no later turn repeats: they are paid for in vain."""
+    cache, tally = trace.cache, _Tally()
+    turns = Counter((one.traced.tenant, one.traced.conversation_id) for one in trace.requests)
+    for one in trace.requests:
+        marks = [mark for mark in one.traced.marks or () if mark]
+        is_behind = one.sent.marks.get("turn", 0) > len(marks)
+        goes_on = turns[one.traced.tenant, one.traced.conversation_id] > 1
+        if not is_behind or one.sent.history or goes_on:
+            continue
+        kept = one.front_tokens if one.traced.marks else 0
+        kept += sum(map(block_tokens, one.traced.blocks[: max(marks, default=0)]))
+        if one.prompt_tokens >= cache.least_tokens and one.prompt_tokens > kept:
+            tally.add(one, one.prompt_tokens - kept)
+    if tally.requests and cache.has_marks and cache.write_factor > 1:
         found = (
-            f"{behind.requests:,} requests without a later turn write their question, too, at "
-            f"{cache.write_factor:g} times the price; nobody sends it again"
+            f"{_counted(tally)} a mark behind a question that no later turn repeats: it is written "
+            f"at {cache.write_factor:g} times the price and never read"
         )
         remedy = "Mark the documents that come again and not the question: plan.body() does."
-        yield trace.finding(_BEHIND, behind, found, remedy, extra)
+        yield trace.finding(_BEHIND, tally, found, remedy, cache.write_factor - 1)
 
 
-def _vanished(one: _Request, earlier: _Request, cache: CacheProfile) -> bool:
-    """Return whether a request lacks a mark of an earlier one, so that nothing is read there."""
-    if not one.sent.mark_count:
-        return True
-    if cache.look_back:
-        return False
-    fixed = ("tools", "system")
-    return any(earlier.sent.marks.get(at) and not one.sent.marks.get(at) for at in fixed)
+_IN_FRONT: Final = frozenset({"tools", "system"})
+
+
+def _counted(tally: _Tally) -> str:
+    """Return how many requests have something, as the beginning of a sentence."""
+    return "1 request has" if tally.requests == 1 else f"{tally.requests:,} requests have"
 
 
 def _minimum(trace: _Trace) -> Iterator[LintFinding]:
@@ -401,9 +396,8 @@ def _minimum(trace: _Trace) -> Iterator[LintFinding]:
                 break
     if tally.requests:
         found = (
-            f"{tally.requests:,} prompts, or what they share with earlier ones, have "
-            f"{min(lengths):,} to {max(lengths):,} tokens; {trace.cache.name} keeps prefixes from "
-            f"{least:,} tokens on"
+            f"{_counted(tally)} {min(lengths):,} to {max(lengths):,} tokens in all or in common "
+            f"with earlier ones; {trace.cache.name} keeps prefixes from {least:,} tokens on"
         )
         remedy = (
             "Put more that stays the same in front, such as examples or one more document, until "
@@ -412,10 +406,12 @@ def _minimum(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding("just under the minimum", tally, found, remedy)
 
 
-def _least(trace: _Trace) -> int:
-    """Return how long a prefix has to be that saves anything."""
-    return trace.cache.least_tokens
-
-
 _Check: TypeAlias = Callable[[_Trace], Iterator[LintFinding]]
-_CHECKS: Final[tuple[_Check, ...]] = (_volatile, _tools, _causes, _marks, _minimum)
+_CHECKS: Final[tuple[_Check, ...]] = (
+    _volatile,
+    _tools,
+    _causes,
+    _marks,
+    _behind_questions,
+    _minimum,
+)

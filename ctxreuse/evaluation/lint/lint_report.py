@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ctxreuse.evaluation.doctor.findings import printable
+from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.tables import Shown, Table
+
+_MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class LintReport:
         prompt_tokens: The tokens of all their prompts, estimated.
         cache: The name of the cache whose rules were assumed.
         unknown: What could not be looked at, in words.
+        prices: What tokens cost; None tells no money.
     """
 
     findings: Sequence[LintFinding]
@@ -57,6 +61,7 @@ class LintReport:
     prompt_tokens: int
     cache: str
     unknown: Sequence[str] = ()
+    prices: Prices | None = None
 
     @property
     def verdict(self) -> str:
@@ -69,35 +74,51 @@ class LintReport:
         words = "1 finding" if number == 1 else f"{number} findings"
         return f"{words} in {of}. First, {first.check}: {_lower(first.remedy)}"
 
+    def _money(self, finding: LintFinding) -> float | None:
+        """Return what a finding costs, at the price of computed tokens."""
+        if self.prices is None:
+            return None
+        return finding.cost_tokens * self.prices.input / _MILLION
+
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
+        prices = {} if self.prices is None else {"prices": asdict(self.prices)}
         return {
             "verdict": self.verdict,
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "cache": self.cache,
-            "findings": [{**asdict(one), "share": round(one.share, 6)} for one in self.findings],
+            "findings": [
+                {**asdict(one), "share": round(one.share, 6), "money": self._money(one)}
+                for one in self.findings
+            ],
             "unknown": list(self.unknown),
+            **prices,
         }
 
     def output(self) -> Iterator[Shown]:
         """Yield what a terminal shows."""
         yield self.verdict
         if self.findings:
+            money = [] if self.prices is None else [self.prices.currency]
             yield Table(
                 "What it costs",
-                ("check", "requests", "tokens", "share"),
-                tuple(
-                    (one.check, f"{one.requests:,}", f"{one.tokens:,}", f"{one.share:.1%}")
-                    for one in self.findings
-                ),
+                ("check", "requests", "tokens", "share", *money),
+                tuple(map(self._row, self.findings)),
             )
+        if self.prices is not None:
+            yield f"prices of {self.prices.date}: {self.prices.source}"
         for one in self.findings:
             label = f" “{printable(one.label)}”" if one.label else ""
             yield f"{one.check}, request {one.number:,}{label}: {printable(one.found)}"
             yield f"  -> {one.remedy}"
         for words in self.unknown:
             yield f"not known: {words}"
+
+    def _row(self, one: LintFinding) -> tuple[str, ...]:
+        money = self._money(one)
+        cells = [] if money is None else [f"{money:.4g}"]
+        return (one.check, f"{one.requests:,}", f"{one.tokens:,}", f"{one.share:.1%}", *cells)
 
 
 def _lower(sentence: str) -> str:
