@@ -263,9 +263,11 @@ def explain(
     if cached_tokens is not None and cached_tokens > shared:
         return _older(prompt, cached_tokens)
     least = max(1, cache.least_tokens - prompt.front_tokens)
+    compared = len(same_root)
     for cause, others in reversed(wider):
         other = None
-        if cause is not Cause.other_tenant or across_tenants:
+        if len(others) > compared and (cause is not Cause.other_tenant or across_tenants):
+            compared = len(others)
             other = _closest(prompt, others)
         if other is not None and _shared_tokens(prompt, other) >= least > shared:
             return _apart(prompt, other, cause)

@@ -160,7 +160,8 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
         InvalidRequestError: wrong type.
     """
     trace = checked_trace(trace)
-    explained = explain_plan(list(_as_sent(trace)), corpus, cache=cache)
+    sent = list(map(PlannedRequest.as_recorded, trace))
+    explained = explain_plan(sent, corpus, cache=cache)
     requests = []
     seen = set[Hashable]()
     for number, (traced, one) in enumerate(zip(trace, explained, strict=True), start=1):
@@ -175,17 +176,6 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
     return LintReport(findings, len(requests), total, cache.name, list(_unknown(looked_at)))
-
-
-def _as_sent(trace: Sequence[TraceRequest]) -> Iterator[PlannedRequest]:
-    last: dict[Hashable, str | int] = {}
-    for traced in trace:
-        key = None if traced.conversation_id is None else (traced.tenant, traced.conversation_id)
-        # of a recorded prompt is known whether it repeats its history
-        repeats = traced.sent is None and key is not None and traced.turn > 0
-        yield PlannedRequest.as_recorded(traced, last.get(key) if repeats else None)
-        if key is not None:
-            last[key] = traced.request_id
 
 
 def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Request:
@@ -305,7 +295,16 @@ def _causes(trace: _Trace) -> Iterator[LintFinding]:
             tallies[cause].add(one, one.explanation.lost_tokens)
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
-        yield trace.finding(_BY_CAUSE[cause], tally, tally.worst.explanation.words, REMEDIES[cause])
+        worst = tally.worst.explanation
+        found = worst.words
+        if cause is Cause.other_order:
+            found = (
+                f"{_counted(tally)} documents of an earlier one in another order or place; this "
+                f"one parts from request {worst.closest} behind {worst.shared_blocks} of its "
+                f"{len(tally.worst.traced.blocks)}, and {worst.lost_tokens:,} tokens are computed "
+                "again"
+            )
+        yield trace.finding(_BY_CAUSE[cause], tally, found, REMEDIES[cause])
 
 
 def _marks(trace: _Trace) -> Iterator[LintFinding]:

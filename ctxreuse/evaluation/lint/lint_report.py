@@ -69,10 +69,9 @@ class LintReport:
         of = f"{self.requests:,} requests with {self.prompt_tokens:,} prompt tokens ({self.cache})"
         if not self.findings:
             return f"Nothing found in {of}."
-        number = len(self.findings)
-        first = self.findings[0]
+        number, first = len(self.findings), self.findings[0]
         words = "1 finding" if number == 1 else f"{number} findings"
-        return f"{words} in {of}. First, {first.check}: {_lower(first.remedy)}"
+        return f"{words} in {of}. First: {first.check}, {first.share:.1%} of the input's price."
 
     def _money(self, finding: LintFinding) -> float | None:
         """Return what a finding costs, at the price of computed tokens."""
@@ -119,7 +118,3 @@ class LintReport:
         money = self._money(one)
         cells = [] if money is None else [f"{money:.4g}"]
         return (one.check, f"{one.requests:,}", f"{one.tokens:,}", f"{one.share:.1%}", *cells)
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]

@@ -109,19 +109,16 @@ class PlannedRequest:
         )
 
     @classmethod
-    def as_recorded(cls, traced: TraceRequest, after: str | int | None = None) -> PlannedRequest:
+    def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
         """Return a recorded request as it was sent, without any plan.
 
         Args:
             traced: The request.
-            after: The request that its history ends with.
 
         Raises:
             InvalidRequestError: wrong type.
         """
         checked_kind("traced", traced, TraceRequest, "a TraceRequest")
-        if after is not None:
-            checked_id("after", after)
         return cls(
             request_id=traced.request_id,
             parts=tuple(("", block.id, None) for block in traced.blocks),
@@ -131,7 +128,7 @@ class PlannedRequest:
             tenant=traced.tenant,
             conversation_id=traced.conversation_id,
             turn=traced.turn,
-            after=after,
+            after=None,
             expected_cached_tokens=None,
             place="trace",
             timestamp_ms=traced.timestamp_ms,
