@@ -81,7 +81,7 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
     marks = sent.get("marks", (dict,), {})
     placed = JsonLine(f"{sent.place}, in 'marks'", marks)
     numbers = {name: placed.count(name, 0) for name in MARKED_PLACES}
-    for name, count in (counts | numbers).items():
+    for name, count in (*counts.items(), *numbers.items()):
         if count is not None and count < 0:
             sent.fail(f"field {name!r} must be an integer from 0")
     return SentCall(
