@@ -1,6 +1,7 @@
 """Recordings of whole prompts: how requests were sent, and what providers say of them."""
 
 import json
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,16 +70,21 @@ def recorded(folder):
     return read_trace(str(Path(folder, "trace.jsonl")), corpus)
 
 
-def test_a_prompt_of_an_anthropic_client_is_recorded_with_tools_marks_and_time(tmp_path):
+@contextmanager
+def recorded_client(folder, **options):
+    """Give a server, a client of it and the recorder that records the client."""
     anthropic = pytest.importorskip("anthropic")
-    with (
-        caching_server("anthropic") as server,
-        TraceRecorder(tmp_path, clock=clocked()) as recorder,
-    ):
+    with ExitStack() as exits:
+        server = exits.enter_context(caching_server("anthropic"))
+        recorder = exits.enter_context(TraceRecorder(folder, **options))
         client = anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0)
-        with client:
-            record_client(client, recorder)
-            answer = anthropic_call(client)
+        exits.enter_context(client)
+        yield server, record_client(client, recorder), recorder
+
+
+def test_a_prompt_of_an_anthropic_client_is_recorded_with_tools_marks_and_time(tmp_path):
+    with recorded_client(tmp_path, clock=clocked()) as (server, client, recorder):
+        answer = anthropic_call(client)
     assert answer.content[0].text == server.answer
     (line,) = lines(tmp_path)
     assert [name.partition("#")[0] for name in line["sent"].pop("tools")] == ["search", "sum"]
@@ -116,23 +122,21 @@ def test_prompts_of_openai_clients_are_recorded_alike_in_both_protocols(tmp_path
         {"type": kind, "text": "Which river?"},
     ]
     turn = [{"role": "user", "content": parts}]
-    with caching_server("openai") as server, TraceRecorder(tmp_path) as recorder:
-        with (
-            recording(recorder),
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-        ):
-            if api == "chat":
-                system = [{"role": "system", "content": "Be helpful."}]
-                client.chat.completions.create(
-                    model="gpt-x", messages=[*system, *turn], prompt_cache_key="of Alice"
-                )
-            else:
-                client.responses.create(
-                    model="gpt-x",
-                    instructions="Be helpful.",
-                    input=turn,
-                    prompt_cache_key="of Alice",
-                )
+    with (
+        caching_server("openai") as server,
+        TraceRecorder(tmp_path) as recorder,
+        recording(recorder),
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        if api == "chat":
+            system = [{"role": "system", "content": "Be helpful."}]
+            client.chat.completions.create(
+                model="gpt-x", messages=[*system, *turn], prompt_cache_key="of Alice"
+            )
+        else:
+            client.responses.create(
+                model="gpt-x", instructions="Be helpful.", input=turn, prompt_cache_key="of Alice"
+            )
     (one,) = recorded(tmp_path)
     assert (one.system, one.query, one.marks) == ("Be helpful.", "Which river?", (1,))
     assert one.sent == SentCall(model="gpt-x", key=one.sent.key, system_tokens=3, marks={"turn": 1})
@@ -143,14 +147,16 @@ def test_prompts_of_openai_clients_are_recorded_alike_in_both_protocols(tmp_path
 
 async def test_async_clients_answer_as_before_and_their_usage_is_recorded(tmp_path):
     anthropic = pytest.importorskip("anthropic")
-    with caching_server("anthropic") as server, TraceRecorder(tmp_path) as recorder:
-        with recording_anthropic(recorder):
-            async with anthropic.AsyncAnthropic(
-                base_url=server.url, api_key="x", max_retries=0
-            ) as client:
-                answer = await anthropic_call(client)
-                stream = await anthropic_call(client, stream=True)
-                assert [event.type for event in [one async for one in stream]]
+    with (
+        caching_server("anthropic") as server,
+        TraceRecorder(tmp_path) as recorder,
+        recording_anthropic(recorder),
+    ):
+        client = anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0)
+        async with client:
+            answer = await anthropic_call(client)
+            stream = await anthropic_call(client, stream=True)
+            assert [event.type for event in [one async for one in stream]]
     assert answer.content[0].text == server.answer
     assert len(recorded(tmp_path)) == 2
     assert [one["request_id"] for one in lines(tmp_path, "answers.jsonl")] == [1]
@@ -167,27 +173,19 @@ def test_outside_of_a_recording_clients_are_as_they_were(tmp_path):
 
 def test_an_error_of_the_api_is_the_programs_and_the_prompt_is_recorded(tmp_path):
     anthropic = pytest.importorskip("anthropic")
-    with caching_server("anthropic") as server, TraceRecorder(tmp_path) as recorder:
-        with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
-            record_client(client, recorder)
-            parts = [text(f"Part {n}.\n\n", marked=True) for n in range(5)]
-            with pytest.raises(anthropic.BadRequestError):
-                client.messages.create(
-                    model="m", max_tokens=1, messages=[{"role": "user", "content": parts}]
-                )
+    parts = [text(f"Part {n}.\n\n", marked=True) for n in range(5)]
+    turn = [{"role": "user", "content": parts}]
+    with recorded_client(tmp_path) as (_, client, _), pytest.raises(anthropic.BadRequestError):
+        client.messages.create(model="m", max_tokens=1, messages=turn)
     (one,) = recorded(tmp_path)
     assert one.sent.mark_count == 5
     assert not Path(tmp_path, "answers.jsonl").exists()
 
 
 def test_without_texts_nothing_of_a_call_can_be_read(tmp_path):
-    anthropic = pytest.importorskip("anthropic")
-    with caching_server("anthropic") as server:
-        with TraceRecorder(tmp_path, hash_only=True) as recorder:
-            with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
-                record_client(client, recorder)
-                anthropic_call(client)
-                anthropic_call(client)
+    with recorded_client(tmp_path, hash_only=True) as (_, client, _):
+        anthropic_call(client)
+        anthropic_call(client)
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert not any(secret in written for secret in SECRETS)
     first, second = recorded(tmp_path)
