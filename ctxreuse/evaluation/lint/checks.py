@@ -19,7 +19,7 @@ from ctxreuse.evaluation.doctor.varying_fronts import (
     front_variations,
     is_digest,
 )
-from ctxreuse.evaluation.lint.lint_report import LintFinding, LintReport
+from ctxreuse.evaluation.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.evaluation.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.simulate import checked_trace
@@ -106,11 +106,19 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """What the checks look at."""
+    """What the checks look at.
+
+    Attributes:
+        requests: The requests, as they were sent.
+        cache: The rules of the cache.
+        variations: What varies in front nearly each time.
+        hidden_systems: The requests of a recording without texts whose system text varies so.
+    """
 
     requests: Sequence[_Request]
     cache: CacheProfile
     variations: Sequence[Variation]
+    hidden_systems: Sequence[_Request]
 
     @property
     def is_hosted(self) -> bool:
@@ -131,7 +139,7 @@ class _Trace:
         """
         one = tally.worst
         assert one is not None, "a finding has a request"
-        cost = tally.tokens * (1 - self.cache.read_factor if factor is None else factor)
+        cost = round(tally.tokens * (1 - self.cache.read_factor if factor is None else factor))
         total = sum(one.prompt_tokens for one in self.requests)
         return LintFinding(
             check=check,
@@ -141,7 +149,7 @@ class _Trace:
             requests=tally.requests,
             found=found,
             tokens=tally.tokens,
-            cost_tokens=round(cost),
+            cost_tokens=cost,
             share=cost / total if total else 0.0,
             remedy=remedy,
         )
@@ -171,7 +179,7 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
         seen.add(request.front)
         requests.append(request)
     varying = [one for one in front_variations(trace) if one.is_often]
-    looked_at = _Trace(requests, cache, varying)
+    looked_at = _Trace(requests, cache, varying, _hidden_systems(requests))
     findings = [one for check in _CHECKS for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
@@ -191,7 +199,7 @@ def _unknown(trace: _Trace) -> Iterator[str]:
     blind = sum(one.traced.sent is None for one in trace.requests)
     if blind:
         yield (
-            f"tools, marks and history of {blind:,} requests; record whole prompts: ctxreuse "
+            f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
     if not trace.is_hosted:
@@ -206,9 +214,12 @@ def _volatile(trace: _Trace) -> Iterator[LintFinding]:
     for variation in trace.variations:
         tally = _varying(trace, variation)
         first, second = variation.values
+        parts = f"it begins with “{first}” and with “{second}”"
+        if variation.before:
+            parts = f"“{variation.before}” is followed by “{first}” and by “{second}”"
         found = (
             f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
-            f"requests; “{variation.before}” is followed by “{first}” and by “{second}”"
+            f"requests; {parts}"
         )
         remedy = f"Say {variation.kind} behind the documents, such as in the question."
         if tally.tokens:
@@ -237,7 +248,7 @@ def _varying(trace: _Trace, variation: Variation) -> _Tally:
 def _volatile_digests(trace: _Trace) -> Iterator[LintFinding]:
     """Find system texts that are new nearly each time in a recording that holds no texts."""
     tally, seen = _Tally(), set[Hashable]()
-    hidden = [one for one in trace.requests if is_digest(one.traced.system)]
+    hidden = trace.hidden_systems
     for one in hidden:
         front = (one.root, one.sent.tools)
         if front in seen and (front, one.traced.system) not in seen:
@@ -245,13 +256,20 @@ def _volatile_digests(trace: _Trace) -> Iterator[LintFinding]:
             if one.front_tokens + tokens >= trace.cache.least_tokens:
                 tally.add(one, tokens)
         seen |= {front, (front, one.traced.system)}
-    if tally.tokens and tally.requests > _OFTEN * len(hidden):
+    if tally.tokens:
+        forms = len({one.traced.system for one in hidden})
         found = (
-            f"{tally.requests + 1:,} system texts in {len(hidden):,} requests; where they differ "
-            "is not in a recording without texts"
+            f"{forms:,} system texts in {len(hidden):,} requests; where they differ is not in a "
+            "recording without texts"
         )
         remedy = "Record some requests without --hash-only, and lint them."
         yield trace.finding(_VOLATILE, tally, found, remedy)
+
+
+def _hidden_systems(requests: Sequence[_Request]) -> list[_Request]:
+    hidden = [one for one in requests if is_digest(one.traced.system)]
+    forms = len({one.traced.system for one in hidden})
+    return hidden if forms > max(1, _OFTEN * len(hidden)) else []
 
 
 def _tools(trace: _Trace) -> Iterator[LintFinding]:
@@ -285,6 +303,7 @@ def _tools(trace: _Trace) -> Iterator[LintFinding]:
 def _causes(trace: _Trace) -> Iterator[LintFinding]:
     """Find what `explain` says of the requests."""
     volatile = {text for one in trace.variations for text in one.all_texts}
+    volatile |= {front_text("system text", one.traced) for one in trace.hidden_systems}
     tallies: defaultdict[Cause, _Tally] = defaultdict(_Tally)
     for one in trace.requests:
         cause = one.explanation.cause
@@ -356,7 +375,8 @@ def _behind_questions(trace: _Trace) -> Iterator[LintFinding]:
     for one in trace.requests:
         marks = [mark for mark in one.traced.marks or () if mark]
         is_behind = one.sent.marks.get("turn", 0) > len(marks)
-        goes_on = turns[one.traced.tenant, one.traced.conversation_id] > 1
+        conversation = one.traced.conversation_id
+        goes_on = conversation is not None and turns[one.traced.tenant, conversation] > 1
         if not is_behind or one.sent.history or goes_on:
             continue
         kept = one.front_tokens if one.traced.marks else 0
@@ -377,7 +397,7 @@ _IN_FRONT: Final = frozenset({"tools", "system"})
 
 def _counted(tally: _Tally) -> str:
     """Return how many requests have something, as the beginning of a sentence."""
-    return "1 request has" if tally.requests == 1 else f"{tally.requests:,} requests have"
+    return f"{counted(tally.requests)} {'has' if tally.requests == 1 else 'have'}"
 
 
 def _minimum(trace: _Trace) -> Iterator[LintFinding]:

@@ -66,7 +66,7 @@ class LintReport:
     @property
     def verdict(self) -> str:
         """All this in a sentence, and what to do first."""
-        of = f"{self.requests:,} requests with {self.prompt_tokens:,} prompt tokens ({self.cache})"
+        of = f"{counted(self.requests)} with {self.prompt_tokens:,} prompt tokens ({self.cache})"
         if not self.findings:
             return f"Nothing found in {of}."
         number, first = len(self.findings), self.findings[0]
@@ -118,3 +118,8 @@ class LintReport:
         money = self._money(one)
         cells = [] if money is None else [f"{money:.4g}"]
         return (one.check, f"{one.requests:,}", f"{one.tokens:,}", f"{one.share:.1%}", *cells)
+
+
+def counted(requests: int) -> str:
+    """Return a number of requests in words."""
+    return "1 request" if requests == 1 else f"{requests:,} requests"
