@@ -463,9 +463,9 @@ def _later_turn(prompt: SentPrompt, before: list[SentPrompt]) -> Explanation:
     last = None if prompt.conversation is None else next(turns, None)
     if last is not None and prompt.history < last.history:
         words = (
-            f"It continues a conversation, {prompt.history} messages long; behind "
-            f"{last.history} it had {_named(last.request_id)}. What was said before was shortened, "
-            "and a shortened beginning is another one: all of it is computed."
+            f"It continues a conversation whose history, of {last.history} messages in request "
+            f"{_named(last.request_id)}, was shortened to {prompt.history}: what is rewritten is "
+            "another beginning, and all of it is computed."
         )
         return _explained(prompt, Cause.compacted, words, last.request_id)
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
