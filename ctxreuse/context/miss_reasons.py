@@ -57,9 +57,7 @@ with how it is asked. A term that is not here tells nothing."""
 
 _SAME = "cache_hit"
 _UNTOLD = ("unavailable", "comparison_response_not_found", "pending")
-_NOT_IN_REQUESTS = frozenset(
-    {MissReason.expired, MissReason.below_minimum, MissReason.never_written}
-)
+_NOT_IN_REQUESTS = (MissReason.expired, MissReason.below_minimum, MissReason.never_written)
 """What a comparison of two requests cannot find: nothing in them differs."""
 
 

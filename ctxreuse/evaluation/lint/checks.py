@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.evaluation.doctor.varying_fronts import (
     Variation,
@@ -168,6 +169,7 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
         InvalidRequestError: wrong type.
     """
     trace = checked_trace(trace)
+    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     sent = list(map(PlannedRequest.as_recorded, trace))
     explained = explain_plan(sent, corpus, cache=cache)
     requests = []

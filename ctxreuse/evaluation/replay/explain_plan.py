@@ -69,6 +69,8 @@ def explain_plan(
     """
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, CacheProfile, "a CacheProfile")
+    if reported is not None:
+        checked_kind("reported", reported, Mapping, "a mapping, as read_reported returns it")
     sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
     tokens_of: dict[str | int, array[int]] = {}
     prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)

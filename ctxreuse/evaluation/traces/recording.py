@@ -221,7 +221,15 @@ class TraceRecorder(OnePerProcess):
         self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
 
     def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
-        """Read a request to a model as it is recorded; see `sent_calls.read_call`."""
+        """Read a request to a model as it is recorded; None if there is no question of a user.
+
+        Args:
+            messages: Its messages, or the input of OpenAI's responses.
+            fields: Its other fields.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
         return read_call(
             messages,
             fields,

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.cache_marks import marks_in
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.evaluation.traces.json_lines import JsonLine
 
@@ -69,7 +70,9 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
 
     Raises:
         InputFileError: The field, or one in it, is of another type.
+        InvalidRequestError: wrong type.
     """
+    checked_kind("line", line, JsonLine, "a JsonLine; read them with read_lines")
     fields = line.get("sent", (dict,), None)
     if fields is None:
         return None
@@ -128,7 +131,11 @@ def read_call(
         count_tokens: Counts a text's tokens.
         digest: Returns what stands for a text that is not to be recorded.
         hash_only: Whether models and tools are not named either.
+
+    Raises:
+        InvalidRequestError: wrong type.
     """
+    checked_kind("fields", fields, Mapping, "a mapping")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
