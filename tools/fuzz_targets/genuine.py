@@ -261,6 +261,11 @@ def _run_result() -> RunResult:
     return Replay(_trace(), _corpus()).run(OURS_ONLINE)
 
 
+def _answers() -> str:
+    Path("answers.jsonl").write_text('{"request_id": 1, "diagnostics": null}', encoding="utf-8")
+    return "answers.jsonl"
+
+
 _MISS = {"diagnostics": {"cache_miss_reason": {"type": "system_changed"}}}
 
 
@@ -446,6 +451,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "simulate_hashed.requests": lambda: [HashedRequest(0, 5, 1, (0,))],
     "read_plan.path": lambda: _file("plan.jsonl", ""),
     "TfidfEmbedder.load.path": lambda: _stored_embedder(),
+    "read_reported.path": lambda: _answers(),
     "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
     "EngineBlocks.tell_below.tokens": lambda: 1,
