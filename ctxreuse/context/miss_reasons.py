@@ -110,13 +110,15 @@ def reported_miss(response: object) -> ReportedMiss | None:
 
     Args:
         response: A response, or the diagnostics alone; a dict, or an object with these fields, of
-            OpenAI's responses or Anthropic's messages.
+            OpenAI's responses or Anthropic's messages; or an `EngineClient`'s completion.
     """
     told = response
-    for name in ("prompt_cache_diagnostics", "diagnostics"):
+    for name in ("prompt_cache_diagnostics", "diagnostics", "miss"):
         if reported_field(response, name) is not None:
             told = reported_field(response, name)
             break
+    if isinstance(told, ReportedMiss):
+        return told
     if _has(told, "cache_miss_reason"):
         reason = reported_field(told, "cache_miss_reason")
         if reason is None:  # the answer was sent before the comparison was done
