@@ -17,7 +17,7 @@ from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 def lint_recording(
     recording: Annotated[
-        str, typer.Argument(help="A folder that `ctxreuse record` wrote, or a trace.")
+        str, typer.Argument(help="A folder that `ctxreuse record` wrote, a trace, or a plan.")
     ],
     corpus: Annotated[
         str | None,

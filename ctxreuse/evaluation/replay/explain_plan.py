@@ -281,7 +281,7 @@ REMEDIES = {
     Cause.below_minimum: "Nothing, or put more that stays the same in front; prompts of that "
     "length are never kept.",
     Cause.never_written: "Mark where prompts fork: plan for the provider's cache "
-    "(ReusePlanner(cache=...)) and send plan.body().",
+    "(ReusePlanner(cache=...)), together what waits together, and send plan.body().",
 }
 """What to do about what is computed again, by cause."""
 
