@@ -780,12 +780,12 @@ class TenantPlanner:
             ids=tuple([block.id for block in blocks]),
             tokens=tokens,
             is_labelled=turn.is_labelled,
-            front_tokens=system_tokens,
-            marks=chosen,
-            time_s=now,
-            conversation=None if conversation is None else text_digest(repr(conversation)),
-            history=len(request.history or ()),
         )
+        if conversation is not None:
+            digest, history = text_digest(repr(conversation)), len(request.history or ())
+            prompt = prompt._replace(conversation=digest, history=history)
+        if self._settings.cache.granularity != "blocks":
+            prompt = prompt._replace(front_tokens=system_tokens, marks=chosen, time_s=now)
         state.log.add(tick, prompt)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
