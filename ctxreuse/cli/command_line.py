@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ctxreuse
-from ctxreuse.cli import doctor_command, savings_commands, trace_commands
+from ctxreuse.cli import doctor_command, lint_command, savings_commands, trace_commands
 from ctxreuse.cli.bill_options import CacheSpec, PricesGiven, prices_given
 from ctxreuse.cli.terminal import Command, Group, progress, put, show
 from ctxreuse.context.cache_profile import cache_profile
@@ -34,6 +34,10 @@ app = typer.Typer(
     `ctxreuse record -o recording app.py`
 
     `ctxreuse estimate recording`
+
+    To see what in your prompts keeps a cache from hitting, and what that costs:
+
+    `ctxreuse lint recording --cache anthropic`
 
     Where the engine reports few hits, this says why:
 
@@ -83,6 +87,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": trace_commands.simulate,
     "export": trace_commands.export,
     "explain": trace_commands.explain,
+    "lint": lint_command.lint_recording,
     "doctor": doctor_command.doctor,
 }
 for _name, _function in _COMMANDS.items():

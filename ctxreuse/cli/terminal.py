@@ -29,9 +29,11 @@ CorpusPath = Annotated[
     typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
 ]
 
-PlanPath = Annotated[
-    str, typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input.")
-]
+CACHE_HELP = (
+    "The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, bedrock, "
+    "gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'."
+)
+CacheName = Annotated[str | None, typer.Option("--cache", help=f"{CACHE_HELP} Default: vllm.")]
 HtmlPath = Annotated[
     str | None,
     typer.Option("--html", help="Write a report, one HTML file that needs no network, too."),

@@ -18,9 +18,10 @@ import typer
 
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.cli.terminal import (
+    CACHE_HELP,
     AsJson,
+    CacheName,
     CorpusPath,
-    PlanPath,
     check_outputs,
     only_one_from_standard_input,
     progress,
@@ -28,6 +29,7 @@ from ctxreuse.cli.terminal import (
     say,
     show,
 )
+from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
 from ctxreuse.errors import CtxreuseError, InputFileError, MissingExtraError, describe
@@ -38,7 +40,12 @@ from ctxreuse.evaluation.plugins import (
     registered,
 )
 from ctxreuse.evaluation.replay import simulate as simulation
-from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
+from ctxreuse.evaluation.replay.explain_plan import (
+    explain_plan,
+    explanation_json,
+    in_words,
+    read_reported,
+)
 from ctxreuse.evaluation.replay.hashed_trace import (
     BLOCK_TOKENS,
     SLOWEST,
@@ -53,7 +60,7 @@ from ctxreuse.evaluation.replay.plan_trace import plan_trace
 from ctxreuse.evaluation.replay.policies import TraceMode
 from ctxreuse.evaluation.results.tables import explanation_output, size_output
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import TraceRecorder, recording_anthropic
 from ctxreuse.evaluation.traces.recording import recording as record_openai
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -75,8 +82,9 @@ def record(
         list[str] | None,
         typer.Option(
             help="What to listen to: langchain (retrievers, vector stores), llamaindex (query "
-            "engines, chat engines, retrievers) or openai (reads paragraphs of prompts as blocks); "
-            "several may be given. Without it, all but openai."
+            "engines, chat engines, retrievers), openai or anthropic (prompts of such clients, "
+            "whose paragraphs count as blocks); several may be given. Without it, langchain and "
+            "llamaindex."
         ),
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
@@ -119,8 +127,11 @@ def _nothing_recorded(program: str, recorder: TraceRecorder, sources: Sequence[s
     """Return what to do where nothing of a program was recorded."""
     if recorder.faults:
         return f"{describe(program)}: nothing was recorded, because nothing could be; see the log"
-    remedy = "--source openai reads the prompts that OpenAI clients send"
-    if PROMPTS in sources:
+    remedy = (
+        "--source openai reads the prompts that OpenAI clients send, --source anthropic those of "
+        "Anthropic's"
+    )
+    if PROMPTS.keys() & set(sources):
         remedy = "without --source, it listens to retrievers, vector stores and chat engines"
     return (
         f"{describe(program)}: nothing was recorded, so nothing is written; let the program answer "
@@ -160,10 +171,7 @@ def plan(
     cache: Annotated[
         str,
         typer.Option(
-            help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, "
-            "anthropic, bedrock, gemini or deepseek, with arguments as in "
-            "'anthropic(minimum=4096, life=1h)'. Where it keeps marked prefixes only, each line "
-            "has 'marks'."
+            help=f"{CACHE_HELP} Where it keeps marked prefixes only, each line has 'marks'."
         ),
     ] = "vllm",
     output: Annotated[
@@ -388,7 +396,14 @@ def _check_output(path: str) -> None:
 
 
 def explain(
-    plan: PlanPath,
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            help="What `ctxreuse plan` wrote, or a recorded trace, whose requests are then "
+            "explained as they were sent; '-' reads standard input.",
+        ),
+    ],
     corpus: CorpusPath,
     request: Annotated[
         str | None, typer.Option(help="Explain this request only, in words; its request_id.")
@@ -400,6 +415,15 @@ def explain(
         Path | None,
         typer.Option(help="A tokenizer.json: also say at which token of the prompt two part."),
     ] = None,
+    cache: CacheName = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            help="What the provider says: JSON lines with request_id and the answer's "
+            "prompt_cache_diagnostics (OpenAI) or diagnostics (Anthropic); `ctxreuse record` "
+            "writes them as answers.jsonl."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object a request instead.")
     ] = False,
@@ -408,8 +432,14 @@ def explain(
 
     Each request is compared with those before it: the closest earlier prompt, the block at which
     they part, the tokens that are computed again, and the cause.
+
+    With --cache or --answers each cause has a reason in the words that providers' diagnostics are
+    told in, too: model, key, tools, system, messages, compacted, expired, below the minimum, never
+    written. With --answers the provider's own reason stands beside it, and whether the two agree.
     """
-    only_one_from_standard_input(plan, corpus)
+    only_one_from_standard_input(plan, corpus, *filter(None, [answers]))
+    profile = cache_profile(cache or "vllm")
+    reported = None if answers is None else read_reported(answers)
     blocks = read_corpus(corpus)
     planned = read_plan(plan)
     if request is not None and request not in {str(one.request_id) for one in planned}:
@@ -417,25 +447,26 @@ def explain(
     encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
     with progress("comparing", len(planned)) as advance:
         explained = []
-        for one in explain_plan(planned, blocks, encoder):
+        for one in explain_plan(planned, blocks, encoder, cache=profile, reported=reported):
             explained.append(one)
             advance()
     if request is not None:
         explained = [one for one in explained if str(one.explanation.request_id) == request]
+    with_reason = cache is not None or answers is not None
     if as_json:
         for one in explained:
-            put(json.dumps(explanation_json(one)))
+            put(json.dumps(explanation_json(one, with_reason=with_reason)))
     elif request is not None:
         for one in explained:
             put(in_words(one))
     else:
-        show(explanation_output(explained, worst))
+        show(explanation_output(explained, worst, with_reason=with_reason))
 
 
 _Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 
-PROMPTS = "openai"
-"""The source that reads blocks from what OpenAI clients send; the others see what is retrieved."""
+PROMPTS: dict[str, _Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
+"""The sources that read blocks from what clients send; the others see what is retrieved."""
 
 
 def _run_recorded(
@@ -497,9 +528,9 @@ def _last_module(error: BaseException) -> str | None:
 
 def _recording(source: str) -> _Recording:
     frameworks = registered(RECORDERS)
-    checked_choice("source", source, [*frameworks, PROMPTS])
-    if source == PROMPTS:
-        return record_openai
+    checked_choice("source", source, [*frameworks, *PROMPTS])
+    if source in PROMPTS:
+        return PROMPTS[source]
     try:
         with naming_what_is_missing():
             recording: _Recording = frameworks[source].load()

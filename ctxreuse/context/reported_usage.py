@@ -41,14 +41,14 @@ def usage_of(usage: object) -> ReportedTokens | None:
     """
     if usage is None:
         return None
-    if any(_field(usage, name) is not None for name in _ANTHROPIC):
+    if any(reported_field(usage, name) is not None for name in _ANTHROPIC):
         return _of_anthropic(usage)
     prompt = _first(usage, "prompt_tokens", "input_tokens", "prompt_token_count")
     if prompt is None:
         return None
-    details = _field(usage, "prompt_tokens_details")
+    details = reported_field(usage, "prompt_tokens_details")
     if details is None:
-        details = _field(usage, "input_tokens_details")
+        details = reported_field(usage, "input_tokens_details")
     cached = _first(details, "cached_tokens")
     if cached is None:
         cached = _first(usage, "prompt_cache_hit_tokens", "cached_content_token_count")
@@ -74,7 +74,7 @@ def written_by_life(total: object, of_lives: object) -> dict[str, int] | None:
     by_life = {
         life: count
         for name, life in _LIFE_FIELDS.items()
-        if (count := reported_count(_field(of_lives, name))) is not None
+        if (count := reported_count(reported_field(of_lives, name))) is not None
     }
     whole = reported_count(total)
     if whole is None and not by_life:
@@ -87,22 +87,22 @@ def _of_anthropic(usage: object) -> ReportedTokens | None:
     if uncached is None:
         return None
     read = _first(usage, "cache_read_input_tokens")
-    created = _field(usage, "cache_creation_input_tokens")
-    written = written_by_life(created, _field(usage, "cache_creation"))
+    created = reported_field(usage, "cache_creation_input_tokens")
+    written = written_by_life(created, reported_field(usage, "cache_creation"))
     prompt = uncached + (read or 0) + sum((written or {}).values())
     return ReportedTokens(prompt, read, _first(usage, "output_tokens"), written)
 
 
 def _first(value: object, *names: str) -> int | None:
     for name in names:
-        count = reported_count(_field(value, name))
+        count = reported_count(reported_field(value, name))
         if count is not None:
             return count
     return None
 
 
-def _field(value: Any, name: str) -> Any:
-    """Return a field of what is an object in one library, and a dict in another."""
+def reported_field(value: Any, name: str) -> Any:
+    """Return a field of what is an object in one library, and a dict in another; None is none."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 

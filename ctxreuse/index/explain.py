@@ -1,21 +1,25 @@
 """Why a prompt hits or misses the prefix cache, in words.
 
 Compares a prompt with those sent before it: which one is closest, at which block they part, and
-what was computed again for no better reason than order, system text, tenant or eviction. Counted in
-block tokens; labels, questions and annotations are left out.
+what was computed again for no better reason than order, system text, tenant or eviction; for a
+hosted cache also because it was too short, not marked or too late. Counted in block tokens; labels,
+questions and annotations are left out. Each cause has its reason in the words that all providers'
+diagnostics are told in, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
-from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, well_formed
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
+from ctxreuse.context.tokens import well_formed
 
 _REMEMBERED_PROMPTS = 256
 _LONGEST_NAME = 60
@@ -38,6 +42,37 @@ class Cause(StrEnum):
     evicted = "evicted"
     too_short = "shorter than an engine block"
     empty = "no blocks"
+    other_tools = "other tools"
+    other_key = "other key"
+    other_model = "other model"
+    compacted = "compacted"
+    expired = "expired"
+    below_minimum = "below the minimum"
+    never_written = "never written"
+
+    @property
+    def reason(self) -> MissReason | None:
+        """The cause in the words of providers' diagnostics; None where nothing is missed."""
+        return _REASONS.get(self)
+
+
+_REASONS = {
+    Cause.other_model: MissReason.model,
+    Cause.other_key: MissReason.key,
+    Cause.other_tenant: MissReason.key,
+    Cause.other_tools: MissReason.tools,
+    Cause.other_system: MissReason.system,
+    Cause.new_blocks: MissReason.messages,
+    Cause.other_order: MissReason.messages,
+    Cause.other_text: MissReason.messages,
+    Cause.other_labels: MissReason.messages,
+    Cause.compacted: MissReason.compacted,
+    Cause.evicted: MissReason.expired,
+    Cause.expired: MissReason.expired,
+    Cause.too_short: MissReason.below_minimum,
+    Cause.below_minimum: MissReason.below_minimum,
+    Cause.never_written: MissReason.never_written,
+}
 
 
 class SentPrompt(NamedTuple):
@@ -53,6 +88,14 @@ class SentPrompt(NamedTuple):
         ids: Their ids.
         tokens: Their tokens, each at most `MOST_BLOCK_TOKENS`.
         is_labelled: Whether it shows them under labels.
+        model: The model that is asked; "" where that is not known.
+        key: What routes it to a cache; "" without one.
+        tools: Anything that is equal for equal tools.
+        front_tokens: The tokens of tools and system text, in front of the blocks.
+        marks: After how many of its blocks a mark stands, ascending; None is not known.
+        time_s: When it was sent, in seconds from any point in time; None is not known.
+        conversation: Anything that is equal for the turns of one conversation; None without one.
+        history: The number of messages in front of it.
     """
 
     request_id: str | int
@@ -64,6 +107,14 @@ class SentPrompt(NamedTuple):
     ids: tuple[BlockId, ...]
     tokens: tuple[int, ...]
     is_labelled: bool = False
+    model: str = ""
+    key: str = ""
+    tools: str | bytes = ""
+    front_tokens: int = 0
+    marks: tuple[int, ...] | None = None
+    time_s: float | None = None
+    conversation: bytes | None = None
+    history: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +132,7 @@ class Explanation:
         other_block: The id of the earlier prompt's block there; None at its end.
         lost_tokens: Tokens of blocks that the closest prompt has, too, and that are computed again.
         words: All this as a sentence.
+        reported: What the provider says of it; None if that is not known.
     """
 
     request_id: str | int
@@ -92,9 +144,36 @@ class Explanation:
     other_block: BlockId | None
     lost_tokens: int
     words: str
+    reported: ReportedMiss | None = None
+
+    @property
+    def reason(self) -> MissReason | None:
+        """The cause in the words of providers' diagnostics; None where nothing is missed."""
+        if self.cause is Cause.new_blocks and self.closest is None:
+            return MissReason.never_written
+        return self.cause.reason
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the provider says the same; None where it says nothing or cannot tell."""
+        return None if self.reported is None else self.reported.agrees_with(self.reason)
 
     def __str__(self) -> str:
-        return self.words
+        return " ".join(filter(None, (self.words, self.comparison)))
+
+    @property
+    def comparison(self) -> str:
+        """What the provider says beside what the planner says, in words; "" if it says nothing."""
+        if self.reported is None:
+            return ""
+        ours, theirs = self.reason or "no miss", self.reported
+        said = f"The provider says: {theirs} ({theirs.term}); the planner: {ours}."
+        if self.agrees is not False:
+            return said
+        return (
+            f"{said} The two differ: the provider compares with the request that it was named, the "
+            "planner with the one that begins most alike."
+        )
 
 
 class PromptLog:
@@ -156,7 +235,7 @@ def explain(
     cached_tokens: int | None = None,
     *,
     across_tenants: bool = False,
-    engine_block_tokens: int = ENGINE_BLOCK_TOKENS,
+    cache: CacheProfile = VLLM,
 ) -> Explanation:
     """Return why a prompt hits or misses.
 
@@ -167,39 +246,116 @@ def explain(
             prompt shares means that they were evicted, more that `earlier` is not all. None takes
             everything as still cached.
         across_tenants: Whether other tenants' prompts are looked at. That reveals what they sent.
-        engine_block_tokens: Tokens of an engine's block; a shorter beginning is not served.
+        cache: The rules of the cache: a shorter beginning is not served, nor one that was sent too
+            long before or that no earlier prompt has marked.
     """
     before = list(earlier)
     if prompt.is_later_turn:
-        return _later_turn(prompt)
+        return _later_turn(prompt, before)
     if not prompt.keys:
         return _explained(
             prompt, Cause.empty, "The prompt has no blocks: there is nothing to reuse."
         )
     opening = [one for one in before if not one.is_later_turn]
-    same_system = [
-        one for one in opening if one.tenant == prompt.tenant and one.system == prompt.system
-    ]
-    same_root = [one for one in same_system if one.is_labelled == prompt.is_labelled]
+    *wider, (_, same_root) = _narrowed(prompt, opening, cache)
     closest = _closest(prompt, same_root)
     shared = 0 if closest is None else _shared_tokens(prompt, closest)
     if cached_tokens is not None and cached_tokens > shared:
         return _older(prompt, cached_tokens)
-    elsewhere = [
-        (Cause.other_labels, same_system),
-        (Cause.other_system, [one for one in opening if one.tenant == prompt.tenant]),
-        (Cause.other_tenant, opening if across_tenants else []),
-    ]
-    for cause, others in elsewhere:
-        other = _closest(prompt, others)
-        if other is not None and _shared_tokens(prompt, other) >= engine_block_tokens > shared:
+    least = max(1, cache.least_tokens - prompt.front_tokens)
+    compared = len(same_root)
+    for cause, others in reversed(wider):
+        other = None
+        if len(others) > compared and (cause is not Cause.other_tenant or across_tenants):
+            compared = len(others)
+            other = _closest(prompt, others)
+        if other is not None and _shared_tokens(prompt, other) >= least > shared:
             return _apart(prompt, other, cause)
     if closest is None:
         words = (
             "No earlier prompt with this tenant and system text is known: everything is computed."
         )
         return _explained(prompt, Cause.new_blocks, words)
-    return _compared(prompt, closest, same_root, cached_tokens, engine_block_tokens)
+    return _compared(prompt, closest, same_root, cached_tokens, cache)
+
+
+_IN_FRONT = {
+    "tenant": Cause.other_tenant,
+    "model": Cause.other_model,
+    "key": Cause.other_key,
+    "tools": Cause.other_tools,
+    "system": Cause.other_system,
+    "is_labelled": Cause.other_labels,
+}
+"""What stands in front of all blocks, and the cause where only that differs."""
+
+
+def _narrowed(
+    prompt: SentPrompt, opening: list[SentPrompt], cache: CacheProfile
+) -> Iterator[tuple[Cause | None, list[SentPrompt]]]:
+    """Yield fewer and fewer of the prompts: those that are the same in more of what is in front.
+
+    Each comes with the cause for those of them that the next ones lack; the last has none.
+    """
+    for name, cause in _IN_FRONT.items():
+        if name == "key" and cache.key == "none":
+            continue
+        yield cause, opening
+        own = getattr(prompt, name)
+        opening = [one for one in opening if getattr(one, name) == own]
+    yield None, opening
+
+
+class _Kept(NamedTuple):
+    """How much of a common beginning can be read, in block tokens, and why no more."""
+
+    tokens: int
+    cause: Cause | None = None
+
+
+def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: CacheProfile) -> _Kept:
+    """Return how much can be read of a prompt's first blocks, which an earlier one began with.
+
+    Args:
+        prompt: The prompt.
+        blocks: How many of its first blocks the closest earlier one has, too.
+        before: The earlier prompts with the same tools, system text and so on.
+        cache: The rules.
+    """
+    shared = sum(prompt.tokens[:blocks])
+    if prompt.front_tokens + shared < cache.least_tokens:
+        is_engine = cache.granularity == "blocks"
+        return _Kept(0, Cause.too_short if is_engine else Cause.below_minimum)
+    if cache.lifetime is None and not cache.has_marks:
+        return _Kept(shared)
+
+    def can_read(end: int) -> bool:
+        if prompt.marks is None or not cache.has_marks:
+            return True
+        return any(end <= mark <= end + cache.look_back for mark in prompt.marks)
+
+    kept, expired = 0, 0
+    for one in before:
+        common = min(blocks, _shared_blocks(prompt, one))
+        ends = [common] if one.marks is None or not cache.has_marks else one.marks
+        written = max((end for end in ends if end <= common and can_read(end)), default=0)
+        tokens = sum(prompt.tokens[:written])
+        if prompt.front_tokens + tokens < cache.least_tokens:
+            continue
+        if _is_alive(one, prompt, cache):
+            kept = max(kept, tokens)
+        else:
+            expired = max(expired, tokens)
+    if kept == shared:
+        return _Kept(kept)
+    return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
+
+
+def _is_alive(one: SentPrompt, now: SentPrompt, cache: CacheProfile) -> bool:
+    """Return whether what a prompt has written or read is still kept when another is sent."""
+    if cache.lifetime is None or one.time_s is None or now.time_s is None:
+        return True
+    return now.time_s - one.time_s <= cache.lifetime
 
 
 def _compared(
@@ -207,7 +363,7 @@ def _compared(
     closest: SentPrompt,
     before: list[SentPrompt],
     cached_tokens: int | None,
-    engine_block_tokens: int,
+    cache: CacheProfile,
 ) -> Explanation:
     blocks = _shared_blocks(prompt, closest)
     shared = sum(prompt.tokens[:blocks])
@@ -219,11 +375,12 @@ def _compared(
         for key, tokens in zip(prompt.keys[blocks:], prompt.tokens[blocks:], strict=True)
         if key in in_closest
     )
-    too_short = shared if shared < engine_block_tokens else 0
-    evicted = 0 if cached_tokens is None or too_short else shared - cached_tokens
-    if evicted < engine_block_tokens:  # engines serve whole blocks of theirs
+    kept = _kept(prompt, blocks, before, cache)
+    unread = shared - kept.tokens
+    evicted = 0 if cached_tokens is None else kept.tokens - cached_tokens
+    if evicted < cache.step_tokens:  # engines serve whole blocks of theirs
         evicted = 0
-    lost = moved + max(evicted, too_short)
+    lost = moved + unread + evicted
     name = f"request {_named(closest.request_id)}"
     begins = f"No earlier prompt begins as it does; the closest is {name}"
     if blocks:
@@ -234,15 +391,12 @@ def _compared(
     parts = f"They part at block {_named(own)}, where the earlier prompt has {_named(other)}."
     if own is None or other is None:
         parts = f"{'This' if own is None else 'The earlier'} prompt ends there."
-    if evicted > moved:
+    if evicted > max(moved, unread):
         cause = Cause.evicted
         words = f"{begins}, but {evicted:,} of these tokens have left the cache since. {parts}"
-    elif too_short > moved:
-        cause = Cause.too_short
-        words = (
-            f"{begins}, but that is less than an engine block of {engine_block_tokens} tokens, the "
-            f"least that a cache serves. {parts}"
-        )
+    elif unread > moved and kept.cause is not None:
+        cause = kept.cause
+        words = f"{begins}, but {_unread(cause, unread, cache)}. {parts}"
     elif own is None:
         cause, words = Cause.hit, f"{begins}: all of it can be served. {parts}"
     elif moved:
@@ -262,6 +416,29 @@ def _compared(
     return _explained(prompt, cause, words, closest.request_id, blocks, other, lost)
 
 
+def _unread(cause: Cause, tokens: int, cache: CacheProfile) -> str:
+    """Say why a beginning that was sent before cannot be read."""
+    if cause is Cause.too_short:
+        return (
+            f"that is less than an engine block of {cache.step_tokens} tokens, the least that a "
+            "cache serves"
+        )
+    if cause is Cause.below_minimum:
+        return (
+            f"with what stands in front that is less than {cache.least_tokens:,} tokens, the "
+            f"shortest prefix that the cache ({cache.name}) keeps"
+        )
+    if cause is Cause.expired:
+        return (
+            f"{tokens:,} of these tokens were sent more than {cache.lifetime:,.0f} seconds before, "
+            f"and the cache ({cache.name}) keeps them no longer"
+        )
+    return (
+        f"{tokens:,} of these tokens have no mark behind them in both prompts: the cache "
+        f"({cache.name}) keeps and reads only what is marked"
+    )
+
+
 def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
     """Explain by what the index knows, where the prompts that are remembered say less."""
     total, blocks, shared = sum(prompt.tokens), 0, 0
@@ -277,7 +454,20 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
     return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
-def _later_turn(prompt: SentPrompt) -> Explanation:
+def _later_turn(prompt: SentPrompt, before: list[SentPrompt]) -> Explanation:
+    turns = (
+        one
+        for one in reversed(before)
+        if one.tenant == prompt.tenant and one.conversation == prompt.conversation
+    )
+    last = None if prompt.conversation is None else next(turns, None)
+    if last is not None and prompt.history < last.history:
+        words = (
+            f"It continues a conversation whose history, of {last.history} messages in request "
+            f"{_named(last.request_id)}, was shortened to {prompt.history}: what is rewritten is "
+            "another beginning, and all of it is computed."
+        )
+        return _explained(prompt, Cause.compacted, words, last.request_id)
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
         f"It continues a conversation{behind} and repeats what was sent there; "
@@ -287,21 +477,29 @@ def _later_turn(prompt: SentPrompt) -> Explanation:
     return _explained(prompt, Cause.later_turn, words, prompt.after)
 
 
-def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause) -> Explanation:
+_STANDS_BEFORE = {
+    Cause.other_labels: "one of the two prompts shows them under labels and the other does not",
+    Cause.other_system: "its system text is another one and stands before them",
+    Cause.other_tools: "its tools are others and stand before them",
+    Cause.other_key: "its key is another one and leads to another cache",
+    Cause.other_model: "another model was asked, whose cache is another one",
+    Cause.other_tenant: "tenants share nothing",
+}
+
+
+def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause | None) -> Explanation:
+    assert cause is not None, "only the last of the narrowed ones has none"
     blocks = _shared_blocks(prompt, other)
     lost = sum(prompt.tokens[:blocks])
     name = other_block = None
     if cause is Cause.other_tenant:
-        who, why = "Another tenant's prompt", "tenants share nothing"
+        who = "Another tenant's prompt"
     else:
         name, other_block = other.request_id, other.ids[0]
         who = f"Request {_named(name)}"
-        why = "its system text is another one and stands before them"
-        if cause is Cause.other_labels:
-            why = "one of the two prompts shows them under labels and the other does not"
     words = (
-        f"{who} began with the same {blocks} blocks ({lost:,} tokens), but {why}; they are "
-        "computed again."
+        f"{who} began with the same {blocks} blocks ({lost:,} tokens), but "
+        f"{_STANDS_BEFORE[cause]}; they are computed again."
     )
     return _explained(prompt, cause, words, name, 0, other_block, lost)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.billed_tokens import BilledTokens
@@ -11,6 +11,7 @@ from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequ
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, turn_parts, without_blank_parts
+from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
@@ -244,11 +245,18 @@ class Plan:
             body["prompt_cache_key"] = self.prompt_cache_key
         return body
 
-    def explain(self) -> Explanation:
+    def explain(self, response: object = None) -> Explanation:
         """Return why this prompt hits or misses the cache, compared with those planned before it.
 
         The planner remembers the latest 256 prompts of each tenant. Other tenants' prompts are not
         looked at.
+
+        Args:
+            response: The provider's answer, or its diagnostics alone, as a dict or an object of its
+                library: what it says of the miss then stands beside the planner's reason. Providers
+                compare with a request that they are named: OpenAI's responses in
+                `prompt_cache_options.comparison_response_id`, Anthropic's messages in
+                `diagnostics.previous_message_id`.
 
         Raises:
             InvalidRequestError: no planner made this plan.
@@ -257,7 +265,13 @@ class Plan:
             raise InvalidRequestError(
                 "this plan was made by hand; only a planner knows what was sent before it"
             )
-        return explain(self.logged.prompt, self.logged.earlier(), self.expected_cached_tokens)
+        explanation = explain(
+            self.logged.prompt,
+            self.logged.earlier(),
+            self.expected_cached_tokens,
+            cache=self.cache,
+        )
+        return replace(explanation, reported=reported_miss(response))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ctxreuse.context.blocks import (
     ContextRequest,
     Message,
     encoded,
+    text_digest,
 )
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import process_name
@@ -242,13 +243,24 @@ class TenantPlanner:
         elif _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
             ranks = turn.context.ranks(long.order())
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 state.online.learn_from(long)
-                recorded = self._record(turn, state, ranks, learns=True)
+                recorded = self._record(
+                    turn, state, ranks, learns=True, now=now, system_tokens=system_tokens
+                )
         else:
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 ranks = self._order(turn, state, strategy)
-                recorded = self._record(turn, state, ranks, learns=strategy == "reuse")
+                recorded = self._record(
+                    turn,
+                    state,
+                    ranks,
+                    learns=strategy == "reuse",
+                    now=now,
+                    system_tokens=system_tokens,
+                )
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -313,7 +325,7 @@ class TenantPlanner:
         for position in execution:
             turn = self._open_turn(counted[position], deduplicate)
             ranks = ranks_of(orders[position], turn.context.own)
-            system_tokens = 0 if self._prices is None else self._system_tokens(turn)
+            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 recorded = self._record(
                     turn,
@@ -671,6 +683,11 @@ class TenantPlanner:
             return ENGINE_BLOCK_TOKENS
         return max(1, cache.least_tokens - self._system_tokens(counted))
 
+    def _in_front(self, turn: _PreparedRequest) -> int:
+        """Return the tokens in front of the blocks; 0 where an engine's cache has no minimum."""
+        is_engine = self._settings.cache.granularity == "blocks"
+        return 0 if is_engine else self._system_tokens(turn)
+
     def _system_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
         system = counted.request.system
         if not system:
@@ -798,6 +815,7 @@ class TenantPlanner:
             opening = None if request.history else max(chosen.marks, default=-1)
             conversations.remember(request.conversation_id, shown, inserted.end, turn.root, opening)
         tokens = tuple([turn.tokens[key] for key in sent])
+        conversation = request.conversation_id
         prompt = SentPrompt(
             request_id=request_id,
             tenant=request.tenant,
@@ -809,6 +827,11 @@ class TenantPlanner:
             tokens=tokens,
             is_labelled=turn.is_labelled,
         )
+        if conversation is not None:
+            digest, history = text_digest(repr(conversation)), len(request.history or ())
+            prompt = prompt._replace(conversation=digest, history=history)
+        if self._settings.cache.granularity != "blocks":
+            prompt = prompt._replace(front_tokens=system_tokens, marks=chosen.marks, time_s=now)
         state.log.add(tick, prompt)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")

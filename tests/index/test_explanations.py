@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.context.cache_profile import vllm
 from ctxreuse.index.explain import (
     Cause,
     Explanation,
@@ -56,6 +57,13 @@ def test_the_causes_in_words():
         "evicted",
         "shorter than an engine block",
         "no blocks",
+        "other tools",
+        "other key",
+        "other model",
+        "compacted",
+        "expired",
+        "below the minimum",
+        "never written",
     ]
 
 
@@ -344,12 +352,12 @@ def test_a_beginning_shorter_than_an_engine_block_is_not_served():
 
 def test_engines_with_other_block_sizes_can_be_explained():
     now, before = prompt("now", "ab"), [prompt(0, "ab")]
-    assert explain(now, before, engine_block_tokens=200).cause is Cause.hit
-    explanation = explain(now, before, engine_block_tokens=201)
+    assert explain(now, before, cache=vllm(200)).cause is Cause.hit
+    explanation = explain(now, before, cache=vllm(201))
     assert explanation.cause is Cause.too_short
     assert "an engine block of 201 tokens" in explanation.words
     other_system = [prompt(0, "ab", system="S")]
-    assert explain(now, other_system, engine_block_tokens=201).cause is Cause.new_blocks
+    assert explain(now, other_system, cache=vllm(201)).cause is Cause.new_blocks
 
 
 def test_a_prompt_without_blocks_has_nothing_to_reuse():

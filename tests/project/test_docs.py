@@ -282,7 +282,7 @@ def run_command(command: Command) -> None:
         patch.setattr(sys, "argv", list(command.words))
         with pytest.raises(SystemExit) as exit_:
             main()
-    code = int(bool(re.search("^problem  ", command.output, re.MULTILINE)))
+    code = int(bool(re.search(r"^problem  |^\d+ findings? in ", command.output, re.MULTILINE)))
     assert (exit_.value.code or 0) == code, (
         f"{' '.join(command.words)}: exit code {exit_.value.code}"
     )

@@ -83,7 +83,7 @@ def test_the_fixed_signatures():
     for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
         kind = inspect.signature(function).parameters["deduplicate"].kind
         assert kind is inspect.Parameter.KEYWORD_ONLY
-    assert parameters(Plan.explain) == {}
+    assert parameters(Plan.explain) == {"response": None}
     assert parameters(request_context) == {"tenant": None, "conversation_id": None, "history": None}
     assert parameters(ReusePlanner.evict) == {"request_ids": EMPTY, "tenant": None}
     assert parameters(ReusePlanner.evict_tokens) == {"tokens": EMPTY}

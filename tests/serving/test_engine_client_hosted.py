@@ -324,3 +324,24 @@ def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) -> Non
 
     answers = with_client(server, use)
     assert [isinstance(one, EngineError) for one in answers] == [True, False, False, False]
+
+
+def test_what_the_provider_says_of_a_miss_stands_beside_the_plans_own_reason() -> None:
+    with caching_server("anthropic") as server:
+
+        async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:
+            said = []
+            for system in ("Be brief.", "Be long."):
+                plan = planner.plan(
+                    ContextRequest(request("a", "b").blocks, "Which?", system=system)
+                )
+                answer = await client.complete(plan, max_tokens=9)
+                said.append(plan.explain(answer).comparison)
+                reason = {"type": "system_changed", "cache_missed_input_tokens": 2_400}
+                server.diagnostics = {"cache_miss_reason": reason}
+            return said
+
+        assert with_client(server, use) == [
+            "",
+            "The provider says: system (system_changed); the planner: system.",
+        ]

@@ -23,6 +23,7 @@ class CachingServer:
         usages: What each that was answered is billed for.
         refusals: Why the others were refused.
         now: The provider's time, in seconds; tests set it.
+        diagnostics: What answers of Anthropic's protocol say of a miss; tests set it.
         before_first_token: Called when a prompt was looked up and nothing of it is stored yet.
     """
 
@@ -34,6 +35,7 @@ class CachingServer:
         self.usages: list[Usage] = []
         self.refusals: list[str] = []
         self.now = 1_000.0
+        self.diagnostics: Json | None = None
         self.before_first_token: Callable[[], object] = lambda: None
         self.url = ""
         self._lock = threading.Lock()
@@ -177,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         reply = {
             "id": "a1", "type": "message", "role": "assistant", "model": body["model"],
             "content": [{"type": "text", "text": answer}], "stop_reason": "end_turn",
-            "stop_sequence": None, "usage": told,
+            "stop_sequence": None, "usage": told, "diagnostics": self.server_.diagnostics,
         }  # fmt: skip
         if not body.get("stream"):
             self._send(200, reply)

@@ -132,7 +132,7 @@ def _recording(source: Random) -> dict[str, Any]:
     options = ["-o", _name(source)] if source.random() < 0.9 else []
     for option in (
         ["--hash-only"],
-        ["--source", source.choice(("openai", "langchain", text(source)))],
+        ["--source", source.choice(("openai", "anthropic", "langchain", text(source)))],
     ):
         if source.random() < 0.3:
             options += option

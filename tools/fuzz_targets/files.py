@@ -198,6 +198,32 @@ def _replayed(source: Random) -> dict[str, Any]:
     }
 
 
+def _linted(source: Random) -> dict[str, Any]:
+    sent = {"model": "m", "tools": ["a#1"], "tool_tokens": 9, "marks": {"turn": 1, "system": 4}}
+    lines = [
+        {**line, "sent": sent, "marks": [0, 1], "timestamp": 400_000 * number}
+        for number, line in enumerate(_traces()[0][0])
+    ]
+    told = [
+        {"request_id": line["request_id"], "diagnostics": {"cache_miss_reason": reason}}
+        for line, reason in zip(lines, (None, {"type": "system_changed"}), strict=False)
+    ]
+    files = {
+        "trace": as_json_lines(mutated(lines, source), source),
+        "corpus": as_json_lines(mutated(_traces()[0][1], source, 1), source),
+        "answers": as_json_lines(mutated(told, source), source),
+    }
+    cache = source.choice(("vllm", "anthropic(minimum=1)", "openai(minimum=5)", "deepseek"))
+    more = ["--cache", cache, *source.choice(([], ["--json"]))]
+    if source.random() < 0.5:
+        return {"files": files, "arguments": ["lint", "{}/trace", "--corpus", "{}/corpus", *more]}
+    more += ["--answers", "{}/answers"]
+    return {
+        "files": files,
+        "arguments": ["explain", "--plan", "{}/trace", "--corpus", "{}/corpus", *more],
+    }
+
+
 def _hashed(source: Random) -> dict[str, Any]:
     files = {"trace": as_json_lines(mutated(_HASHED, source), source)}
     more = source.choice(([], ["--json"], ["--block-size", "16"]))
@@ -279,6 +305,7 @@ def _load(given: dict[str, Any]) -> None:
 TARGETS = {
     "trace files": Target(_traced, _run_command),
     "plan files": Target(_replayed, _run_command),
+    "recorded calls": Target(_linted, _run_command),
     "hashed traces": Target(_hashed, _run_command),
     "exported traces": Target(_exported, _run_command),
     "results files": Target(_results, _read_results),

@@ -49,14 +49,18 @@ from ctxreuse.cache import (
 )
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.evaluation.lint import LintReport, lint
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.hashed_trace import HashedRequest
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
 from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.traces.json_lines import JsonLine
 from ctxreuse.evaluation.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
+from ctxreuse.evaluation.traces.sent_calls import SentCall
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planning.savings import PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -257,6 +261,14 @@ def _run_result() -> RunResult:
     return Replay(_trace(), _corpus()).run(OURS_ONLINE)
 
 
+def _answers() -> str:
+    Path("answers.jsonl").write_text('{"request_id": 1, "diagnostics": null}', encoding="utf-8")
+    return "answers.jsonl"
+
+
+_MISS = {"diagnostics": {"cache_miss_reason": {"type": "system_changed"}}}
+
+
 @cache
 def _tokenizer() -> Any:
     from tokenizers import Tokenizer
@@ -293,6 +305,8 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     PlannerCollector: lambda: PlannerCollector(_planner()),
     PlanningTime: PlanningTime,
     Policy: lambda: OURS_ONLINE,
+    LintReport: lambda: lint(_trace(), _corpus()),
+    ReportedMiss: lambda: reported_miss(_MISS),
     PrefixCacheMetrics: PrefixCacheMetrics,
     PrefixCacheSimulator: PrefixCacheSimulator,
     PromptRecorder: lambda: PromptRecorder(TraceRecorder("recorded")),
@@ -437,6 +451,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "simulate_hashed.requests": lambda: [HashedRequest(0, 5, 1, (0,))],
     "read_plan.path": lambda: _file("plan.jsonl", ""),
     "TfidfEmbedder.load.path": lambda: _stored_embedder(),
+    "read_reported.path": lambda: _answers(),
     "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
     "EngineBlocks.tell_below.tokens": lambda: 1,
@@ -450,6 +465,16 @@ VALID: dict[str, Callable[[], Any]] = {
     "PlannerCollector.pools": lambda: None,
     "PlannerCollector.register.registry": lambda: CollectorRegistry(),
     "PlanningTime.quantile_s.share": lambda: 0.99,
+    "read_call.fields": lambda: {"system": "Help.", "tools": [{"name": "search"}], "model": "m"},
+    "reported_miss.response": lambda: dict(_MISS),
+    "record_answer.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
+    "answered.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
+    "Plan.explain.response": lambda: dict(_MISS),
+    "sent_call_of.line": lambda: JsonLine("trace:1", {"sent": {"marks": {"turn": 1}}}),
+    "as_recorded.traced": lambda: _trace()[0],
+    "lint.cache": lambda: cache_profile("anthropic"),
+    "record.sent": lambda: SentCall(model="m", tools=("search#1",)),
+    "record.marks": lambda: [0],
     "record_client.client": lambda: openai.OpenAI(api_key="x", base_url="http://engine/v1"),
     "RetrieverStage.retriever": lambda: _Documents(),
     "langchain_ctxreuse.ReuseRetriever.retriever": lambda: _Documents(),

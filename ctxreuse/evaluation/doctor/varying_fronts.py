@@ -64,6 +64,9 @@ class Variation:
         token: The token at which two of them part, from 1, as words are counted.
         before: The words before it.
         values: What stands there in each of the two.
+        tenant: Whose texts they are.
+        at: The character at which they part.
+        all_texts: All that vary, of each request the first 20,000 characters.
     """
 
     part: str
@@ -72,6 +75,9 @@ class Variation:
     token: int
     before: str
     values: tuple[str, str]
+    tenant: str
+    at: int
+    all_texts: frozenset[str] = field(repr=False)
 
     @property
     def is_often(self) -> bool:
@@ -94,9 +100,8 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
         trace: The requests, in arrival order; first turns count, the first 5,000 of them, and of
             a text its first 20,000 characters.
     """
-    requests = [one for one in trace if not one.turn][:_MOST_REQUESTS]
-    systems = [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
-    openings = list(_openings(requests))
+    requests = _first_turns(trace)
+    systems, openings = _systems(requests), list(_openings(requests))
     if not systems and not openings:
         return Finding(
             CHECK,
@@ -105,15 +110,44 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
             "record whole prompts: ctxreuse record --source openai -o recording app.py",
             {"requests": len(requests)},
         )
-    if systems and all(_DIGEST.fullmatch(text) for _, text in systems):
+    if systems and all(is_digest(text) for _, text in systems):
         return _check_digests(systems)
-    variations = [*_variations("system text", systems), *_variations("first paragraph", openings)]
-    often = [one for one in variations if one.is_often]
+    often = [one for one in front_variations(trace) if one.is_often]
     if often:
         return _found(max(often, key=lambda one: one.requests), len(often))
     forms = len(set(systems)) + len(set(openings))
     found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
     return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
+
+
+def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
+    """Return what varies in front of the contexts of a trace: see `check_fronts`.
+
+    Nothing is found in a recording that holds no texts.
+    """
+    requests = _first_turns(trace)
+    systems = [(tenant, text) for tenant, text in _systems(requests) if not is_digest(text)]
+    openings = list(_openings(requests))
+    return [*_variations("system text", systems), *_variations("first paragraph", openings)]
+
+
+def is_digest(system: str | None) -> bool:
+    """Return whether a system text is none, but what stands for it in a recording without texts."""
+    return system is not None and _DIGEST.fullmatch(system) is not None
+
+
+def front_text(part: str, request: TraceRequest) -> str:
+    """Return a part of a request as far as it is compared: "" if it has none."""
+    text = request.system if part == "system text" else next((b.text for b in request.blocks), "")
+    return (text or "")[:_MOST_CHARACTERS]
+
+
+def _first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    return [one for one in trace if not one.turn][:_MOST_REQUESTS]
+
+
+def _systems(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
+    return [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
 
 
 def _found(worst: Variation, number: int) -> Finding:
@@ -180,10 +214,10 @@ def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variati
     by_tenant: dict[str, Counter[str]] = {}
     for tenant, text in texts:
         by_tenant.setdefault(tenant, Counter())[text] += 1
-    for forms in by_tenant.values():
+    for tenant, forms in by_tenant.items():
         for set_up in _set_ups(forms):
             if len(set_up.forms) > 1:
-                yield _variation(part, set_up.forms)
+                yield _variation(part, tenant, set_up.forms)
 
 
 def _set_ups(forms: Mapping[str, int]) -> list[_SetUp]:
@@ -205,7 +239,7 @@ def _likeness(some: set[str], others: set[str]) -> float:
     return len(some & others) / max(1, min(len(some), len(others)))
 
 
-def _variation(part: str, forms: Counter[str]) -> Variation:
+def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
     """Return where texts part: the first place where a tenth of them does, in sorted order."""
     pairs = [(_parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
     pairs.sort(key=lambda pair: pair[0])
@@ -219,6 +253,9 @@ def _variation(part: str, forms: Counter[str]) -> Variation:
         len(ENGINE_TOKENIZER.pieces(one[:at].rstrip())) + 1,
         " ".join(map(_shortened, before)),
         (_word_at(one, at), _word_at(other, at)),
+        tenant,
+        at,
+        frozenset(forms),
     )
 
 

@@ -6,14 +6,19 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.tokens import well_formed
+from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
+from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.prompts import Tokenizer, checked_plans, prompt_tokens, sent_blocks
+from ctxreuse.evaluation.traces.json_lines import read_lines
+from ctxreuse.evaluation.traces.sent_calls import SentCall
 from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
 
@@ -42,7 +47,12 @@ class ExplainedRequest:
 
 
 def explain_plan(
-    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    tokenizer: Tokenizer | None = None,
+    *,
+    cache: CacheProfile = VLLM,
+    reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[ExplainedRequest]:
     """Yield an explanation for each request, compared with other tenants' requests, too.
 
@@ -50,19 +60,27 @@ def explain_plan(
         planned: The requests in execution order.
         corpus: The blocks.
         tokenizer: Compares the prompts token by token, too; None does not.
+        cache: The rules of the cache.
+        reported: What the provider says of some of the requests, by their ids.
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
         InvalidRequestError: wrong type.
     """
     planned = checked_plans(planned, corpus)
-    sent = _SentPrompts()
+    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
+    if reported is not None:
+        checked_kind("reported", reported, Mapping, "a mapping, as read_reported returns it")
+    sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
     tokens_of: dict[str | int, array[int]] = {}
     prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)
     for request in planned:
-        prompt = _sent_prompt(request, corpus)
+        prompt = _sent_prompt(request, corpus, cache)
         related = sent.related(prompt)
-        explanation = explain(prompt, related, request.expected_cached_tokens, across_tenants=True)
+        expected = request.expected_cached_tokens
+        explanation = explain(prompt, related, expected, across_tenants=True, cache=cache)
+        if reported is not None:
+            explanation = replace(explanation, reported=reported.get(request.request_id))
         sent.add(prompt)
         if prompts is None:
             yield ExplainedRequest(explanation)
@@ -76,9 +94,14 @@ def explain_plan(
 
 
 class _SentPrompts:
-    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
+    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast.
 
-    def __init__(self) -> None:
+    Args:
+        fronts: What may stand in front of the blocks, as fields of a prompt, outermost first.
+    """
+
+    def __init__(self, fronts: Sequence[str]) -> None:
+        self._fronts = fronts
         self._prompts: list[SentPrompt] = []
         self._with: dict[BlockId, deque[int]] = {}
         self._beginnings: dict[Hashable, int] = {}
@@ -89,7 +112,7 @@ class _SentPrompts:
         for block_id in set(prompt.ids):
             self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
         if not prompt.is_later_turn:
-            for beginning in _beginnings(prompt):
+            for beginning in _beginnings(prompt, self._fronts):
                 self._beginnings[beginning] = number
 
     def related(self, prompt: SentPrompt) -> list[SentPrompt]:
@@ -102,17 +125,23 @@ class _SentPrompts:
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
         numbers = {
             self._beginnings[beginning]
-            for beginning in _beginnings(prompt)
+            for beginning in _beginnings(prompt, self._fronts)
             if beginning in self._beginnings
         }
         numbers.update(sorted(holding)[-_MOST_COMPARED:])
         return [self._prompts[number] for number in sorted(numbers)]
 
 
-def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
+_PLANNED_FRONTS = ("tenant", "system", "is_labelled")
+_FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
+"""What stands in front of blocks: in plans, and in recorded requests."""
+
+
+def _beginnings(prompt: SentPrompt, fronts: Sequence[str]) -> Iterator[Hashable]:
     """Yield a name for each beginning of a prompt, the empty one included."""
-    own = prompt.tenant, prompt.system
-    for root in ((*own, prompt.is_labelled), own, (prompt.tenant,), ()):
+    own = tuple([getattr(prompt, name) for name in fronts])
+    for length in range(len(own), -1, -1):
+        root = own[:length]
         digest = hashlib.blake2b(digest_size=16)
         yield (root, b"")
         for key in prompt.keys:
@@ -120,18 +149,31 @@ def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
             yield (root, digest.digest())
 
 
-def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
+def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -> SentPrompt:
     blocks = sent_blocks(request, corpus)
+    sent = request.sent or SentCall()
+    system_tokens, conversation = sent.system_tokens, request.conversation_id
+    if system_tokens is None:
+        system_tokens = estimate_tokens(request.system or "")
+    in_front = 0 if cache.granularity == "blocks" else sent.tool_tokens + system_tokens
     return SentPrompt(
         request_id=request.request_id,
         tenant=request.tenant,
         system=request.system,
-        is_later_turn=request.after is not None,
+        is_later_turn=request.after is not None or bool(sent.history),
         after=request.after,
         keys=tuple(block.key for block in blocks),
         ids=tuple(block.id for block in blocks),
         tokens=tuple(min(block_tokens(block), MOST_BLOCK_TOKENS) for block in blocks),
         is_labelled=request.is_labelled,
+        model=sent.model,
+        key=sent.key,
+        tools="\n".join(sent.tools),
+        front_tokens=in_front,
+        marks=request.marks,
+        time_s=None if request.timestamp_ms is None else request.timestamp_ms / 1_000,
+        conversation=None if conversation is None else text_digest(repr(conversation)),
+        history=sent.history,
     )
 
 
@@ -150,16 +192,53 @@ def in_words(explained: ExplainedRequest) -> str:
             f"Token by token the two prompts part at token {explained.parts_at_token:,} of "
             f"{explained.prompt_tokens:,}."
         )
-    return "\n".join(lines)
+    return "\n".join(filter(None, [*lines, explanation.comparison]))
 
 
-def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
-    """Return the explanation of one request as a JSON object."""
+def explanation_json(explained: ExplainedRequest, *, with_reason: bool = False) -> dict[str, Any]:
+    """Return the explanation of one request as a JSON object.
+
+    Args:
+        explained: The request.
+        with_reason: Whether the cause is told in the words of providers, too, beside what the
+            provider says.
+    """
+    explanation, reported = explained.explanation, explained.explanation.reported
+    told = asdict(explanation)
+    told.pop("reported")
+    reasons = {}
+    if with_reason:
+        reasons = {
+            "reason": explanation.reason,
+            "reported": None if reported is None else str(reported),
+            "reported_term": None if reported is None else reported.term,
+            "reported_tokens": None if reported is None else reported.missed_tokens,
+            "agrees": explanation.agrees,
+        }
     return {
-        **asdict(explained.explanation),
+        **told,
         "prompt_tokens": explained.prompt_tokens,
         "parts_at_token": explained.parts_at_token,
+        **reasons,
     }
+
+
+def read_reported(path: str) -> dict[str | int, ReportedMiss]:
+    """Read what providers say of requests.
+
+    Args:
+        path: JSON lines, or "-" for standard input: `request_id` beside the fields of the answer,
+            of which `prompt_cache_diagnostics` (OpenAI) and `diagnostics` (Anthropic) count; what
+            `ctxreuse record` writes into `answers.jsonl`.
+
+    Raises:
+        InputFileError: A line is broken.
+    """
+    told = (
+        (line.get("request_id", (str, int)), reported_miss(line.fields))
+        for line in read_lines(path)
+    )
+    return {request_id: miss for request_id, miss in told if miss is not None}
 
 
 _LONGEST_LABEL = 60
@@ -189,6 +268,20 @@ REMEDIES = {
     Cause.evicted: "Give the engine's cache more memory, tell the planner its size "
     "(capacity_tokens), or plan requests together, so that those that share come together.",
     Cause.too_short: "Nothing: it is less than a block of the engine's cache.",
+    Cause.other_tools: "Send the same tools in the same order with every request; choose among "
+    "them with tool_choice.",
+    Cause.other_key: "Send plan.prompt_cache_key, which is the same for requests that share a "
+    "beginning.",
+    Cause.other_model: "Keep the model and its settings the same, or give each model requests of "
+    "its own.",
+    Cause.compacted: "Shorten a conversation seldom, and by much: each time all of it is computed "
+    "again.",
+    Cause.expired: "Send what shares documents closer together (plan_batch), or keep it longer: "
+    "anthropic(life=1h).",
+    Cause.below_minimum: "Nothing, or put more that stays the same in front; prompts of that "
+    "length are never kept.",
+    Cause.never_written: "Mark where prompts fork: plan for the provider's cache "
+    "(ReusePlanner(cache=...)), together what waits together, and send plan.body().",
 }
 """What to do about what is computed again, by cause."""
 

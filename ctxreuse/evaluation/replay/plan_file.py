@@ -13,13 +13,15 @@ system text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.checks import checked_id, checked_integer, checked_kind, checked_number
 from ctxreuse.context.rendering import Notice, Reference
 from ctxreuse.evaluation.traces.json_lines import JsonLine, checked_lines, read_lines
+from ctxreuse.evaluation.traces.sent_calls import SentCall, sent_call_of
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planning.plan import Plan
 
 _FIELDS = (
@@ -35,7 +37,10 @@ PlannedPart = tuple[str, BlockId, str | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival."""
+    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival.
+
+    A recorded request, read as a plan, has `sent`.
+    """
 
     request_id: str | int
     parts: tuple[PlannedPart, ...]
@@ -51,6 +56,7 @@ class PlannedRequest:
     timestamp_ms: float | None = None
     is_labelled: bool = True
     marks: tuple[int, ...] | None = None
+    sent: SentCall | None = None
 
     @classmethod
     def of(
@@ -100,6 +106,35 @@ class PlannedRequest:
             timestamp_ms=timestamp_ms,
             is_labelled=plan.is_labelled,
             marks=plan.marks if has_marks else None,
+        )
+
+    @classmethod
+    def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
+        """Return a recorded request as it was sent, without any plan.
+
+        Args:
+            traced: The request.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("traced", traced, TraceRequest, "a TraceRequest")
+        return cls(
+            request_id=traced.request_id,
+            parts=tuple(("", block.id, None) for block in traced.blocks),
+            order_annotation=None,
+            query=traced.query,
+            system=traced.system,
+            tenant=traced.tenant,
+            conversation_id=traced.conversation_id,
+            turn=traced.turn,
+            after=None,
+            expected_cached_tokens=None,
+            place="trace",
+            timestamp_ms=traced.timestamp_ms,
+            is_labelled=False,
+            marks=traced.marks,
+            sent=traced.sent,
         )
 
     @property
@@ -164,10 +199,9 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             place=line.place,
             timestamp_ms=line.time_ms("timestamp", None),
             is_labelled=line.get("is_labelled", (bool,), True),
-            marks=_marks(line),
+            sent=sent_call_of(line),
         )
-        if request.marks and request.marks[-1] > len(request.blocks):
-            line.fail("field 'marks' must not count more blocks than the line has")
+        request = replace(request, marks=line.marks("marks", len(request.blocks)))
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")
         if request.after is not None and request.after not in turns:
@@ -183,18 +217,6 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             )
         planned.append(request)
     return planned
-
-
-def _marks(line: JsonLine) -> tuple[int, ...] | None:
-    if line.fields.get("marks") is None:
-        return None
-    marks = line.get("marks", (list,))
-    for mark in marks:
-        if not isinstance(mark, int) or isinstance(mark, bool) or mark < 0:
-            line.fail("field 'marks' must hold integers from 0")
-    if marks != sorted(set(marks)):
-        line.fail("field 'marks' must be ascending")
-    return tuple(marks)
 
 
 def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:

@@ -169,18 +169,43 @@ def _run_json(run: RunResult) -> dict[str, Any]:
     }
 
 
-def explanation_output(explained: Sequence[ExplainedRequest], worst: int) -> Iterator[Table]:
-    """Yield the causes, and the requests that lost most, as tables."""
-    by_cause: dict[str, list[int]] = {}
-    for one in explained:
-        by_cause.setdefault(one.explanation.cause, []).append(one.explanation.lost_tokens)
+def explanation_output(
+    explained: Sequence[ExplainedRequest], worst: int, *, with_reason: bool = False
+) -> Iterator[Table]:
+    """Yield the causes, and the requests that lost most, as tables.
+
+    Args:
+        explained: The requests.
+        worst: How many of them are listed.
+        with_reason: Whether causes are told in the words of providers, too, beside what the
+            provider says.
+    """
+    by_cause: dict[tuple[str, ...], list[int]] = {}
+    for explanation in (one.explanation for one in explained):
+        names = (explanation.cause, *([explanation.reason or "-"] if with_reason else []))
+        by_cause.setdefault(names, []).append(explanation.lost_tokens)
     causes = sorted(by_cause.items(), key=lambda item: (-sum(item[1]), item[0]))
     yield Table(
         "Why requests hit or miss",
-        ("cause", "requests", "tokens computed again"),
-        tuple((cause, f"{len(lost):,}", f"{sum(lost):,}") for cause, lost in causes),
+        ("cause", *(["reason"] if with_reason else []), "requests", "tokens computed again"),
+        tuple((*names, f"{len(lost):,}", f"{sum(lost):,}") for names, lost in causes),
         is_text=True,
     )
+    told = Counter(
+        (one.explanation.reason or "-", str(one.explanation.reported), one.explanation.agrees)
+        for one in explained
+        if one.explanation.reported is not None
+    )
+    if told:
+        yield Table(
+            "What the provider says of them",
+            ("planner", "provider", "requests", "agree"),
+            tuple(
+                (ours, theirs, f"{number:,}", _AGREE[agrees])
+                for (ours, theirs, agrees), number in told.most_common()
+            ),
+            is_text=True,
+        )
     losers = [one.explanation for one in explained if one.explanation.lost_tokens]
     losers.sort(key=lambda one: -one.lost_tokens)
     if worst and losers:
@@ -198,6 +223,9 @@ def explanation_output(explained: Sequence[ExplainedRequest], worst: int) -> Ite
             ),
             is_text=True,
         )
+
+
+_AGREE = {True: "yes", False: "no", None: "-"}
 
 
 def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:

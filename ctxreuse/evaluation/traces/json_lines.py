@@ -72,6 +72,20 @@ class JsonLine:
                 self.fail(f"field {name!r} holds {describe(value)}; ids are strings or integers")
         return list(values)
 
+    def marks(self, name: str, blocks: int) -> tuple[int, ...] | None:
+        """Return a field that says after how many of some blocks marks stand; None without it."""
+        if self.fields.get(name) is None:
+            return None
+        marks = self.get(name, (list,))
+        for mark in marks:
+            if not isinstance(mark, int) or isinstance(mark, bool) or mark < 0:
+                self.fail(f"field {name!r} must hold integers from 0")
+        if marks != sorted(set(marks)):
+            self.fail(f"field {name!r} must be ascending")
+        if marks and marks[-1] > blocks:
+            self.fail(f"field {name!r} must not count more blocks than the line has")
+        return tuple(marks)
+
 
 def read_lines(path: str) -> Iterator[JsonLine]:
     """Yield the JSON objects of a file, one a line; blank lines are skipped.

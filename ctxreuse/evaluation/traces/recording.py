@@ -1,7 +1,8 @@
-"""Records what an application or its OpenAI clients send: a corpus and a trace, as JSON lines.
+"""Records what an application or its clients send: a corpus and a trace, as JSON lines.
 
 The files are those that `read_corpus` and `read_trace` take. In a recording
 without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
+Of requests to models, the usage and the cache diagnostics of their answers stand in a third file.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import json
 import os
 import re
 import secrets
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -28,19 +30,26 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
+from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import message_texts
+from ctxreuse.context.reported_usage import reported_field, usage_of
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.evaluation.traces.sent_calls import ReadCall, SentCall, read_call
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
 
+ANSWERS = "answers.jsonl"
+"""What providers say of recorded requests: a line for each answer, without its text."""
+
+_SHORT_DIGEST = 16
 _CONVERSATIONS = 10_000
 """Conversations that are remembered."""
 
@@ -75,12 +84,15 @@ class TraceRecorder(OnePerProcess):
     id the digest of its text, and so are all new ones from then on.
 
     Args:
-        folder: Where to write `corpus.jsonl` and `trace.jsonl`; made if it is not there. Only its
-            owner may read the files. A process that is forked later writes files of its own, in
-            `forked-1`, `forked-2`, ... in there, from its first request on.
+        folder: Where to write `corpus.jsonl` and `trace.jsonl`, and `answers.jsonl` where there are
+            answers of models; made if it is not there. Only its owner may read the files. A process
+            that is forked later writes files of its own, in `forked-1`, `forked-2`, ... in there,
+            from its first request on.
         hash_only: Whether to store no text: no document, no question, no system message, and no
             name of a block, a conversation or a tenant.
         token_counter: As for `ReusePlanner`; a text is counted once for each tenant.
+        clock: Seconds that only run forward; a line's `timestamp` is the milliseconds since the
+            recording began.
 
     Raises:
         InputFileError: The folder cannot be written, or holds a recording already.
@@ -92,17 +104,25 @@ class TraceRecorder(OnePerProcess):
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, TraceRecorder(folder) as recorder:
-        ...     recorder.record([ContextBlock(id=7, text="The Seine.")], "Which river?")
+        ...     _ = recorder.record([ContextBlock(id=7, text="The Seine.")], "Which river?")
         ...     print(Path(folder, "trace.jsonl").read_text().rstrip())
-        {"request_id": 1, "query": "Which river?", "blocks": [7]}
+        {"request_id": 1, "query": "Which river?", "timestamp": ..., "blocks": [7]}
     """
 
     def __init__(
-        self, folder: str | Path, *, hash_only: bool = False, token_counter: Any = None
+        self,
+        folder: str | Path,
+        *,
+        hash_only: bool = False,
+        token_counter: Any = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         checked_kind("folder", folder, (str, os.PathLike), "a path")
         self._hash_only = hash_only
         self._count_tokens = as_token_counter(token_counter)
+        check_function("clock", clock, "a function")
+        self._clock = clock
+        self._begun_s = clock()
         self._salt = secrets.token_bytes(32)
         self._lock = ForkSafeLock()
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
@@ -126,6 +146,7 @@ class TraceRecorder(OnePerProcess):
         self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
+        self._answers: IO[bytes] | None = None
 
     def _open(self) -> None:
         process = process_name().rstrip(".")
@@ -161,8 +182,10 @@ class TraceRecorder(OnePerProcess):
         tenant: str = "",
         titles: Iterable[str] = (),
         source: str = "",
-    ) -> None:
-        """Write a request.
+        sent: SentCall | None = None,
+        marks: Sequence[int] | None = None,
+    ) -> int | None:
+        """Write a request; return its id in the trace, or None if it could not be written.
 
         Args:
             blocks: Its blocks, in the order in which they are sent.
@@ -172,16 +195,47 @@ class TraceRecorder(OnePerProcess):
             tenant: The tenant that the request belongs to.
             titles: What people know the blocks by, in the same order; "" if a block has no title.
             source: What retrieved or sent it, in words; counted in `sources`.
+            sent: How it was sent, besides its documents; None if that is not known.
+            marks: After how many of its blocks a mark stands, ascending; 0 is behind the system
+                text. None if that is not known.
         """
-        self._failing.attempt(
+        return self._failing.attempt(
             lambda: self._write(
                 ContextRequest(
                     blocks, query, system=system, conversation_id=conversation_id, tenant=tenant
                 ),
                 titles,
                 source,
+                _beside(sent, marks),
             ),
             lambda: None,
+        )
+
+    def record_answer(self, request_id: int, response: object) -> None:
+        """Write what the answer to a request says of tokens and caches; nothing if it says nothing.
+
+        Args:
+            request_id: The request, as `record` returned it.
+            response: The answer; its text is not recorded.
+        """
+        self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
+
+    def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
+        """Read a request to a model as it is recorded; None if there is no question of a user.
+
+        Args:
+            messages: Its messages, or the input of OpenAI's responses.
+            fields: Its other fields.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return read_call(
+            messages,
+            fields,
+            self._count_tokens,
+            lambda text: self._digest(text).hex()[:_SHORT_DIGEST],
+            hash_only=self._hash_only,
         )
 
     def summary(self) -> str:
@@ -201,7 +255,7 @@ class TraceRecorder(OnePerProcess):
         """Close the files; what is recorded afterwards counts in `faults`."""
         with self._lock:
             self._is_closed = True
-            for file in self._files:
+            for file in (*self._files, *filter(None, [self._answers])):
                 file.close()
 
     def discard(self) -> None:
@@ -223,12 +277,19 @@ class TraceRecorder(OnePerProcess):
         """Close the files."""
         self.close()
 
-    def _write(self, request: ContextRequest, titles: Iterable[str], source: str) -> None:
-        """Write a request; texts are hashed and counted before, because that may take its time.
+    def _write(
+        self,
+        request: ContextRequest,
+        titles: Iterable[str],
+        source: str,
+        beside: Mapping[str, Any],
+    ) -> int:
+        """Write a request, return its id; texts are hashed and counted before, which may take time.
 
         All that the tenant has not recorded itself is counted: how long that takes must not tell
         what other tenants have.
         """
+        arrived_ms = round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
         blocks = request.unique_blocks
         title_of = {
             block.key: title for block, title in zip(request.blocks, titles, strict=False) if title
@@ -239,9 +300,10 @@ class TraceRecorder(OnePerProcess):
                 known = {key: self._names.get(request.tenant, key) for key in blocks}
                 new = [key for key, name in known.items() if name is None and key not in measured]
                 if not new:
-                    self._append_request(request, known, measured, title_of)
+                    told = {"timestamp": arrived_ms, **beside}
+                    self._append_request(request, known, measured, title_of, told)
                     self.sources[source] += 1
-                    return
+                    return self.requests
             measured |= {key: self._measured(blocks[key]) for key in new}
 
     def _measured(self, block: ContextBlock) -> _MeasuredBlock:
@@ -254,6 +316,7 @@ class TraceRecorder(OnePerProcess):
         known: Mapping[BlockKey, BlockId | None],
         measured: Mapping[BlockKey, _MeasuredBlock],
         title_of: Mapping[BlockKey, str],
+        told: Mapping[str, Any],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held.
 
@@ -262,6 +325,7 @@ class TraceRecorder(OnePerProcess):
             known: The names of its blocks, as far as they are remembered for its tenant.
             measured: What is known of the others.
             title_of: The blocks' titles, as far as they have any.
+            told: Further fields of the line.
         """
         if not self._files and not self._is_closed:
             self._open()
@@ -283,8 +347,35 @@ class TraceRecorder(OnePerProcess):
             line["conversation_id"] = self._name(request.conversation_id)
             line["turn"] = self._next_turn(request.tenant, request.conversation_id)
             self._requests_of_conversations += 1
-        _append(trace, line | {"blocks": ids})
+        _append(trace, {**line, **told, "blocks": ids})
         self.requests += 1
+
+    def _write_answer(self, request_id: int, response: object) -> None:
+        usage, miss = usage_of(reported_field(response, "usage")), reported_miss(response)
+        if usage is None and miss is None:
+            return
+        line: dict[str, Any] = {"request_id": request_id}
+        if usage is not None:
+            written = usage.written_tokens
+            line["usage"] = {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "prompt_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": None if written is None else sum(written.values()),
+                },
+            }
+        if miss is not None:
+            line["prompt_cache_diagnostics"] = miss.as_json()
+        with self._lock:
+            if not self._paths:
+                return  # of a request that the parent has recorded
+            if self._answers is None and not self._is_closed:
+                path = self._paths[0].with_name(ANSWERS)
+                self._answers = _new_file(path)
+                self._paths.append(path)
+            assert self._answers is not None, "closed"
+            _append(self._answers, line)
 
     def _named(
         self,
@@ -331,6 +422,16 @@ class TraceRecorder(OnePerProcess):
         self._talks += not turn
         self._turns.put(tenant, key, turn + 1)
         return turn
+
+
+def _beside(sent: SentCall | None, marks: Sequence[int] | None) -> dict[str, Any]:
+    """Return the fields of a trace line that say how a request was sent."""
+    told: dict[str, Any] = {}
+    if sent is not None:
+        told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
+    if marks is not None:
+        told["marks"] = checked_each("marks", marks, int, "an integer")
+    return told
 
 
 def _append(file: IO[bytes], line: Mapping[str, Any]) -> None:
@@ -448,46 +549,80 @@ class PromptRecorder:
     Args:
         recorder: Writes them.
         read_context: Reads the blocks from a user message; see `paragraphs`.
+        source: What sends them, in words.
     """
 
-    def __init__(self, recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> None:
+    def __init__(
+        self,
+        recorder: TraceRecorder,
+        read_context: ReadContext = paragraphs,
+        source: str = "OpenAI clients",
+    ) -> None:
         self._recorder = recorder
+        self._source = source
         self._read_context = read_context
         self._conversations = ConversationNames()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
-    def note(self, messages: Any) -> None:
-        """Record a prompt; skip anything else."""
-        self._failing.attempt(lambda: self._record(messages), lambda: None)
+    def note(self, messages: Any, fields: Mapping[str, Any] | None = None) -> int | None:
+        """Record a prompt, return its id in the trace; skip anything else.
 
-    def _record(self, messages: Any) -> None:
-        if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
-            return
-        questions = [one for one in messages if one.get("role") == "user"]
-        if not questions:
-            return
-        told = [one for one in messages if one.get("role") in ("system", "developer")]
-        system = "\n\n".join(text for one in told for text in message_texts(one))
+        Args:
+            messages: Its messages, or the input of OpenAI's responses.
+            fields: The other fields of the request, such as `system`, `tools` and `model`.
+        """
+        return self._failing.attempt(lambda: self._record(messages, fields or {}), lambda: None)
+
+    def answered(self, request_id: int | None, response: object) -> None:
+        """Record what the answer to a noted prompt says of tokens and caches."""
+        if request_id is not None:
+            self._recorder.record_answer(request_id, response)
+
+    def _record(self, messages: Any, fields: Mapping[str, Any]) -> int | None:
+        call = self._recorder.read_call(messages, fields)
+        if call is None:
+            return None
+        questions, system = call.questions, call.system
         context = self._read_context("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
-        self._recorder.record(
+        return self._recorder.record(
             context.blocks,
             context.query,
             system=system or None,
             conversation_id=self._conversations.of(
                 f"{system}\n{first}", is_first=len(questions) == 1
             ),
-            source="OpenAI clients",
+            source=self._source,
+            sent=call.sent,
+            marks=_marks(call, context),
         )
+
+
+def _marks(call: ReadCall, context: SentContext) -> list[int]:
+    """Return after how many blocks marks stand; not those behind the question, which differs."""
+    texts = [one.text if isinstance(one, ContextBlock) else one for one in context.blocks]
+    marks = {0} if call.sent.marks.get("system") else set()
+    for end in call.marked_ends:
+        at, seen = 0, set[str]()
+        for text in texts:
+            found = end.find(text, at)
+            if found < 0:
+                break
+            at = found + len(text)
+            seen.add(text)
+        if seen and not (context.query and context.query in end[at:]):
+            marks.add(len(seen))
+    return sorted(marks)
 
 
 def record_client(
     client: Any, recorder: TraceRecorder, read_context: ReadContext = paragraphs
 ) -> Any:
-    """Make an OpenAI client record the chat prompts that it sends.
+    """Make an OpenAI or Anthropic client record the prompts that it sends.
 
     Args:
-        client: An `openai.OpenAI` or `openai.AsyncOpenAI` that has not been used.
+        client: An `openai.OpenAI` or `openai.AsyncOpenAI`, or an `anthropic.Anthropic` or
+            `anthropic.AsyncAnthropic`, that has not been used.
         recorder: Writes them.
         read_context: Reads the blocks from a user message.
 
@@ -498,19 +633,29 @@ def record_client(
         InvalidRequestError: wrong type.
     """
     completions = getattr(getattr(client, "chat", None), "completions", None)
-    if completions is None:
+    messages = getattr(client, "messages", None)
+    if completions is None and messages is None:
         raise InvalidRequestError(
-            f"client must be an openai.OpenAI or openai.AsyncOpenAI, not {describe(client)}"
+            "client must be an openai.OpenAI or openai.AsyncOpenAI, an anthropic.Anthropic or "
+            f"anthropic.AsyncAnthropic, not {describe(client)}"
         )
     checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
+    if messages is not None:
+        prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
+        messages.create = _noting(messages.create, prompts)
+        return client
+    assert completions is not None, "one of the two"
     prompts = PromptRecorder(recorder, read_context)
     completions.create = _noting(completions.create, prompts)
+    responses = getattr(client, "responses", None)
+    if responses is not None:
+        responses.create = _noting(responses.create, prompts)
     return client
 
 
 @contextmanager
 def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> Iterator[None]:
-    """Record the chat prompts of all OpenAI clients that are made inside.
+    """Record the prompts of all OpenAI clients that are made inside: chat completions, responses.
 
     Args:
         recorder: Writes them.
@@ -521,23 +666,67 @@ def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -
     """
     try:
         from openai.resources.chat.completions import AsyncCompletions, Completions
+        from openai.resources.responses import AsyncResponses, Responses
     except ImportError as error:
         raise MissingExtraError("recording OpenAI clients", "openai") from error
     prompts = PromptRecorder(recorder, read_context)
-    before = {kind: kind.create for kind in (Completions, AsyncCompletions)}
+    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts):
+        yield
+
+
+@contextmanager
+def recording_anthropic(
+    recorder: TraceRecorder, read_context: ReadContext = paragraphs
+) -> Iterator[None]:
+    """Record the prompts of all Anthropic clients that are made inside.
+
+    Args:
+        recorder: Writes them.
+        read_context: Reads the blocks from a user message.
+
+    Raises:
+        MissingExtraError: If `anthropic` is not installed.
+    """
+    try:
+        from anthropic.resources.messages import AsyncMessages, Messages
+    except ImportError as error:
+        raise MissingExtraError("recording Anthropic clients", "anthropic") from error
+    with _noted((Messages, AsyncMessages), PromptRecorder(recorder, read_context, _ANTHROPIC)):
+        yield
+
+
+_ANTHROPIC = "Anthropic clients"
+
+
+@contextmanager
+def _noted(kinds: Sequence[Any], prompts: PromptRecorder) -> Iterator[None]:
+    """Have `create` of some classes note what it is given, and what it answers."""
+    before = {kind: kind.create for kind in kinds}
     try:
         for kind, create in before.items():
-            kind.create = _noting(create, prompts)  # type: ignore[method-assign]
+            kind.create = _noting(create, prompts)
         yield
     finally:
         for kind, create in before.items():
-            kind.create = create  # type: ignore[method-assign]
+            kind.create = create
 
 
 def _noting(create: Callable[..., Any], prompts: PromptRecorder) -> Callable[..., Any]:
     @wraps(create)
     def noting(*args: Any, **fields: Any) -> Any:
-        prompts.note(fields.get("messages"))
-        return create(*args, **fields)
+        request_id = prompts.note(fields.get("messages", fields.get("input")), fields)
+        response = create(*args, **fields)
+        if isinstance(response, Coroutine):
+            return _noting_answer(response, request_id, prompts)
+        prompts.answered(request_id, response)
+        return response
 
     return noting
+
+
+async def _noting_answer(
+    response: Coroutine[Any, Any, Any], request_id: int | None, prompts: PromptRecorder
+) -> Any:
+    answer = await response
+    prompts.answered(request_id, answer)
+    return answer

@@ -3,7 +3,9 @@
 A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing, and
 optionally `title`, for people. A trace line is a retrieval, in arrival order: `request_id`,
 `query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`, `tenant`, `system`,
-`timestamp` (of its arrival, in milliseconds), `output_tokens` (of its answer). Further fields are
+`timestamp` (of its arrival, in milliseconds), `output_tokens` (of its answer), `sent` (how it was
+sent; see `sent_calls`), `marks` (after how many of its blocks a mark stood; 0 is behind the system
+text). Further fields are
 skipped.
 """
 
@@ -17,6 +19,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, describe
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, read_lines
+from ctxreuse.evaluation.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
 
@@ -39,6 +42,8 @@ class TraceRequest:
         ranked: The retriever's order, which prompts tell, where `blocks` is in another one.
         timestamp_ms: When it arrived, in milliseconds; None if that is not known.
         output_tokens: Tokens of its answer; None if they are not known.
+        sent: How it was sent, besides its documents; None if that is not known.
+        marks: After how many of its blocks a mark stood, ascending; None if that is not known.
     """
 
     request_id: str | int
@@ -51,6 +56,8 @@ class TraceRequest:
     ranked: tuple[ContextBlock, ...] | None = None
     timestamp_ms: float | None = None
     output_tokens: int | None = None
+    sent: SentCall | None = None
+    marks: tuple[int, ...] | None = None
 
 
 def block_tokens(block: ContextBlock) -> int:
@@ -148,6 +155,8 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 system=line.get("system", (str,), None),
                 timestamp_ms=line.time_ms("timestamp", None),
                 output_tokens=output_tokens,
+                sent=sent_call_of(line),
+                marks=line.marks("marks", len(blocks)),
             )
         )
     return trace

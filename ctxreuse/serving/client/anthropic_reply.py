@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.serving.client.reply import (
     BrokenReplyError,
@@ -47,6 +48,7 @@ class AnthropicReplyReader(ReplyReader):
             message = checked_object(event.get("message"), "a message")
             self.reply_id = checked_text(message.get("id"), "a message's id") or self.reply_id
             self._take_usage(message.get("usage"))
+            self.miss = reported_miss(message) or self.miss
         elif kind == "content_block_start":
             return self._take_block(event)
         elif kind == "content_block_delta":
@@ -57,6 +59,7 @@ class AnthropicReplyReader(ReplyReader):
                 self.finish_reason = _FINISHED.get(reason, reason)
                 self.has_token = True
             self._take_usage(event.get("usage"))
+            self.miss = reported_miss(event) or reported_miss(event.get("delta")) or self.miss
         elif kind == "message_stop":
             self.has_ended = True
         return ""

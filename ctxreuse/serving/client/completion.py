@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from ctxreuse.context.miss_reasons import ReportedMiss
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -45,6 +47,8 @@ class Completion:
         tool_calls: The tools that the model wants to be called.
         written_tokens: Prompt tokens that were written into the cache, by time to live ("5m", "1h";
             "" where the engine does not say which); None is unknown. `prompt_tokens` include them.
+        miss: Why the prompt was not read from the cache, as the provider says; `plan.explain` takes
+            the completion. None if it was not asked.
     """
 
     text: str
@@ -59,6 +63,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     written_tokens: Mapping[str, int] | None = None
+    miss: ReportedMiss | None = None
 
 
 _log = logging.getLogger("ctxreuse")

@@ -442,6 +442,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             ),
             completion_tokens=reader.completion_tokens,
             written_tokens=reader.written_tokens,
+            miss=reader.miss,
             time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
             attempts=call.attempts,

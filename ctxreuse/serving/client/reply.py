@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxreuse.context.checks import reported_count
+from ctxreuse.context.miss_reasons import ReportedMiss
 from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
@@ -65,6 +66,7 @@ class ReplyReader:
         cached_tokens: Those that came from the prefix cache; None is unknown.
         completion_tokens: Tokens of the answer; None is unknown.
         written_tokens: Prompt tokens written into the cache, by time to live; None is unknown.
+        miss: Why the prompt was not read from the cache, as the provider says.
         prompt_token_ids: The prompt's tokens, if they came.
         has_token: Whether the model has said something: text, a thought, a tool call, or its end.
         has_ended: Whether the engine has said that nothing follows.
@@ -78,6 +80,7 @@ class ReplyReader:
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.written_tokens: Mapping[str, int] | None = None
+        self.miss: ReportedMiss | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.has_token = False
         self.has_ended = False

@@ -1,0 +1,249 @@
+"""`ctxreuse lint` and `ctxreuse explain --answers`, called as a user calls them."""
+
+import json
+
+import pytest
+from caching_server import caching_server
+from cli_helpers import run, words
+
+from ctxreuse.evaluation.traces.recording import CORPUS, TRACE, PromptRecorder, TraceRecorder
+
+__all__ = ["run"]
+
+MARK = {"type": "ephemeral"}
+RIVERS = {name: f"{name} is a river of many towns. " * 90 for name in ("Seine", "Loire", "Tiber")}
+
+
+PROGRAM = """
+import anthropic
+
+rivers = {rivers!r}
+with anthropic.Anthropic(base_url={url!r}, api_key="x", max_retries=0) as client:
+    for minute in range(3):
+        documents = {{"type": "text", "text": rivers["Seine"] + rivers["Loire"] + "\\n\\n"}}
+        documents["cache_control"] = {{"type": "ephemeral"}}
+        question = {{"type": "text", "text": "Where?"}}
+        client.messages.create(
+            model="m",
+            max_tokens=9,
+            system=f"It is 10:0{{minute}}.",
+            messages=[{{"role": "user", "content": [documents, question]}}],
+        )
+"""
+
+
+def ask(recorder, minute, *, names=("Seine", "Loire"), **more):
+    """Record a prompt with the time in front and a mark behind its documents."""
+    parts = [{"type": "text", "text": f"{RIVERS[name]}\n\n"} for name in names]
+    parts[-1] = {**parts[-1], "cache_control": MARK}
+    parts.append({"type": "text", "text": f"Where, at {minute}?"})
+    system = [{"type": "text", "text": f"Help. It is 10:{minute:02}.", "cache_control": MARK}]
+    fields = {"system": system, "model": "m", **more}
+    return PromptRecorder(recorder, source="tests").note(
+        [{"role": "user", "content": parts}], fields
+    )
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Return a recording whose system text tells the time."""
+    with TraceRecorder(tmp_path / "recording", clock=lambda: 0.0) as recorder:
+        for minute in range(4):
+            ask(recorder, minute)
+    return tmp_path / "recording"
+
+
+def test_findings_are_told_and_the_exit_code_says_so(run, recording):
+    code, out, err = run("lint", recording, "--cache", "anthropic")
+    assert (code, err) == (1, "")
+    said = words(out)
+    assert said.startswith("1 finding in 4 requests with 5,792 prompt tokens (anthropic). First: ")
+    assert "volatile text in front, request 2" in said
+    assert "is followed by 10:00. and by 10:01." in said
+    assert "-> Say a date or time behind the documents, such as in the question." in said
+
+
+def test_a_trace_beside_its_corpus_is_as_good_as_its_folder(run, recording, tmp_path):
+    whole = run("lint", recording, "--json")
+    assert run("lint", recording / TRACE, "--json") == whole
+    moved = (recording / CORPUS).rename(tmp_path / "elsewhere.jsonl")
+    assert run("lint", recording / TRACE, "--corpus", moved, "--json") == whole
+
+
+def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
+    prices = tmp_path / "prices.json"
+    told = {"input": 3.0, "cached_input": 0.3, "currency": "USD", "date": "today", "source": "me"}
+    prices.write_text(json.dumps(told))
+    code, out, _ = run("lint", recording, "--cache", "anthropic", "--prices", prices, "--json")
+    report = json.loads(out)
+    assert code == 1
+    (finding,) = report["findings"]
+    assert finding | {"found": "", "label": ""} == {
+        "check": "volatile text in front",
+        "request_id": finding["request_id"],
+        "number": finding["request_id"],
+        "label": "",
+        "requests": 3,
+        "found": "",
+        "tokens": finding["tokens"],
+        "cost_tokens": round(0.9 * finding["tokens"]),
+        "share": round(finding["cost_tokens"] / report["prompt_tokens"], 6),
+        "remedy": "Say a date or time behind the documents, such as in the question.",
+        "money": pytest.approx(finding["cost_tokens"] * 3 / 1_000_000),
+    }
+    assert report["prices"]["source"] == "me"
+    _, out, _ = run("lint", recording, "--cache", "anthropic", "--prices", prices)
+    assert "USD" in out
+    assert "prices of today: me" in out
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_what_is_shown_fits_the_terminal(run, recording, monkeypatch, columns):
+    run("lint", recording)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("lint", recording, "--cache", "anthropic")
+    assert max(map(len, out.splitlines())) <= columns
+    assert "volatile text in front" in out
+
+
+def test_a_clean_trace_ends_with_0(run, tmp_path):
+    with TraceRecorder(tmp_path / "clean") as recorder:
+        recorder.record(["a river"], "Which?")
+    code, out, _ = run("lint", tmp_path / "clean")
+    assert code == 0
+    assert words(out).startswith("Nothing found in 1 request with 4 prompt tokens (vllm).")
+    assert "not known: tools, marks and history of 1 request" in words(out)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "broken JSON"),
+        ('{"request_id": 1, "blocks": ["ghost"]}', "block 'ghost' (str) is not in the corpus"),
+        ('{"request_id": 1, "blocks": [], "sent": []}', "field 'sent' is"),
+        ('{"request_id": 1, "blocks": [], "marks": [1]}', "must not count more blocks"),
+    ],
+)
+def test_a_broken_trace_ends_with_2_and_names_the_line(run, tmp_path, line, problem):
+    (tmp_path / CORPUS).write_text("")
+    (tmp_path / TRACE).write_text(line)
+    code, out, err = run("lint", tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {tmp_path / TRACE}:1: ")
+    assert problem in err
+
+
+def test_wrong_usage_ends_with_2(run, recording, tmp_path):
+    code, _, err = run("lint", tmp_path / "missing")
+    assert (code, err) == (
+        2,
+        f"ctxreuse: {tmp_path / 'missing'}: there is no such file or folder\n",
+    )
+    code, _, err = run("lint", recording, "--cache", "antropic")
+    assert code == 2
+    assert "perhaps 'anthropic' is meant" in err
+
+
+def test_the_help_teaches(run):
+    code, out, _ = run("lint", "--help")
+    assert code == 0
+    for part in (
+        "Find in a recorded trace what keeps the prefix cache from hitting, and what it costs.",
+        "Ends with exit code 1 if anything is found.",
+        "ctxreuse record --source anthropic -o recording app.py",
+        "ctxreuse lint recording --cache anthropic",
+        "--prices",
+    ):
+        assert part in words(out)
+    assert "ctxreuse lint recording --cache anthropic" in words(run("--help")[1])
+
+
+def test_a_program_is_recorded_linted_and_explained(run, tmp_path, monkeypatch):
+    pytest.importorskip("anthropic")
+    monkeypatch.chdir(tmp_path)
+    with caching_server("anthropic") as server:
+        (tmp_path / "app.py").write_text(PROGRAM.format(url=server.url, rivers=RIVERS))
+        code, _, err = run("record", "--source", "anthropic", "-o", "recording", "app.py")
+    assert (code, "3 from Anthropic clients" in err) == (0, True)
+    code, out, _ = run("lint", "recording", "--cache", "anthropic")
+    assert code == 1
+    assert "volatile text in front" in out
+    files = ("--plan", f"recording/{TRACE}", "--corpus", f"recording/{CORPUS}")
+    code, out, _ = run("explain", *files, "--cache", "anthropic")
+    assert code == 0
+    assert "│ other system text │ system" in out
+
+
+# explain
+
+
+@pytest.fixture
+def explained(run, recording, tmp_path):
+    """Return a function that explains the recording beside what a provider says."""
+    miss = {"cache_miss_reason": {"type": "system_changed", "cache_missed_input_tokens": 900}}
+    told = [
+        {"request_id": 2, "diagnostics": miss},
+        {"request_id": 3, "diagnostics": {"cache_miss_reason": {"type": "tools_changed"}}},
+        {"request_id": 4, "diagnostics": {"cache_miss_reason": None}},
+        {"request_id": "of another recording", "diagnostics": miss},
+    ]
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps(one) + "\n" for one in told))
+
+    def explain(*more):
+        files = ("--plan", recording / TRACE, "--corpus", recording / CORPUS)
+        return run("explain", *files, "--cache", "anthropic", "--answers", answers, *more)
+
+    return explain
+
+
+def test_the_planners_reason_stands_beside_the_providers(explained):
+    code, out, err = explained("--worst", "0")
+    assert (code, err) == (0, "")
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in out.splitlines()
+        if line.startswith("│")
+    ]
+    assert rows == [
+        ["other system text", "system", "3", "4,320"],
+        ["new blocks", "never written", "1", "0"],
+        ["system", "system", "1", "yes"],
+        ["system", "tools", "1", "no"],
+        ["system", "cannot tell", "1", "-"],
+    ]
+
+
+def test_one_request_is_told_with_both(explained):
+    _, out, _ = explained("--request", "3")
+    assert out.splitlines()[-1] == (
+        "The provider says: tools (tools_changed); the planner: system. The two differ: the "
+        "provider compares with the request that it was named, the planner with the one that "
+        "begins most alike."
+    )
+    _, out, _ = explained("--request", "2")
+    assert out.endswith("The provider says: system (system_changed); the planner: system.\n")
+
+
+def test_json_has_reasons_where_they_were_asked_for_and_only_there(explained, run, recording):
+    _, out, _ = explained("--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    names = ("reason", "reported", "reported_term", "reported_tokens", "agrees")
+    assert [[one[name] for name in names] for one in told] == [
+        ["never written", None, None, None, None],
+        ["system", "system", "system_changed", 900, True],
+        ["system", "tools", "tools_changed", None, False],
+        ["system", "cannot tell", "pending", None, None],
+    ]
+    files = ("--plan", recording / TRACE, "--corpus", recording / CORPUS)
+    _, out, _ = run("explain", *files, "--json")
+    assert "reason" not in json.loads(out.splitlines()[0])
+
+
+def test_broken_answers_are_named(run, recording, tmp_path):
+    broken = tmp_path / "answers.jsonl"
+    broken.write_text('{"diagnostics": {}}')
+    files = ("--plan", recording / TRACE, "--corpus", recording / CORPUS)
+    code, _, err = run("explain", *files, "--answers", broken)
+    assert code == 2
+    assert err.startswith(f"ctxreuse: {broken}:1: field 'request_id' is missing")
