@@ -640,11 +640,11 @@ def record_client(
             f"anthropic.AsyncAnthropic, not {describe(client)}"
         )
     checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
-    if messages is not None:
+    if completions is None:
+        assert messages is not None, "one of the two"
         prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
         messages.create = _noting(messages.create, prompts)
         return client
-    assert completions is not None, "one of the two"
     prompts = PromptRecorder(recorder, read_context)
     completions.create = _noting(completions.create, prompts)
     responses = getattr(client, "responses", None)
