@@ -205,6 +205,17 @@ def test_what_was_sent_too_late_and_what_asked_another_model_are_found():
     assert [one[0] for one in found(models)] == ["another model"]
 
 
+def test_a_conversation_whose_tools_change_computes_its_history_again():
+    sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "history": 1}}
+    turns = [
+        traced(n, "a", sent={**sent, "tools": tools, "history": 2 * n, "history_tokens": 900 * n})
+        for n, tools in enumerate((TOOLS, TOOLS, TOOLS[::-1]))
+    ]
+    one = the_finding([replace(turn, conversation_id="c") for turn in turns])
+    assert (one.check, one.request_id) == ("tools in changing order", 2)
+    assert one.tokens == 2_000 + 2 + 1_800
+
+
 def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
     trace = [traced(n, "ab", sent=None, marks=None) for n in range(3)]
     report = lint(trace, CORPUS)

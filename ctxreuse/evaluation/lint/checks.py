@@ -85,8 +85,13 @@ class _Request:
         return (self.traced.tenant, self.sent.model)
 
     def lost(self, *causes: Cause) -> int:
-        """Return the block tokens that are computed again, if that is for one of some causes."""
-        return self.explanation.lost_tokens if self.explanation.cause in causes else 0
+        """Return the tokens that are computed again, if that is for one of some causes.
+
+        Of a later turn that is all of the history.
+        """
+        if self.explanation.cause not in causes:
+            return 0
+        return max(self.explanation.lost_tokens, self.sent.history_tokens)
 
 
 @dataclass(slots=True)
@@ -312,8 +317,8 @@ def _causes(trace: _Trace) -> Iterator[LintFinding]:
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
             front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
         )
-        if cause in _BY_CAUSE and one.explanation.lost_tokens and not is_told:
-            tallies[cause].add(one, one.explanation.lost_tokens)
+        if cause in _BY_CAUSE and one.lost(cause) and not is_told:
+            tallies[cause].add(one, one.lost(cause))
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         worst = tally.worst.explanation
