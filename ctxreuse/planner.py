@@ -157,7 +157,7 @@ class ReusePlanner(FixedSettings):
             self._exchange = _checked_exchange(shared_log, mode)
         keyed = None if self._exchange is None else self._exchange.keyed
         self._tenant_class = tenant_class
-        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, keyed)
+        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, keyed, self._settings.cache)
         self._planning: TenantPlanner | ShadowPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         if mode == "shadow":

@@ -160,6 +160,13 @@ def reports() -> None:
     assert list(Path("pictures").glob("*.png"))
 
 
+def knows_prices() -> None:
+    """Estimate with a model's published prices."""
+    corpus, trace = _files()
+    output = command("estimate", trace, "--corpus", corpus, "--prices", "gpt-4.1")
+    assert "genai-prices" in output, output
+
+
 def compares_policies() -> None:
     """Compare policies on a folder of questions, found in two ways."""
     folder = Path("questions")
@@ -387,6 +394,7 @@ FEATURES = (
     Feature("progress bars", shows_progress, (CLI,)),
     Feature("ctxreuse demo", demonstrates, ("demo",), on=(CLI,)),
     Feature("ctxreuse report", reports, ("report",), on=(CLI,)),
+    Feature("--prices MODEL", knows_prices, ("prices",), on=(CLI,)),
     Feature("ctxreuse bench", compares_policies, ("bench", "workflow"), on=(CLI,)),
     Feature("ctxreuse bench, long documents", cuts_documents, ("bench",), on=(CLI,)),
     Feature("--tokenizer", counts_tokens, ("tokenizers", "embeddings", "demo"), on=(CLI,)),

@@ -89,7 +89,11 @@ class StepCache:
         written: dict[str, int] = {}
         if profile.write_factor != 1 and kept > read:
             written[profile.time_to_live.name] = kept - read
-            self._unread.wrote(prefixes[-1], kept - read)
+            reached = read
+            for prefix, end in zip(prefixes[known + 1 :], ends[known + 1 :], strict=True):
+                if min(end, kept) > reached:
+                    self._unread.wrote(prefix, min(end, kept) - reached)
+                    reached = min(end, kept)
         return BilledTokens(ends[-1] - read - sum(written.values()), read, written)
 
     def _sweep(self, now: float) -> None:

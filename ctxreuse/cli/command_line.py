@@ -10,7 +10,9 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import doctor_command, savings_commands, trace_commands
+from ctxreuse.cli.bill_options import CacheSpec, PricesGiven, prices_given
 from ctxreuse.cli.terminal import Command, Group, progress, put, show
+from ctxreuse.context.cache_profile import cache_profile
 
 app = typer.Typer(
     cls=Group,
@@ -58,6 +60,8 @@ def _demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
     ] = Path("demo-output"),
+    cache: CacheSpec = "vllm",
+    prices: PricesGiven = None,
 ) -> None:
     """Plan questions about the Python reference in several ways, and show what each saves.
 
@@ -65,7 +69,8 @@ def _demo(
     """
     from ctxreuse.evaluation.demo.demo_run import run_demo
 
-    show(run_demo(output, progress))
+    profile = cache_profile(cache)
+    show(run_demo(output, progress, prices_given(prices, profile), profile))
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from ctxreuse.cli.bill_options import CacheSpec, PricesGiven, prices_given
 from ctxreuse.cli.quality_part import (
     ANSWER_TOKENS,
     AnnotationTemplates,
@@ -38,7 +39,6 @@ from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
-from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
 from ctxreuse.evaluation.results.tables import (
     bench_json,
@@ -57,22 +57,6 @@ PrefillRate = Annotated[
         min=1,
         help="Prompt tokens that your engine computes in a second, for the seconds saved; without "
         "it, 10,000, about a model of 8 billion parameters on one H100.",
-    ),
-]
-PricesPath = Annotated[
-    Path | None,
-    typer.Option(
-        help="Your prices, for the money saved: a JSON file with input and cached_input (for a "
-        "million tokens), currency, date and source; with --cache also output and written_input "
-        "(a price, or one for each time to live), if they are known."
-    ),
-]
-CacheSpec = Annotated[
-    str,
-    typer.Option(
-        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
-        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
-        "Of a provider's cache, what is shown is the bill."
     ),
 ]
 
@@ -116,7 +100,7 @@ def estimate(
     ] = None,
     prefill_rate: PrefillRate = None,
     cache: CacheSpec = "vllm",
-    prices: PricesPath = None,
+    prices: PricesGiven = None,
     independent: Annotated[
         bool,
         typer.Option("--independent", help="Take turns of conversations as independent requests."),
@@ -139,7 +123,7 @@ def estimate(
     model: what the prompts cost as they are sent today, with marks, and planned.
     """
     profile = cache_profile(cache)
-    known_prices = None if prices is None else Prices.read(prices, profile)
+    known_prices = prices_given(prices, profile)
     check_outputs(html, results)
     measured = measure_savings(
         trace,
@@ -313,7 +297,7 @@ def bench(
     ] = None,
     prefill_rate: PrefillRate = None,
     cache: CacheSpec = "vllm",
-    prices: PricesPath = None,
+    prices: PricesGiven = None,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
         Path,
@@ -417,7 +401,7 @@ def bench(
         answer_tokens=ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
         prefill_rate=prefill_rate,
-        prices=None if prices is None else Prices.read(prices, profile),
+        prices=prices_given(prices, profile),
         cache=profile,
     )
     if is_quality:

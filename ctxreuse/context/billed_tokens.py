@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -47,9 +48,13 @@ class BilledTokens:
     def bill(self, profile: CacheProfile) -> float:
         """Return what the prompts cost, in uncached tokens.
 
+        Args:
+            profile: The cache's rules.
+
         Raises:
-            InvalidRequestError: the profile has no such time to live.
+            InvalidRequestError: wrong type, or the profile has no such time to live.
         """
+        checked_kind("profile", profile, CacheProfile, "a CacheProfile")
         factors = {one.name: one.write_factor for one in profile.times_to_live}
         if not factors.keys() >= self.written.keys():
             raise InvalidRequestError(

@@ -323,6 +323,26 @@ class WrittenPrefixes:
             node = node.children.get(path[node.blocks]) if node.blocks < len(path) else None
         return blocks
 
+    def read(
+        self, root: Hashable, path: Sequence[BlockKey], marks: Sequence[int], now: float | None
+    ) -> int:
+        """Return how many of a path's first blocks end what a prompt with these marks reads.
+
+        Args:
+            root: As in `readable`.
+            path: As in `readable`.
+            marks: The blocks before each mark, ascending.
+            now: As in `readable`.
+
+        Returns:
+            As `readable`.
+        """
+        blocks = self.readable(root, path, now)
+        for mark in reversed(marks):
+            if mark == blocks or (mark < blocks and self.readable(root, path[:mark], now) == mark):
+                return mark
+        return -1
+
     def forget_oldest(self) -> None:
         """Forget the leaf that was used least recently, if there is one."""
         if not self._leaves:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
@@ -49,6 +50,8 @@ class Plan:
             how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
         cache: The rules of the cache that it was planned for.
         shards: Into how many parts its prefix group is divided, because it is asked for so often.
+        expected_bill: Of its system text and blocks, tokens that are expected to be read, written
+            and neither, if it is marked; None for caches without marks, and for later turns.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -63,6 +66,7 @@ class Plan:
     marks: tuple[int, ...] = ()
     cache: CacheProfile = VLLM
     shards: int = 1
+    expected_bill: BilledTokens | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -8,6 +8,8 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_profile import CacheProfile, profile_spec
 from ctxreuse.context.checks import checked_number
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
@@ -120,6 +122,48 @@ class ReportedUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedBill:
+    """What prompts come to on a hosted cache, as they were retrieved and as planned.
+
+    System texts and blocks of first turns count. Where a cache has marks, both ways have those that
+    the planner sets.
+
+    Attributes:
+        as_retrieved: Tokens in the retriever's order, by what is paid for them.
+        if_planned: The same, as planned.
+        cache: The cache, which says what each of these tokens costs.
+    """
+
+    as_retrieved: BilledTokens
+    if_planned: BilledTokens
+    cache: CacheProfile
+
+    @property
+    def factor_as_retrieved(self) -> float:
+        """The bill as a multiple of the same prompts uncached; 1 before the first."""
+        return self._factor(self.as_retrieved)
+
+    @property
+    def factor_if_planned(self) -> float:
+        """The same, as planned."""
+        return self._factor(self.if_planned)
+
+    def _factor(self, tokens: BilledTokens) -> float:
+        uncached = self.as_retrieved.prompt_tokens
+        return tokens.bill(self.cache) / uncached if uncached else 1.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all numbers as JSON-compatible values."""
+        return {
+            "cache": profile_spec(self.cache),
+            "as_retrieved": asdict(self.as_retrieved),
+            "if_planned": asdict(self.if_planned),
+            "factor_as_retrieved": self.factor_as_retrieved,
+            "factor_if_planned": self.factor_if_planned,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Savings:
     """What planning has saved so far or, in shadow mode, would have; tokens are block tokens.
 
@@ -149,6 +193,7 @@ class Savings:
         by_class: The same for each class of tenants, by its name; empty without `tenant_class`.
             Planning times, failures and prompts without a context are counted for all together.
         parts: How much is remembered for these numbers, and may be.
+        bill: What prompts come to on a hosted cache, in shadow mode; else None.
 
     Example:
         >>> Savings(requests=2, changed=1, block_tokens=400, cached_if_planned=100).saved_share
@@ -170,6 +215,7 @@ class Savings:
     prompts_without_context: int = 0
     by_class: Mapping[str, Savings] = field(default_factory=dict)
     parts: Mapping[str, PartSize] = field(default_factory=dict, repr=False, compare=False)
+    bill: ExpectedBill | None = None
 
     @property
     def prefilled_as_sent(self) -> int:
@@ -201,16 +247,23 @@ class Savings:
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers as JSON-compatible values: no text, no name of a tenant."""
-        of_fields = {one.name: getattr(self, one.name) for one in fields(self)}
-        return of_fields | {
-            "saved_tokens": self.saved_tokens,
-            "saved_share": self.saved_share,
-            "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
-            "reported": {
-                **asdict(self.reported),
-                "hit_ratio": self.reported.hit_ratio,
-                "confirmed_share": self.reported.confirmed_share,
-            },
-            "by_class": {name: one.as_json() for name, one in self.by_class.items()},
-            "parts": {name: size._asdict() for name, size in self.parts.items()},
+        of_fields = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name != "bill"
         }
+        bill = {} if self.bill is None else {"bill": self.bill.as_json()}
+        return (
+            of_fields
+            | bill
+            | {
+                "saved_tokens": self.saved_tokens,
+                "saved_share": self.saved_share,
+                "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
+                "reported": {
+                    **asdict(self.reported),
+                    "hit_ratio": self.reported.hit_ratio,
+                    "confirmed_share": self.reported.confirmed_share,
+                },
+                "by_class": {name: one.as_json() for name, one in self.by_class.items()},
+                "parts": {name: size._asdict() for name, size in self.parts.items()},
+            }
+        )

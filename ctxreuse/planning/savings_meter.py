@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockKey, ContextBlock, encoded
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -22,6 +24,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.retrieved_order import Front, RetrievedOrder
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
+    ExpectedBill,
     Mode,
     PlanningTime,
     ReportedUsage,
@@ -48,6 +51,7 @@ class SavingsMeter:
         tenant_class: The class of each tenant. At most 16 are told apart: further ones, and one
             that bears its tenant's own name, count as "other".
         keyed: What stands for names in all planners that share a log; None without one.
+        cache: The rules of the cache.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -59,8 +63,10 @@ class SavingsMeter:
         capacity_tokens: int | None = None,
         tenant_class: TenantClasses | None = None,
         keyed: Callable[[bytes], bytes] | None = None,
+        cache: CacheProfile = VLLM,
     ) -> None:
         self._mode: Mode = mode
+        self._cache = cache if mode == "shadow" and cache.is_hosted else None
         self._keyed = keyed
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
@@ -91,7 +97,7 @@ class SavingsMeter:
             for tally in tallies.values():
                 total.add(tally)
             by_class = {
-                name: tally.savings(self._mode)
+                name: tally.savings(self._mode, cache=self._cache)
                 for name, tally in sorted(tallies.items())
                 if self._class_of is not None
             }
@@ -101,6 +107,7 @@ class SavingsMeter:
                     "retrieved_blocks": self._retrieved.size,
                     "tenant_classes": PartSize(len(by_class), MOST_CLASSES + 1),
                 },
+                self._cache,
             )  # fmt: skip
             if reset:
                 self._start_anew()
@@ -151,7 +158,7 @@ class SavingsMeter:
 
     def compared(
         self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
-        references: int,
+        references: int, bills: tuple[BilledTokens, BilledTokens] | None = None,
     ) -> None:  # fmt: skip
         """Count a request that is sent as retrieved.
 
@@ -163,12 +170,15 @@ class SavingsMeter:
             planned: The same, had they been planned.
             left_out: Tokens of the blocks that planning would have left out.
             references: How many blocks that are.
+            bills: What it comes to as retrieved and as planned, where it is known.
         """
         name = self._class_named(tenant)
         with self._lock:
-            self._tally(name).count(
-                is_changed, tokens, sent, planned, float(sent), left_out, references
-            )
+            tally = self._tally(name)
+            tally.count(is_changed, tokens, sent, planned, float(sent), left_out, references)
+            if bills is not None:
+                tally.bill_as_retrieved += bills[0]
+                tally.bill_if_planned += bills[1]
 
     def sent_elsewhere(self, entry: SentEntry) -> None:
         """Take note of what another planner has sent to the same engine, as it was retrieved."""
@@ -297,6 +307,8 @@ class _Tally:
         "answers",
         "as_retrieved",
         "as_sent",
+        "bill_as_retrieved",
+        "bill_if_planned",
         "block_tokens",
         "cached_tokens",
         "changed",
@@ -314,8 +326,9 @@ class _Tally:
 
     def __init__(self) -> None:
         self.written: dict[str, int] = {}
+        self.bill_as_retrieved = self.bill_if_planned = BilledTokens()
         for name in self.__slots__:
-            if name != "written":
+            if not hasattr(self, name):
                 setattr(self, name, 0)
 
     answers: int
@@ -362,7 +375,11 @@ class _Tally:
         prompts_without_context: int = 0,
         by_class: Mapping[str, Savings] | None = None,
         parts: Mapping[str, PartSize] | None = None,
+        cache: CacheProfile | None = None,
     ) -> Savings:
+        bill = None
+        if cache is not None:
+            bill = ExpectedBill(self.bill_as_retrieved, self.bill_if_planned, cache)
         return Savings(
             requests=self.requests,
             changed=self.changed,
@@ -387,6 +404,7 @@ class _Tally:
             prompts_without_context=prompts_without_context,
             by_class=by_class or {},
             parts=parts or {},
+            bill=bill,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
 from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.lru_map import PartSize
@@ -17,11 +18,17 @@ from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
 class _Arrived(NamedTuple):
-    """A request as it was sent, with the tokens of its blocks, and of each one shown already."""
+    """A request as it was sent, with the tokens of its blocks, and of each one shown already.
+
+    `cached_tokens` and `bill` are those in the retriever's order, with marks where the cache has
+    any; it is sent without.
+    """
 
     sent: Plan
     tokens: int
     shown: Sequence[int]
+    cached_tokens: int
+    bill: BilledTokens | None
 
 
 class ShadowPlanner:
@@ -35,7 +42,9 @@ class ShadowPlanner:
     """
 
     def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
-        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False, cache=VLLM))
+        cache = settings.cache if settings.cache.has_marks else VLLM
+        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False, cache=cache))
+        self._cache = settings.cache
         self._planned = TenantPlanner(settings)
         self._meter = meter
 
@@ -47,7 +56,7 @@ class ShadowPlanner:
         now: float | None = None,
     ) -> Plan:
         """Return a plan that sends the request as retrieved."""
-        arrived = self._send(request, deduplicate)
+        arrived = self._send(request, deduplicate, now)
         self._note([arrived], strategy, now)
         return arrived.sent
 
@@ -55,7 +64,7 @@ class ShadowPlanner:
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Return what `plan` would return; only what is sent counts."""
-        return self._as_sent.preview(request, "none", deduplicate=False)
+        return _unmarked(self._as_sent.preview(request, "none", deduplicate=False))
 
     def plan_batch(
         self,
@@ -67,7 +76,7 @@ class ShadowPlanner:
         """Return plans that send the requests as retrieved, in the order given."""
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
-        arrived = [self._send(request, deduplicate) for request in requests]
+        arrived = [self._send(request, deduplicate, now) for request in requests]
         self._note(arrived, strategy, now)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
 
@@ -137,18 +146,27 @@ class ShadowPlanner:
         }
         return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, limits)
 
-    def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
+    def _send(
+        self, request: ContextRequest, deduplicate: bool | None, now: float | None
+    ) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else ()
         tokens = self.block_tokens(request.blocks, request.tenant, request.system)
         if request.outdated:
             request = replace(request, outdated=())
-        return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)
+        plan = self._as_sent.plan(request, "none", deduplicate=False, now=now)
+        cached, bill = plan.expected_cached_tokens, plan.expected_bill
+        if self._cache.has_marks:
+            plan = _unmarked(plan)
+        elif self._cache.is_hosted and not request.history:
+            cached = min(self._cache.readable(cached), tokens)
+            bill = BilledTokens(tokens - cached, cached)
+        return _Arrived(plan, tokens, shown, cached, bill)
 
     def _note(self, arrived: Sequence[_Arrived], strategy: Strategy, now: float | None) -> None:
         """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
-            cached = min(one.sent.expected_cached_tokens, one.tokens - sum(one.shown))
+            cached = min(one.cached_tokens, one.tokens - sum(one.shown))
             self._add(one, cached, is_changed=sum(one.shown) > 0)
         first_turns = [one for one in arrived if not one.sent.request.history]
         # evictions name the id that a request was sent under
@@ -162,15 +180,28 @@ class ShadowPlanner:
             plans = list(batch.in_input_order())
         for one, plan in zip(first_turns, plans, strict=True):
             is_changed = plan.blocks != one.sent.blocks
-            self._add(one, plan.expected_cached_tokens, is_changed=is_changed)
+            cached, bill = plan.expected_cached_tokens, plan.expected_bill
+            if self._cache.is_hosted and not self._cache.has_marks:
+                cached = min(self._cache.readable(cached), one.tokens)
+                bill = BilledTokens(one.tokens - cached, cached)
+            self._add(one, cached, bill, is_changed=is_changed)
 
-    def _add(self, one: _Arrived, cached: int, *, is_changed: bool) -> None:
+    def _add(
+        self, one: _Arrived, cached: int, bill: BilledTokens | None = None, *, is_changed: bool
+    ) -> None:
+        bills = None if bill is None or one.bill is None else (one.bill, bill)
         self._meter.compared(
             one.sent.request.tenant,
             is_changed,
             one.tokens,
-            one.sent.expected_cached_tokens,
+            one.cached_tokens,
             cached,
             sum(one.shown),
             len(one.shown),
+            bills,
         )
+
+
+def _unmarked(plan: Plan) -> Plan:
+    """Return a plan that is sent without marks, so that nothing of it is read."""
+    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=0, expected_bill=None)

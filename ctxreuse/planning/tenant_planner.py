@@ -6,9 +6,10 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import (
     BlockId,
     BlockKey,
@@ -151,11 +152,12 @@ class _PreparedRequest(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """The record of what a turn sends, how many of its block tokens are cached, and its marks."""
+    """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
 
     logged: LoggedPrompt
     cached_tokens: int
-    marks: tuple[int, ...]
+    marks: tuple[int, ...] = ()
+    bill: BilledTokens | None = None
 
 
 class TenantPlanner:
@@ -762,14 +764,43 @@ class TenantPlanner:
         cached = sum(tokens[: inserted.blocks_before])
         logged = LoggedPrompt(prompt, state.log, tick)
         if state.prefixes is None or request.history:
-            return _Recorded(logged, cached, ())
+            return _Recorded(logged, cached)
         prefixes, learns = state.prefixes, marks is None
-        sent_before = prefixes.readable(turn.root, keys, now)
         if marks is None:
             marks = prefixes.marked(turn.root, system_tokens, keys, weights, now).marks
+        read = prefixes.read(turn.root, keys, marks, now)
         prefixes.note(turn.root, system_tokens, keys, weights, marks, now, learns=learns)
-        cached = sum(tokens[:sent_before]) if sent_before in marks else 0
-        return _Recorded(logged, cached, marks)
+        bill = self._expected_bill(request, system_tokens, tokens, marks, read)
+        return _Recorded(logged, sum(tokens[: max(0, read)]), marks, bill)
+
+    def _expected_bill(
+        self,
+        request: ContextRequest,
+        system_tokens: int,
+        tokens: Sequence[int],
+        marks: Sequence[int],
+        read: int,
+    ) -> BilledTokens:
+        """Return what a first turn's system text and blocks cost.
+
+        Args:
+            request: The request.
+            system_tokens: The tokens of its system text.
+            tokens: Those of the blocks, in the order in which they are sent.
+            marks: The blocks before each mark.
+            read: How many of the blocks end what is read; -1 if nothing is.
+        """
+        ends = [system_tokens, *(system_tokens + end for end in accumulate(tokens))]
+        places = list(marks)
+        if request.conversation_id is not None:
+            places.append(len(tokens))  # a turn's end is marked, for the next one
+        cache = self._settings.cache
+        found = ends[read] if read >= 0 else 0
+        written = max(
+            (ends[place] for place in places if ends[place] >= cache.least_tokens), default=0
+        )
+        by_life = {cache.time_to_live.name: written - found} if written > found else {}
+        return BilledTokens(ends[-1] - max(found, written), found, by_life)
 
     def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
@@ -831,6 +862,7 @@ class TenantPlanner:
             is_labelled=is_labelled,
             marks=() if recorded is None else recorded.marks,
             cache=self._settings.cache,
+            expected_bill=None if recorded is None else recorded.bill,
             logged=None if recorded is None else recorded.logged,
         )
 

@@ -78,6 +78,22 @@ def test_it_agrees_with_the_rules_of_openai(prompts: list[Any], marks_end: bool,
         )
 
 
+def test_what_is_written_and_never_read_is_counted() -> None:
+    cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
+
+    def serve(names: str, marks: str, now: float) -> BilledTokens:
+        return cache.serve([PromptPiece(one, 10, one in marks) for one in names], now=now)
+
+    serve("abcd", "bd", 0.0)
+    assert cache.never_read == 40
+    assert serve("abx", "b", 1.0).read == 20
+    assert cache.never_read == 20  # what stands behind the second one
+    serve("abcd", "bd", 400.0)
+    assert cache.never_read == 60  # all of it was written again, and the first end is lost
+    assert serve("abcd", "bd", 401.0).read == 40
+    assert cache.never_read == 20
+
+
 def test_what_has_expired_takes_no_memory() -> None:
     cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
     for number in range(1_000):

@@ -614,3 +614,30 @@ def test_mistakes_are_explained(run, folder, tmp_path, arguments, problem):
     code, _, err = run("bench", *arguments, "--data", folder, "-o", tmp_path / "out")
     assert code == 2
     assert problem in err
+
+
+@pytest.mark.parametrize("cache", ["anthropic(minimum=64)", "gemini(minimum=64)"])
+def test_on_a_hosted_cache_it_measures_the_bill(run, folder, tmp_path, cache):
+    arguments = ["bench", "jsonl", "--data", folder, "--k", 3, "--seed", 1, "--cache", cache]
+    arguments += ["-o", tmp_path / "out", "--html", tmp_path / "page.html"]
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert f"The bill with {cache}" in out
+    assert "lower input bill than" in out or "Nothing to gain" in out
+    said = json.loads(run(*arguments, "--json")[1])
+    assert {run["part"] for run in said["runs"]} == set(Part)
+    rows = said["bill"]["rows"]
+    today = [row for row in rows if row["policy"] == "as sent today"]
+    assert len(today) == ("anthropic" in cache)
+    assert {row["policy"] for row in rows} >= {one.name for one in POLICIES}
+    assert said["settings"]["cache"] == cache
+    stored = Results.read(tmp_path / "out" / "results.json")
+    assert [run.billed for run in stored.runs if run.part == Part.k]
+    assert f"The bill with {cache}" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("more", [["--capacity-tokens", 9], ["--base-url", "http://x"]])
+def test_a_hosted_cache_has_no_size_and_no_engine(run, folder, tmp_path, more):
+    arguments = ["bench", "jsonl", "--data", folder, "--cache", "openai", "-o", tmp_path / "out"]
+    code, _, err = run(*arguments, *more)
+    assert (code, "is a provider's cache; leave them out" in err) == (2, True)

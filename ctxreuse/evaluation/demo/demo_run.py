@@ -7,19 +7,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from shlex import quote
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, hosted_policies
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
+from ctxreuse.evaluation.results.bill import Bill
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import POLICY_STYLES, Good, Shown, Table, demo_tables
+from ctxreuse.evaluation.results.tables import (
+    POLICY_STYLES,
+    Good,
+    Shown,
+    Table,
+    bill_lines,
+    bill_table,
+    demo_tables,
+)
 from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -38,14 +49,18 @@ _CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
 
 
 def run_demo(
-    output: Path, progress: Progress = no_progress, prices: Prices | None = None
+    output: Path,
+    progress: Progress = no_progress,
+    prices: Prices | None = None,
+    cache: CacheProfile = VLLM,
 ) -> Iterator[Shown]:
-    """Run the demo, and write `hit_ratio.png` and `results.json`.
+    """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone.
 
     Args:
         output: Folder for what it writes; made if it is not there.
         progress: Is told how far it is.
         prices: What tokens cost, for the verdict; None says nothing of money.
+        cache: The rules of the cache; of a hosted one, the demo shows the bill.
 
     Yields:
         What a terminal shows.
@@ -57,16 +72,29 @@ def run_demo(
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-    with progress("planning and replaying", 2 * len(POLICIES) * 4 * len(trace)) as advance:
-        replay = Replay(trace, corpus, WordTokenizer(), advance)
+    tried = hosted_policies(cache) if cache.is_hosted else POLICIES
+    sizes = [None] if cache.is_hosted else list(_CACHES.values())
+    with progress("planning and replaying", 4 * len(tried) * len(sizes) * len(trace)) as advance:
+        replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
         runs = [
             replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
             for deduplicate in (False, True)
-            for policy in POLICIES
-            for capacity in _CACHES.values()
+            for policy in tried
+            if policy.is_marked or not deduplicate
+            for capacity in sizes
         ]
-    yield from _verdict(corpus, trace, runs, prices)
+    results = _results(corpus, trace, runs, prices, cache)
+    file = output / "results.json"
+    yield from replace(verdict(results), next_step=_next_step(cache)).lines()
     yield _setting(corpus, trace)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield bill_table(bill)
+        yield from bill_lines(bill)
+        yield from _example(corpus, runs)
+        write_text(file, json.dumps(bill.as_json(), indent=1) + "\n")
+        yield f"\nresults: {file}"
+        return
     yield from demo_tables(runs)
     yield (
         "hit ratio: prompt tokens served from the cache / prompt tokens\n"
@@ -76,29 +104,36 @@ def run_demo(
     yield from _example(corpus, runs)
     plot = output / "hit_ratio.png"
     _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
-    results = output / "results.json"
-    write_text(results, json.dumps(list(_results(runs)), indent=1) + "\n")
-    yield f"\nplot: {plot}\nresults: {results}"
+    write_text(file, json.dumps(list(_reached(runs)), indent=1) + "\n")
+    yield f"\nplot: {plot}\nresults: {file}"
 
 
-def _verdict(
+def _results(
     corpus: Corpus,
     trace: Sequence[TraceRequest],
     runs: Sequence[RunResult],
     prices: Prices | None,
-) -> Iterator[Shown]:
-    """Yield what the demo comes to, and how to see the same of one's own program."""
-    results = Results.of(
+    cache: CacheProfile,
+) -> Results:
+    return Results.of(
         "demo",
         "tokens",
         TraceSummary.of(trace),
         runs,
         (),
         corpus,
-        prefill_tokens_per_s=COMMON_RATES.prefill_tokens_per_s,
+        prefill_tokens_per_s=None if cache.is_hosted else COMMON_RATES.prefill_tokens_per_s,
         prices=prices,
+        cache=cache,
     )
-    yield from replace(verdict(results), next_step=_NEXT_STEP).lines()
+
+
+def _next_step(cache: CacheProfile) -> str:
+    """Return how to see the same of one's own program."""
+    if not cache.is_hosted:
+        return _NEXT_STEP
+    command = f"ctxreuse estimate recording --cache {quote(profile_spec(cache))}"
+    return _NEXT_STEP.replace("ctxreuse estimate recording", command)
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
@@ -214,7 +249,7 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
         figure.savefig(file, format="png", dpi=110)
 
 
-def _results(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:
+def _reached(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:
     """Yield an entry a policy, with what it reached with each cache."""
     for one, small in zip(runs[::2], runs[1::2], strict=True):
         caches = {

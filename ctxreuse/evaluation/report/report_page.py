@@ -16,7 +16,7 @@ from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.bill import Bill
 from ctxreuse.evaluation.results.results_file import CauseTotal, Miss, Results
-from ctxreuse.evaluation.results.tables import best_of_ours, bill_lines, tables
+from ctxreuse.evaluation.results.tables import best_of_ours, bill_lines, bill_table, tables
 from ctxreuse.evaluation.results.verdict import SavingsVerdict, amount, verdict
 
 _PAGE = HtmlPage(
@@ -52,14 +52,16 @@ def page(results: Results) -> str:
     """
     _check_results(results)
     said, bill = verdict(results), Bill.of(results)
+    shown = None if bill is None else bill_table(bill)  # in front of the charts
     return _PAGE.render(
         results=results,
         verdict=said,
         cards=list(_cards(results, said) if bill is None else _bill_cards(bill, results, said)),
+        bill=shown,
         bill_lines=[] if bill is None else list(bill_lines(bill)),
         cache=None if bill is None else profile_spec(bill.cache),
         charts=charts(results),
-        tables=list(tables(results)),
+        tables=[one for one in tables(results) if one != shown],
         causes=list(_causes(results)),
         lossless=[one for one in results.causes if not one.lost_tokens],
     )

@@ -42,7 +42,7 @@ class BillRow:
     def name(self, bill: Bill) -> str:
         """Return what tables call it."""
         has_marks = bill.cache.has_marks and self.policy == AS_SENT.name
-        return f"{self.policy}, marked" if has_marks else self.policy
+        return "retrieved, marked" if has_marks else self.policy
 
 
 @dataclass(frozen=True, slots=True)

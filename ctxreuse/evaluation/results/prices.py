@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from ctxreuse.context.billed_tokens import BilledTokens
@@ -84,11 +85,12 @@ class Prices:
                 '"source": "..."}, for a million tokens each'
             )
         plain = stored.get("input", read.number)
-        written = stored.get("written_input", _by_life, {})
+        life = cache.time_to_live.name
+        written = stored.get("written_input", partial(_by_life, life), {})
         for one in cache.times_to_live if cache.is_hosted else ():
             if one.name not in written:
-                derived += [] if "" in written else [f"written_input {one.name}".rstrip()]
-                written[one.name] = written.get("", one.write_factor * plain)
+                derived.append(f"written_input {one.name}".rstrip())
+                written[one.name] = one.write_factor * plain
         return cls(
             input=plain,
             cached_input=stored.get("cached_input", read.number, cache.read_factor * plain),
@@ -125,8 +127,8 @@ class Prices:
         return (paid + output_tokens * (self.output or 0.0)) / _MILLION
 
 
-def _by_life(place: str, value: Any) -> dict[str, float]:
-    """Return a price for each time to live; "" is any."""
+def _by_life(life: str, place: str, value: Any) -> dict[str, float]:
+    """Return a price for each time to live; a number is for the one that is written with."""
     if not isinstance(value, dict):
-        return {"": read.number(place, value)}
-    return {life: read.number(f"{place}: {life}", price) for life, price in value.items()}
+        return {life: read.number(place, value)}
+    return {name: read.number(f"{place}: {name}", price) for name, price in value.items()}

@@ -306,10 +306,10 @@ def bill_table(bill: Bill) -> Table:
             columns.append((name, written))
         columns.append(("never\nread", lambda row: tokens(row.bill.never_read)))
     if bill.output_tokens is not None:
-        columns.append(("output", lambda _: tokens(bill.output_tokens or 0)))
+        columns.append(("out-\nput", lambda _: tokens(bill.output_tokens or 0)))
     columns.append(("input\nbill", lambda row: f"{row.to_uncached:.3f}"))
     if prices is not None:
-        columns.append((f"{prices.currency} per\n1,000", lambda row: amount(row.money or 0.0)))
+        columns.append((f"{prices.currency} a\n1,000", lambda row: amount(row.money or 0.0)))
     table: list[tuple[str, ...]] = []
     for deduplicated, heading in enumerate(("", _DEDUPLICATED)):
         rows = [row for row in bill.rows if row.deduplicated == bool(deduplicated)]
