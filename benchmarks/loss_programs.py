@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,13 +22,20 @@ from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_openai_messages,
+)
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import BaseStore, Item, SearchItem, SearchOp
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import (
@@ -37,24 +45,32 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.memory import BaseMemoryBlock, ChatMemoryBuffer, Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import FunctionTool, ToolSelection
 from loss_traffic import Asked, tokenizer
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.memories import Placement
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.sharing import SQLiteLog
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
+from langchain_ctxreuse import (
+    ReuseChatModel,
+    ReuseMiddleware,
+    ReuseRetriever,
+    ReuseStore,
+    format_context,
+)
 from llamaindex_ctxreuse import (
     ReuseChatEngine,
     ReuseLLM,
+    ReuseMemoryBlock,
     ReusePostprocessor,
+    reuse_memory,
 )
 from mem0_ctxreuse import ReuseMemory
 
@@ -577,6 +593,112 @@ def mem0(placement: Placement = "before_question") -> Any:
     return make
 
 
+class FoundMemories(BaseMemoryBlock[str]):
+    """A memory block of LlamaIndex that shows what was found for the last question."""
+
+    found: Any
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **kwargs: Any) -> str:
+        return "\n".join(one.text for one in self.found[(messages or [])[-1].content])
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        """All is known."""
+
+
+def memory_block(placement: Placement = "before_question") -> Any:
+    """Return LlamaIndex's chat engine with a long-term memory."""
+
+    def make(engine: Served, planner: ReusePlanner | None) -> Any:
+        found: dict[str, Any] = {}
+        chats: dict[str | None, Any] = {}
+        llm = EngineLLM(engine=engine)
+
+        def memory(conversation: str | None) -> Any:
+            options = {"session_id": conversation, "token_limit": 1_000_000}
+            if planner is None:
+                block = FoundMemories(name="memories", found=found)
+                return Memory.from_defaults(memory_blocks=[block], **options)
+            ours = ReuseMemoryBlock(
+                memory=Memories(found),
+                planner=planner,
+                placement=placement,
+                filters={"user_id": "alice"},
+            )
+            return reuse_memory(ours, **options)
+
+        def answer(some: Sequence[Asked]) -> None:
+            (one,) = some
+            found[one.question] = one.blocks
+            name = one.conversation
+            if name not in chats:
+                chats[name] = SimpleChatEngine.from_defaults(
+                    llm=llm, memory=memory(name), system_prompt=_SYSTEM
+                )
+            chats[name].chat(one.question)
+
+        return answer
+
+    return make
+
+
+class FoundStore(BaseStore):
+    """A store of LangGraph's that finds what was found for a question."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def batch(self, ops: Any) -> Any:
+        """Search, or get; nothing is ever changed."""
+        return [self._done(one) for one in ops]
+
+    async def abatch(self, ops: Any) -> Any:
+        """Do what `batch` does."""
+        return self.batch(ops)
+
+    def _done(self, op: Any) -> Any:
+        if isinstance(op, SearchOp):
+            return [_stored(one, SearchItem) for one in self._found[op.query]]
+        blocks = (one for found in self._found.values() for one in found)
+        return next((_stored(one, Item) for one in blocks if str(one.id) == op.key), None)
+
+
+def _stored(block: ContextBlock, kind: Any) -> Any:
+    now = datetime(2026, 11, 24)
+    named = {"key": str(block.id), "namespace": ("alice",), "value": {"data": block.text}}
+    return kind(**named, created_at=now, updated_at=now)
+
+
+def store(placement: Placement = "before_question") -> Any:
+    """Return a node of a LangGraph graph that puts memories of a store into its prompt."""
+
+    def make(engine: Served, planner: ReusePlanner | None) -> Any:
+        found: dict[str, Any] = {}
+        model = EngineModel(engine=engine)
+        memories: Any = FoundStore(found)
+        states: dict[str | None, list[BaseMessage]] = {}
+        if planner is not None:
+            memories = ReuseStore(memories, planner=planner, placement=placement)
+
+        def answer(some: Sequence[Asked]) -> None:
+            (one,) = some
+            found[one.question] = one.blocks
+            state = states.setdefault(one.conversation, [])
+            asked = HumanMessage(one.question)
+            if planner is None:  # as LangGraph's guide has it
+                items = memories.search(("alice",), query=one.question)
+                known = "\n".join(each.value["data"] for each in items)
+                system = SystemMessage(f"{_SYSTEM} User info: {known}")
+                state += [asked, model.invoke([system, *state, asked])]
+                return
+            opening = [] if state else [SystemMessage(_SYSTEM)]
+            prompt = memories.messages(("alice",), [*opening, *state, asked], query=one.question)
+            state[:] = [*prompt, model.invoke(prompt)]
+
+        return answer
+
+    return make
+
+
 def core(engine: Served, planner: ReusePlanner | None) -> Any:
     """Return a program that makes prompts itself."""
 
@@ -633,6 +755,8 @@ CONVERSATIONS = (
     Program("LlamaIndex", "chat engine, kept", kept_chat_engine),
     Program("LlamaIndex", "agent with a retriever tool", llama_agent),
     Program("Mem0", "messages with history", mem0()),
+    Program("LlamaIndex", "chat engine with a memory block", memory_block()),
+    Program("LangGraph", "memories of a store", store()),
 )
 PLACEMENTS = (
     Program("Mem0", "messages, memories in the system text", mem0("system")),

@@ -79,6 +79,8 @@ class MemoryContext:
         plan: The plan, with `labels` for citations; None where planning failed and the text is the
             memories as mem0 ranked them, without labels.
         placement: Where `messages` puts this turn's memories; "system" in no later turn.
+        opens: Whether they stand where a first turn has them, and the conversation behind: they
+            were laid out anew, and others have begun with most of them.
     """
 
     text: str
@@ -86,6 +88,7 @@ class MemoryContext:
     request: ContextRequest
     plan: Plan | None = None
     placement: Placement = "before_question"
+    opens: bool = False
 
     def __str__(self) -> str:
         """Return text and annotation."""
@@ -98,19 +101,32 @@ class MemoryContext:
 
         They stand where `placement` says, the ranking with them; none change nothing.
         """
-        request, memories = self.request, str(self)
-        history = request.history or ()
-        if self.placement == "before_question" or not memories:
-            content = self._joined(self.text, request.query)
+        request = self.request
+        if not self.opens:
+            return self._turn(request.history or (), request.query)
+        first, *behind = self._said
+        turn = self._turn((), first["content"])
+        return [*turn[:-1], {**first, "content": turn[-1]["content"]}, *behind]
+
+    def _turn(self, history: Sequence[Message], query: str) -> list[OpenAIMessage]:
+        """Return the messages of a turn that asks something behind a history."""
+        system, memories = self.request.system, str(self)
+        if not memories:
+            return render_messages(system, history, query)
+        if self.placement == "before_question":
+            content = self._joined(self.text, query)
             if self.plan is not None:
                 content = self.plan.content
-            return render_messages(request.system, history, content)
+            return render_messages(system, history, content)
         if self.placement == "system":
-            return render_messages(
-                self._joined(request.system or "", memories), history, request.query
-            )
+            return render_messages(self._joined(system or "", memories), history, query)
         own = {"role": "user", "content": memories}
-        return render_messages(request.system, [*history, own], request.query)
+        return render_messages(system, [*history, own], query)
+
+    @property
+    def _said(self) -> list[dict[str, Any]]:
+        """What is said in the conversation: the messages before this turn, and its question."""
+        return render_messages(None, self.request.history, self.request.query)
 
     def body(
         self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
@@ -125,19 +141,33 @@ class MemoryContext:
         plan, request = self.plan, self.request
         if plan is None:
             return prompt_body(self.messages(), VLLM, form, tools, citations=citations)
-        if self.placement == "before_question" or not str(self):
+        history: list[Any] = list(request.history or ())
+        query: Any = request.query
+        behind: list[dict[str, Any]] = []
+        if self.opens:
+            first, *behind = self._said
+            history, query = [], first["content"]
+        elif self.placement == "before_question" or not str(self):
             return plan.body(form, citations=citations, tools=tools)
-        parts, separator = list(plan.content_parts("")), plan.templates.separator
-        system, history = request.system, list(request.history or ())
+        if behind and plan.cache.has_marks:  # the next turn begins with this one
+            behind[-1] = {**behind[-1], "content": [ContentPart(request.query, is_marked=True)]}
+        system, separator = request.system, plan.templates.separator
+        opening = [] if not system else [ContentPart(system, is_marked=0 in plan.marks)]
         if self.placement == "system":
-            if system:
-                first = parts[0]._replace(text=separator + parts[0].text)
-                parts = [ContentPart(system, is_marked=0 in plan.marks), first, *parts[1:]]
-            before = [{"role": "system", "content": parts}, *history]
+            parts = list(plan.content_parts(""))
+            if opening:
+                parts[0] = parts[0]._replace(text=separator + parts[0].text)
+            before = [{"role": "system", "content": [*opening, *parts]}, *history]
         else:
-            own = {"role": "user", "content": parts}
-            before = [*render_messages(system, history), own]
-        messages = [*before, *render_messages(None, (), request.query)]
+            before = [{"role": "system", "content": opening}] if opening else []
+            before += history
+            if self.placement == "after_history":
+                before.append({"role": "user", "content": list(plan.content_parts(""))})
+        content: Any = query
+        if self.placement == "before_question":
+            content = list(plan.content_parts())
+        asking = self._said[0] if self.opens else {"role": "user"}
+        messages = [*before, {**asking, "content": content}, *behind]
         body = prompt_body(messages, plan.cache, form, tools, citations=citations)
         if form != "anthropic" and plan.cache.key != "none":
             body["prompt_cache_key"] = plan.prompt_cache_key
@@ -397,9 +427,11 @@ class MemoryPlanner:
         request = anew if is_anew else request
         placement = self._placement_in(request, anew=is_anew)
         planned = request
-        if placement == "system":  # other bytes than before a message of the user
+        if placement == "system" and request.blocks:  # other bytes than before a user's message
             opening = f"{request.system or ''}{self.planner.templates.separator}"
             planned = replace(request, system=opening)
+        first = self._first_turn(planned, placement) if is_anew else None
+        planned = first or planned
         plan = self.planner.plan(planned, **planning_time(self.planner))
         if not self._annotates:
             plan = replace(plan, order_annotation=None)
@@ -408,7 +440,8 @@ class MemoryPlanner:
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {request.tenant, current_scope().tenant or ""}:
             self._registry.remember_planned(text, tenant)
-        return MemoryContext(text, plan.order_annotation, request, plan, placement)
+        opens = first is not None
+        return MemoryContext(text, plan.order_annotation, request, plan, placement, opens)
 
     def _laid_out_anew(self, request: ContextRequest, shown: ShownMemories) -> ContextRequest:
         """Return a turn whose history shows no memories, so that it shows all that it has found."""
@@ -422,9 +455,34 @@ class MemoryPlanner:
                 if one == was or one["content"]
             ]
         system, opening = request.system, _system_text(history)
-        if self._placement == "system" and system is None and opening is not None:
+        if system is None and opening is not None:
             system, history = opening or None, history[1:]
         return replace(request, system=system, history=tuple(history), outdated=())
+
+    def _first_turn(self, request: ContextRequest, placement: Placement) -> ContextRequest | None:
+        """Return the first turn of a conversation whose memories are laid out anew in it.
+
+        Others have begun with the same memories, and find them in the cache; but then the engine
+        computes anew all that was said since, now and whenever they are laid out anew. Behind what
+        was said they leave that in the cache. So they come first where more is found so, and where
+        they stand in the system text. None is a turn that asks behind a history.
+
+        Args:
+            request: The turn, laid out anew.
+            placement: Where its memories stand.
+        """
+        said = request.history
+        if not said or not request.blocks:
+            return None
+        if placement == "system":
+            return replace(request, history=None)
+        opening = said[0].get("content")
+        if said[0].get("role") != "user" or not isinstance(opening, str):
+            return None
+        first = replace(request, query=opening, history=None)
+        texts = [text for message in said for text in message_texts(message)]
+        found = self.planner.cached_tokens(first)
+        return first if found > sum(map(self.planner.count_tokens, texts)) else None
 
     def _is_too_long(
         self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories

@@ -88,7 +88,9 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
             show, as a multiple of what it has with this turn's alone. Then they are taken out of
-            the history, and this turn's are shown anew. None has no limit.
+            the history, and this turn's are shown anew: before the question, or where a first turn
+            has them, if others have begun with so many of them that more is found in the cache than
+            was said in the conversation. None has no limit.
         placement: Where `messages` puts memories: "before_question", in its message;
             "after_history", in a message of their own between history and question, which some
             chat templates refuse, since two messages of the user follow each other; or "system",
@@ -225,7 +227,9 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
             show, as a multiple of what it has with this turn's alone. Then they are taken out of
-            the history, and this turn's are shown anew. None has no limit.
+            the history, and this turn's are shown anew: before the question, or where a first turn
+            has them, if others have begun with so many of them that more is found in the cache than
+            was said in the conversation. None has no limit.
         placement: Where `messages` puts memories: "before_question", in its message;
             "after_history", in a message of their own between history and question, which some
             chat templates refuse, since two messages of the user follow each other; or "system",

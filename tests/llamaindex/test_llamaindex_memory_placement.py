@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.memory import StaticMemoryBlock
 from llamaindex_helpers import ListChatStore, letter_text
 from llamaindex_memory_helpers import LetterMemory, assistant, plain_memory, user
 
@@ -75,6 +76,37 @@ async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too
     assert letters == "ef"
     where = {"system": 0, "before_question": -1, "after_history": -2}[placement]
     assert shown(prompts[-1])[where][1] == "ef"
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+    placement: Placement, is_stored: bool
+) -> None:
+    block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
+    [other] = await turns(
+        reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=is_stored
+    )
+    memory = reuse_memory(block, chat_store=ListChatStore())
+    asked = ["ab one?", "cd two?", "gef three?", "g four?"]
+    *_, third, fourth = await turns(memory, asked, is_stored=is_stored)
+    opening = shown(other) if is_stored else shown(other)[:-1]  # without its question
+    assert shown(third)[: len(opening)] == opening
+    assert (third[0].content or "").startswith((other[0].content or "").removesuffix("efg zero?"))
+    assert "".join(text for _, text in shown(third)) == "efg"
+    assert (third[-1].content or "").endswith("gef three?")
+    assert [one.content for one in fourth[: len(third)]] == [one.content for one in third]
+    assert "".join(text for _, text in shown(fourth)) == "efg"
+    assert await memory.aget() == await memory.aget()
+
+
+async def test_with_other_memory_blocks_they_stand_behind_what_was_said() -> None:
+    block = ReuseMemoryBlock(memory=LetterMemory())
+    await turns(reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=True)
+    fixed = StaticMemoryBlock(name="about", static_content="Alice is a user.")
+    memory = reuse_memory(block, fixed, chat_store=ListChatStore())
+    *_, third = await turns(memory, ["ab one?", "cd two?", "gef three?"], is_stored=True)
+    assert [text for _, text in shown(third)] == ["", "", "", "", "efg"]
 
 
 @pytest.mark.parametrize("wrong", ["user", 3, None])

@@ -24,8 +24,9 @@ from ctxreuse.planning.plan import Plan
 Place: TypeAlias = Literal["before the question", "after the question", "before the documents"]
 PLACES: tuple[Place, ...] = ("before the question", "after the question", "before the documents")
 
-_FIELDS = ("{labels}", "{numbers}", "{best}", "{top}")
+_FIELDS = ("{labels}", "{numbers}", "{best}", "{top}", "{opening}")
 _TOP = 3
+_OPENING_WORDS = 6
 
 _Key: TypeAlias = tuple[str, str, bool, bool | None]
 Arrangement: TypeAlias = Literal["as retrieved", "reversed", "shuffled"]
@@ -81,7 +82,12 @@ class Annotation:
         words = self.words
         for name, text in zip(
             _FIELDS,
-            (*map(self.separator.join, (labels, numbers)), labels[0], ", ".join(numbers[:_TOP])),
+            (
+                *map(self.separator.join, (labels, numbers)),
+                labels[0],
+                ", ".join(numbers[:_TOP]),
+                " ".join(plan.request.blocks[0].text.split()[:_OPENING_WORDS]),
+            ),
             strict=True,
         ):
             words = words.replace(name, text)
@@ -154,6 +160,7 @@ TRIALS: Mapping[str, Annotation] = {
     "numbers, in front": Annotation("Most relevant first: {numbers}", "before the documents"),
     "top three": Annotation("Most relevant documents: {top}"),
     "best": Annotation("{best} is the most relevant document."),
+    "opening": Annotation('Read first: "{opening}..."'),
 }
 """Annotations under trial: the papers', and short ones in three places."""
 

@@ -294,12 +294,28 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         Args:
             content: A text that the block returned in the surrounding tenant and conversation.
         """
-        scope = current_scope()
-        with self._lock:
-            made = self._contents.get(self._tenant(scope), (scope.conversation_id, content))
+        made = self._made(content)
         if made is None:
             return content
         return "\n\n".join([*(block.text for block in made.request.blocks), *made.left_out])
+
+    def found_in_front(self, content: str) -> int:
+        """Return how many of a content's tokens a conversation would find that begins with it.
+
+        Args:
+            content: A text that the block returned in the surrounding tenant and conversation.
+        """
+        made = self._made(content)
+        if made is None:
+            return 0
+        first = replace(made.request, history=None)
+        return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
+
+    def _made(self, content: str) -> _Content | None:
+        """Return what a text of the surrounding tenant and conversation was made of."""
+        scope = current_scope()
+        with self._lock:
+            return self._contents.get(self._tenant(scope), (scope.conversation_id, content))
 
     def without(
         self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
@@ -337,9 +353,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         Returns:
             The rest, planned anew; None if nothing is left.
         """
-        scope = current_scope()
-        with self._lock:
-            made = self._contents.get(self._tenant(scope), (scope.conversation_id, content))
+        made = self._made(content)
         if made is None:
             return None
         return self._planning.attempt(

@@ -91,8 +91,11 @@ class ReplayMemory(Memory):
     A `ReuseMemoryBlock` may say another `placement`. When history and replayed memories outgrow
     `token_limit`, or those of a `ReuseMemoryBlock` make the prompt more than `growth_limit` times
     as long as it is with this turn's alone, the earlier ones are removed, once, and shown anew
-    where they come up. The chat store holds the plain messages. This object keeps the inserted
-    memories; another one that reads the same store shows the history without them.
+    where they come up. If there is one memory block, a `ReuseMemoryBlock`, and other conversations
+    have begun with so many of its memories that more is found in the cache than was said in this
+    one, they are shown where its first turn has them. The chat store holds the plain messages. This
+    object keeps the inserted memories; another one that reads the same store shows the history
+    without them.
 
     Make one with `reuse_memory(...)`.
     """
@@ -203,16 +206,36 @@ class ReplayMemory(Memory):
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         content = await self._content(turns, known, block_kwargs)
+        opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
-            known = {}
-            content = await self._content(turns, known, block_kwargs)
+            opening, known = self._better_place(turns, content), {}
+            content = await self._content(turns, known, block_kwargs, opens=opening is not None)
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         with request_context(conversation_id=self._conversation_id()):
             fitting = await self._truncate_memory_blocks(
                 content, self._tokens(content.values()), others
             )
         inserted = await self._placed(fitting, is_first=not known)
+        if opening is not None:  # and nothing for this turn, which is served so
+            return {opening: inserted, turns.place: _Inserted()}
         return {**known, turns.place: inserted}
+
+    def _better_place(self, turns: _Turns, content: Mapping[str, Any]) -> bytes | None:
+        """Return where a first turn shows memories, if more is found there than was said since.
+
+        Args:
+            turns: The conversation, whose memories are laid out anew.
+            content: What the memory blocks say for this turn.
+        """
+        opening = turns.opening
+        if opening is None or len(self.memory_blocks) != 1:
+            return None
+        [block] = self.memory_blocks
+        if not isinstance(block, ReuseMemoryBlock):
+            return None
+        with request_context(conversation_id=self._conversation_id()):
+            found = block.found_in_front(content.get(block.name, ""))
+        return opening if found > self._tokens(turns.before_the_turn({})) else None
 
     def _is_too_long(self, turns: _Turns, known: _Insertions, content: Mapping[str, Any]) -> bool:
         """Return whether a prompt is too long with the memories of earlier turns."""
@@ -257,9 +280,18 @@ class ReplayMemory(Memory):
         turns: _Turns,
         known: _Insertions,
         block_kwargs: dict[str, Any],
+        *,
+        opens: bool = False,
     ) -> dict[str, Any]:
-        """Return the content of each memory block by its name."""
-        sent = turns.before_the_turn(known)
+        """Return the content of each memory block by its name.
+
+        Args:
+            turns: The conversation.
+            known: What is inserted in it.
+            block_kwargs: For the memory blocks.
+            opens: Whether the content will stand where that of the first turn does.
+        """
+        sent = [] if opens else turns.before_the_turn(known)
         history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
         # as paragraphs of their own, which the template's words may keep them from being
         texts = [text for one in known.values() for text in one.texts]
@@ -339,6 +371,16 @@ class _Turns:
         if self._turn < self._stored:
             return self._place_within(self._turn)
         return self._place_before(self._turn)
+
+    @property
+    def opening(self) -> bytes | None:
+        """The place of a first turn's memories; None where nothing was asked first, or but now."""
+        roles = [message.role for message in self.messages]
+        first = next((n for n, role in enumerate(roles) if role != MessageRole.SYSTEM), self._turn)
+        if first >= self._turn or roles[first] != MessageRole.USER:
+            return None
+        is_within = self._turn < self._stored
+        return self._place_within(first) if is_within else self._place_before(first)
 
     @property
     def places(self) -> list[bytes]:
