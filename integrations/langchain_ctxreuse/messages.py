@@ -258,6 +258,8 @@ def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
         profile: The rules of the cache.
     """
     kinds = {one.__name__ for one in type(model).__mro__}
+    if getattr(model, "beta_use_converse_api", False) is True:  # ChatBedrock then calls the other
+        return "cachePoint"
     for kind, field in _MARK_FIELDS.items():
         if kind in kinds:
             return field

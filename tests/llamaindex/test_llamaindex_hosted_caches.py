@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
     ChatMessage,
+    ChatResponse,
     MessageRole,
     TextBlock,
 )
+from llama_index.core.llms import MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
 from llamaindex_anthropic import Anthropic
+from pydantic import Field
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM, format_context
@@ -121,3 +125,25 @@ async def test_a_batch_sends_leaders_first() -> None:
         ]
         await claude(server).achat_batch(batch)
         assert began.count(0) == 1
+
+
+class BedrockConverse(MockLLM):
+    """Notes what it is asked."""
+
+    asked: list[Sequence[ChatMessage]] = Field(default_factory=list)
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        self.asked.append(messages)
+        return ChatResponse(message=ChatMessage(role="assistant", content="In France."))
+
+
+def test_bedrock_gets_the_type_of_cache_points_that_it_knows() -> None:
+    inner = BedrockConverse()
+    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
+    for number, names in enumerate([*ROUNDS, *ROUNDS]):
+        llm.chat([ChatMessage(content=f"{context(*names)}\n\nQuestion {number}?")])
+    blocks = [block for messages in inner.asked for one in messages for block in one.blocks]
+    points = [block.cache_control for block in blocks if isinstance(block, CachePoint)]
+    assert points
+    assert {(point.type, point.ttl) for point in points} == {("default", "5m")}

@@ -42,6 +42,7 @@ def with_cache_points(
     messages: Sequence[ChatMessage],
     planned: PlannedPrompt,
     profile: CacheProfile,
+    model: object,
     cache_idx: int | None = None,
 ) -> list[ChatMessage]:
     """Return messages whose planned contexts are cut, with cache points; changed ones are copies.
@@ -53,6 +54,7 @@ def with_cache_points(
         messages: The messages with the planned texts.
         planned: The prompt as it was planned.
         profile: The rules of the cache.
+        model: What is called. Bedrock's knows one type of cache points, and warns of each other.
         cache_idx: Up to which message the model itself marks the last block; -1 is all.
     """
     cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
@@ -80,16 +82,18 @@ def with_cache_points(
         elif message.additional_kwargs.get("cache_control"):
             one["cache_control"] = message.additional_kwargs["cache_control"]
         prompt.append(one)
+    is_bedrock = any(one.__name__ == "BedrockConverse" for one in type(model).__mro__)
+    kind = "default" if is_bedrock else "ephemeral"
     marked = marked_prompt(prompt, profile, "cache_control").messages
     return [
-        _rebuilt(message, one["content"])
+        _rebuilt(message, one["content"], kind)
         if any(isinstance(part, ContentPart) or "cache_control" in part for part in given)
         else message
         for message, given, one in zip(messages, contents, marked, strict=True)
     ]
 
 
-def _rebuilt(message: ChatMessage, content: Sequence[Any]) -> ChatMessage:
+def _rebuilt(message: ChatMessage, content: Sequence[Any], kind: str) -> ChatMessage:
     blocks: list[ContentBlock] = []
     for part in content:
         block, control = part.get("block"), part.get("cache_control")
@@ -97,7 +101,7 @@ def _rebuilt(message: ChatMessage, content: Sequence[Any]) -> ChatMessage:
             blocks.append(TextBlock(text=part["text"]))
             if control is not None:
                 life = control.get("ttl", "5m")
-                blocks.append(CachePoint(cache_control=CacheControl(type="ephemeral", ttl=life)))
+                blocks.append(CachePoint(cache_control=CacheControl(type=kind, ttl=life)))
         elif control is not None or not isinstance(block, CachePoint):
             blocks.append(block)
     return message.model_copy(update={"blocks": blocks})

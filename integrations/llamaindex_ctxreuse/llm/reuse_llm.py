@@ -370,7 +370,8 @@ class ReuseLLM(DelegatingLLM):
             if planned.parts and takes_cache_points(self.inner):
                 profile, index = planner_or_new(self.planner).cache, self._cache_index
                 sent = self._gateway.attempt(
-                    lambda: with_cache_points(sent, planned, profile, index), lambda: sent
+                    lambda: with_cache_points(sent, planned, profile, self.inner, index),
+                    lambda: sent,
                 )
             return method(sent, **options)
 
