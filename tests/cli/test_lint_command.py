@@ -86,7 +86,7 @@ def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
         "requests": 3,
         "found": "",
         "tokens": finding["tokens"],
-        "cost_tokens": round(0.9 * finding["tokens"]),
+        "cost_tokens": round(1.15 * finding["tokens"]),
         "share": round(finding["cost_tokens"] / report["prompt_tokens"], 6),
         "remedy": "Say a date or time behind the documents, such as in the question.",
         "money": pytest.approx(finding["cost_tokens"] * 3 / 1_000_000),

@@ -71,8 +71,8 @@ def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost
     assert one.remedy == f"Say {remedy} behind the documents, such as in the question."
     # the rest of the system text, and both documents
     assert one.tokens == pytest.approx(4 * (1_125 + 1_200), rel=0.01)
-    assert one.cost_tokens == round(0.9 * one.tokens)
-    assert one.share == pytest.approx(0.9 * 4 / 5, rel=0.05)
+    assert one.cost_tokens == round(1.15 * one.tokens)  # it is written each time, and not read
+    assert one.share == pytest.approx(1.15 * 4 / 5, rel=0.05)
 
 
 def test_what_varies_in_front_of_less_than_the_minimum_costs_nothing():
@@ -150,6 +150,7 @@ def test_a_mark_behind_the_system_text_that_vanishes_costs_where_nothing_looks_b
 def test_prompts_that_nobody_marks_are_found():
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
     assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
+    assert the_finding(trace).cost_tokens == round(0.9 * 2 * 2_325)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_findings_cost_no_more_than_the_prompts_and_name_a_request(trace, cache)
         assert trace[one.number - 1].request_id == one.request_id
         assert 0 < one.requests <= len(trace)
         assert 0 <= one.tokens <= report.prompt_tokens
-        assert 0 <= one.share <= 1
+        assert 0 <= one.share <= cache.write_factor
         assert one.remedy.endswith(".")
     assert report.as_json()["findings"] == report.as_json()["findings"]
     assert len(list(report.output())) >= 1
