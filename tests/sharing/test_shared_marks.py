@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from redis_servers import redis_server
 from shared_logs import MemoryLog, caught_up, sharing
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse.adapters import clock
 from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog, entries, snapshot
 
 LIFE_S = 300  # of entries in "anthropic"
@@ -58,10 +60,18 @@ def test_a_second_worker_reads_what_the_first_has_written(log: SharedLog) -> Non
 
 def test_planners_that_share_a_log_mark_as_one_planner_for_all(log: SharedLog) -> None:
     alone, planners = ReusePlanner(cache="anthropic"), sharing(log, cache="anthropic")
+    read = 0
     for number, letters in enumerate(["abc", "abd", "cab", "bae", "abd", "abc", "dab"] * 3):
         plan = planners[number % 2].plan(asked(letters), now=50.0 * number)
         caught_up(*planners)
         assert shown(plan) == shown(alone.plan(asked(letters), now=50.0 * number))
+        read += plan.expected_cached_tokens
+    assert read > 20_000
+
+
+def test_adapters_of_all_processes_plan_by_one_clock() -> None:
+    assert abs(clock.now() - time.time()) < 60
+    assert clock.now() <= clock.now()
 
 
 def test_what_another_worker_has_written_expires(log: SharedLog) -> None:
