@@ -47,6 +47,8 @@ from ctxreuse.cache import (
     PrefixCacheMetrics,
     PrefixCacheSimulator,
 )
+from ctxreuse.cache.breakpoints import BreakpointCache
+from ctxreuse.cache.steps import StepCache
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId
@@ -282,6 +284,8 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     AsyncReuseMemory: lambda: AsyncReuseMemory(_AsyncMemories()),
     BilledTokens: lambda: BilledTokens(10, 90, {"30m": 100}),
     BlockLevelCache: BlockLevelCache,
+    BreakpointCache: lambda: BreakpointCache(cache_profile("anthropic")),
+    StepCache: lambda: StepCache(cache_profile("gemini")),
     CacheProfile: lambda: cache_profile("openai"),
     ConversationNames: ConversationNames,
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
