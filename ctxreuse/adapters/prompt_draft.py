@@ -29,6 +29,7 @@ from ctxreuse.adapters.standing_documents import (
     asks_for_places,
     is_worth_ranking,
     joined_context,
+    joined_separator,
     may_be_moved,
     render_joined,
 )
@@ -608,8 +609,7 @@ def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, 
     if not given.is_joined:
         parts = plan.content_parts("")
     else:  # as the application joined them
-        start, (second, *_) = given.spans[0][1], [*given.spans[1:], given.spans[0]]
-        separator = given.text[given.spans[0][2] : second[1]] if second[1] > start else ""
+        separator = joined_separator(given)
         ends, position = [], 0
         for block in plan.blocks:
             position += len(block.text)

@@ -21,6 +21,7 @@ from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
+from ctxreuse.adapters.standing_documents import shows_several
 from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
@@ -112,11 +113,14 @@ class PromptStatistics:
         kept_in_place: Documents that the application joined itself and that are sent as given,
             because their order may matter: words around them, or a schema of the answer, speak of
             citations, sources, numbers or places, or others that were retrieved stand beside them.
+        joined_otherwise: Prompts that show documents which a retriever returned in the same run,
+            but not all of them, whole, in its order, with the same line breaks between each two;
+            they are sent as given.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
             tenant nor one of another scope: it was rendered in another process, or altered since.
-        without_context: Prompts in which nothing was found at all, those of the two lines above
+        without_context: Prompts in which nothing was found at all, those of the three lines above
             included. After 20 of them, and no context in any other, the log says once what to do,
             unless a retriever, postprocessor or memory of this process plans contexts.
         too_long: Texts and prompts sent as given because they take too much work to plan.
@@ -133,6 +137,7 @@ class PromptStatistics:
     in_history: int = 0
     too_short: int = 0
     kept_in_place: int = 0
+    joined_otherwise: int = 0
     in_other_scope: int = 0
     not_recognised: int = 0
     without_context: int = 0
@@ -263,6 +268,9 @@ class PromptPlanner:
                 _log_other_scope()
             elif any(all(label in text for label in first_labels) for text in texts):
                 counts["not_recognised"] += 1
+            elif not draft.contexts_found and shows_several(texts, draft.prompt.retrieved):
+                counts["joined_otherwise"] += 1
+                _log_joined_otherwise()
         if counts["left_alone"]:
             _log_left_alone()
         if counts["kept_in_place"]:
@@ -409,6 +417,16 @@ def _log_nothing_found() -> None:
         "with line breaks between; or wrap the retriever, or the memory, instead of the model. "
         "prompt_statistics says what becomes of each prompt.",
         _SILENT_PROMPTS,
+    )
+
+
+@cache
+def _log_joined_otherwise() -> None:
+    """Say once that a prompt shows retrieved documents in a way that cannot be planned."""
+    _log.warning(
+        "a prompt shows documents that a retriever returned in the same run, but not all of them, "
+        "whole, in its order and with the same line breaks between each two; it is sent as given. "
+        "Join them with format_context. Further cases are only counted, as joined_otherwise."
     )
 
 

@@ -131,6 +131,25 @@ class TestQueryEngines:
         assert statistics.planned_before == 1, "the first has no words that rank it"
         assert (statistics.without_context, statistics.not_recognised) == (1, 0)
 
+    def test_a_node_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(self) -> None:
+        class Twice(BaseRetriever):
+            """Finds the last letter twice, under another id."""
+
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                letters, _, _ = query_bundle.query_str.partition(" ")
+                again = TextNode(text=letter_text(letters[-1]), id_=f"id-{letters[-1]}-2")
+                nodes = [TextNode(text=letter_text(one), id_=f"id-{one}") for one in letters]
+                return [NodeWithScore(node=one) for one in (*nodes[:-1], again, nodes[-1])]
+
+        inner, model = reusing()
+        queries = RetrieverQueryEngine.from_args(Twice(), llm=model)
+        for asked_for in ("ab first?", "ba second?"):
+            queries.query(asked_for)
+        assert model.prompt_statistics.planned == 2
+        bare = {letters: shown(letters, metadata=False) for letters in ("abb", "aba")}
+        assert bare["abb"] in inner.prompts[0]
+        assert bare["aba"] in inner.prompts[1]
+
     def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
         _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
         response = asked(model, "abc first?", "cba second?")[1]
