@@ -304,6 +304,22 @@ class PromptDraft:
         parts = zip(self.prompt.parts, self._standings, strict=True)
         return [part.text for part, standing in parts if standing != "history"]
 
+    def front(self) -> bytes | None:
+        """Return what names the words before the first context, once it is settled.
+
+        None without a context that was planned, now or before, and behind an answer, where
+        conversations differ as they should.
+        """
+        texts: list[str] = []
+        for one in self.pieces:
+            if self._turns[one.part]:
+                return None
+            texts.append(self.prompt.parts[one.part].role)
+            if one.is_context:
+                return _hash(texts).digest()
+            texts.append(one.text)
+        return None
+
     def settle(
         self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], SentContext | None]
     ) -> Counter[str]:
