@@ -132,3 +132,10 @@ async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> N
     assert (has_planned(first), has_planned(second)) == (False, True)
     with pytest.raises(ValueError, match="top_k"):
         made.model_copy(update={"top_k": 0})
+
+
+def test_what_is_wrapped_already_is_refused() -> None:
+    with pytest.raises(ValueError, match="inner is a ReuseLLM already; pass what it wraps"):
+        ReuseLLM(inner=ReuseLLM(inner=MockLLM()))
+    with pytest.raises(InvalidRequestError, match="retriever is a ReuseRetriever already; pass"):
+        ReuseRetriever(ReuseRetriever(LetterRetriever()))

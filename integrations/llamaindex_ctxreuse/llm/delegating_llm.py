@@ -15,7 +15,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.errors import InvalidRequestError
 
 _log = logging.getLogger("ctxreuse")
@@ -51,6 +51,7 @@ class DelegatingLLM(FunctionCallingLLM):
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> LLM:
+        refuse_wrapped("inner", inner, DelegatingLLM)
         remedy = f"pass {cls.__name__}(inner=OpenAILike(...))"
         checked = checked_kind("inner", inner, LLM, f"a LlamaIndex LLM; {remedy}")
         if isinstance(inner, StructuredLLM):

@@ -30,6 +30,7 @@ from ctxreuse.adapters.document_planner import (
 )
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import FixedSettings, split_settings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
@@ -259,6 +260,7 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._retriever = checked_retriever(retriever)
+        refuse_wrapped("retriever", retriever, ReuseRetriever)
         self._planner = planner_or_new(planner)
         self._nodes = NodePlanner(self._planner, annotation, metadata_mode, type(self).__name__)
         # a retriever that does not call its base class's __init__ has none
