@@ -14,8 +14,7 @@ from langchain_core.runnables.utils import AnyConfigurableField, ConfigurableFie
 def without_bindings(runnable: object) -> object:
     """Return what is inside `bind`, `with_config` and fields that a config can set."""
     while isinstance(runnable, (RunnableBindingBase, DynamicRunnable)):
-        is_bound = isinstance(runnable, RunnableBindingBase)
-        runnable = runnable.bound if is_bound else runnable.default
+        runnable = runnable.default if isinstance(runnable, DynamicRunnable) else runnable.bound
     return runnable
 
 

@@ -15,6 +15,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
+from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.errors import InvalidRequestError
 
@@ -34,7 +35,7 @@ _DELEGATED = frozenset(
 """Attributes that LlamaIndex reads and sets on a model; here they are the inner model's."""
 
 
-class DelegatingLLM(FunctionCallingLLM):
+class DelegatingLLM(NamedArguments, FunctionCallingLLM):
     """Metadata, settings and tool calling are the inner model's.
 
     Args:

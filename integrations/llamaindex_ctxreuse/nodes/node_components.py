@@ -28,6 +28,7 @@ from ctxreuse.adapters.document_planner import (
     RetrievedItems,
     checked_annotation,
 )
+from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import refuse_wrapped
@@ -115,7 +116,7 @@ class NodePlanner(MetadataPlanner[NodeWithScore]):
         return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
-class ReusePostprocessor(BaseNodePostprocessor):
+class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. Make it
