@@ -242,6 +242,15 @@ class PromptPlanner:
             return planned
         return [planned[n] for n in prefix_order(list(map(_shown, drafts, planned)))]
 
+    def may_show_context(self, prompt: ScopedPrompt) -> bool:
+        """Return whether a prompt may show a context, planned or not; False only if none does."""
+        tenant = prompt.scope.tenant or ""
+        return (
+            bool(prompt.retrieved or prompt.planned)
+            or ISSUED_PLANS.has_any(tenant)
+            or self._registry.may_show((part.text for part in prompt.parts), tenant)
+        )
+
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         for plan in plans:
