@@ -200,7 +200,8 @@ class ReusePlanner(FixedSettings):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was sent of late into a file, for `load` in the process that starts next.
 
-        At most 200,000 blocks, the latest ones. It holds keyed digests and no text; the key is
+        At most 200,000 blocks, the latest ones, with what was marked of them, and how long texts
+        are in the engine's tokens. It holds keyed digests and no text; the key is
         written beside it, with `.key` behind its name. Both have mode 0600, and the file is
         replaced as a whole. Others may plan meanwhile.
 

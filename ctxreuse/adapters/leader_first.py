@@ -11,8 +11,9 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from threading import Event, get_ident
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ A call that is not streamed does not tell when it has.
 """
 _MOST_ROOTS = 1_000
 _MOST_LEADERS = 16
+_MOST_WRITTEN = 20_000
 
 
 class LeaderFirst:
@@ -103,27 +105,19 @@ class _PrefixNode:
     children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
 
 
-def leaders_needed(plans: Sequence[Plan | None]) -> list[int | None]:
-    """Return the leaders of requests whose cache lets followers hit after the first token only."""
-    if any(plan is not None and plan.cache.follower_hits == "first_token" for plan in plans):
-        return leaders(plans)
-    return [None] * len(plans)
-
-
 class PrefixUse(NamedTuple):
     """What a first turn reads and writes in a cache whose followers hit after the first token.
 
     Attributes:
         root: Whose system text it stands behind.
         keys: Its blocks, in order.
-        marks: After how many of them a mark stands; None for a cache without marks.
-        writes: How long the prefixes are that it writes, in blocks; ascending.
+        lengths: How many blocks the prefixes have that it reads or writes, ascending: those up to
+            its marks or, for a cache without, all that are long enough; 0 is the system text.
     """
 
     root: Hashable
     keys: tuple[BlockKey, ...]
-    marks: tuple[int, ...] | None
-    writes: tuple[int, ...]
+    lengths: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
@@ -138,30 +132,57 @@ class PrefixUse(NamedTuple):
             waits = cache.follower_hits == "first_token"
         if not waits or request.history or logged is None:
             return None
-        ends = [0]
-        for tokens in logged.prompt.tokens:
-            ends.append(ends[-1] + tokens)
-        marks = plan.marks if cache.has_marks else None
-        expected = plan.expected_cached_tokens
-        places = range(1, len(ends)) if marks is None else marks
-        least = 0 if cache.has_marks or request.system else cache.least_tokens
-        writes = [n for n in places if n < len(ends) and ends[n] > expected and ends[n] >= least]
-        if 0 in places and not expected:
-            writes.insert(0, 0)
+        lengths = plan.marks
+        if not cache.has_marks:
+            least = 0 if request.system else cache.least_tokens
+            ends = accumulate(logged.prompt.tokens)
+            lengths = tuple(n for n, tokens in enumerate(ends, start=1) if tokens >= least)
         root = request.tenant, request.system, plan.is_labelled
-        return cls(root, logged.prompt.keys, marks, tuple(writes))
+        return cls(root, logged.prompt.keys, lengths)
 
-    def reads_from(self, leader: PrefixUse) -> bool:
-        """Return whether it can read what another one is about to write."""
-        common = 0
-        for key, other in zip(self.keys, leader.keys, strict=False):
-            if key != other:
-                break
-            common += 1
-        return any(
-            length <= common and (self.marks is None or length in self.marks)
-            for length in leader.writes
-        )
+    def names(self) -> dict[int, int]:
+        """Return what stands for each prefix in this process, by its length."""
+        named, name = {0: hash(self.root)}, hash(self.root)
+        for number, key in enumerate(self.keys, start=1):
+            name = hash((name, key))
+            named[number] = name
+        return {length: named[length] for length in self.lengths if length in named}
+
+    def reads(self, leader: PrefixUse, written: Collection[int]) -> bool:
+        """Return whether it reads a prefix that another one writes.
+
+        Args:
+            leader: The other one.
+            written: The lengths of the prefixes that are written.
+        """
+        pairs = zip(self.keys, leader.keys, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return any(length <= common and length in self.lengths for length in written)
+
+
+def leaders_needed(
+    plans: Sequence[Plan | None], uses: Sequence[PrefixUse | None] = ()
+) -> list[int | None]:
+    """Return the leaders of requests whose cache lets followers hit after the first token only.
+
+    Args:
+        plans: In the order in which they are sent; None for a request without a plan.
+        uses: What those without a plan read and write, as a retriever has planned them.
+    """
+    found: list[int | None] = [None] * len(plans)
+    if any(plan is not None and plan.cache.follower_hits == "first_token" for plan in plans):
+        found = leaders(plans)
+    writing: dict[Hashable, list[tuple[int, PrefixUse]]] = {}
+    for position, (plan, use) in enumerate(zip(plans, uses, strict=False)):
+        if plan is not None or use is None:
+            continue
+        known = writing.setdefault(use.root, [])
+        latest = known[-_MOST_LEADERS:]
+        reads = (n for n, leader in latest if use.reads(leader, leader.lengths))
+        found[position] = next(reads, None)
+        if found[position] is None and use.lengths:
+            known.append((position, use))
+    return found
 
 
 class CallInFlight:
@@ -169,18 +190,28 @@ class CallInFlight:
 
     Args:
         use: What it reads and writes.
+        writes: How many blocks the prefixes have that nobody has written before.
         leader: The call that it waits for; None without one.
+        began: Called when it begins to be answered.
     """
 
-    def __init__(self, use: PrefixUse, leader: CallInFlight | None = None) -> None:
+    def __init__(
+        self,
+        use: PrefixUse,
+        writes: Collection[int],
+        leader: CallInFlight | None,
+        began: Callable[[PrefixUse], object],
+    ) -> None:
         self.use = use
+        self.writes = writes
         self._leader = leader
+        self._began = began
         self._until = time.monotonic() + LONGEST_WAIT_S
         self._owner: object = None
         self._followers: OrderedQueue[None, None] = OrderedQueue(places=0)
 
     @property
-    def has_begun(self) -> bool:
+    def is_over(self) -> bool:
         """Whether followers need not wait any more."""
         return self._followers.places > 0 or self._seconds_left <= 0
 
@@ -189,7 +220,13 @@ class CallInFlight:
         return self._until - time.monotonic()
 
     def begin(self) -> None:
-        """Let the followers go. May be repeated, by any thread."""
+        """Let the followers go, for it begins to be answered. May be repeated, by any thread."""
+        if not self._followers.places:
+            self._began(self.use)
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the followers go, for it will not be answered, if it has not begun."""
         with self._followers.lock:
             self._followers.places = math.inf
         self._followers.release()
@@ -227,7 +264,7 @@ class CallInFlight:
         """
         self._owner = owner
         leader = self._leader
-        if leader is None or leader.has_begun or leader._owner == owner:
+        if leader is None or leader.is_over or leader._owner == owner:
             return None
         return leader
 
@@ -241,8 +278,9 @@ class CallsInFlight:
     """Finds the leaders of single calls that run at the same time; threads and tasks may share it.
 
     A call waits for the first one before it that is about to write a prefix which both share, once,
-    and never for one that is sent later: so nobody waits in a circle. Nobody waits for what was
-    written before. At most 1,000 system texts, and the latest 16 leaders of each, are remembered.
+    and leads itself only if it does not wait: so nobody waits in a circle. Nobody waits for what
+    was written before. Remembered are 1,000 system texts with the latest 16 leaders of each, and
+    20,000 prefixes that were written.
     """
 
     def __init__(self) -> None:
@@ -250,8 +288,8 @@ class CallsInFlight:
         self._forget()
 
     def _forget(self) -> None:
-        # by root: the leaders, and whether the system text itself was written
-        self._leaders: LRUMap[Hashable, tuple[tuple[CallInFlight, ...], bool]] = LRUMap(_MOST_ROOTS)
+        self._leaders: LRUMap[Hashable, tuple[CallInFlight, ...]] = LRUMap(_MOST_ROOTS)
+        self._written: LRUMap[int, bool] = LRUMap(_MOST_WRITTEN)
 
     def enter(self, use: PrefixUse) -> CallInFlight:
         """Return a call that is about to be sent.
@@ -259,16 +297,21 @@ class CallsInFlight:
         Args:
             use: What it reads and writes.
         """
+        names = use.names()
         with self._lock:
-            known, is_root_written = self._leaders.get(use.root) or ((), False)
-            is_root_written |= any(one.has_begun and 0 in one.use.writes for one in known)
-            leaders = tuple(one for one in known if not one.has_begun)[-_MOST_LEADERS:]
-            if is_root_written and use.writes[:1] == (0,):
-                use = use._replace(writes=use.writes[1:])
-            leader = next((one for one in leaders if use.reads_from(one.use)), None)
-            call = CallInFlight(use, leader)
-            if use.writes and leader is None:
+            writes = [length for length, name in names.items() if name not in self._written]
+            known = self._leaders.get(use.root) or ()
+            leaders = tuple(one for one in known if not one.is_over)[-_MOST_LEADERS:]
+            leader = next((one for one in leaders if use.reads(one.use, one.writes)), None)
+            call = CallInFlight(use, writes, leader, self._note_written)
+            if writes and leader is None:
                 leaders = (*leaders, call)
-            if leaders or is_root_written:
-                self._leaders.put(use.root, (leaders, is_root_written))
+            if leaders or known:
+                self._leaders.put(use.root, leaders)
         return call
+
+    def _note_written(self, use: PrefixUse) -> None:
+        names = use.names()
+        with self._lock:
+            for name in names.values():
+                self._written.put(name, True)

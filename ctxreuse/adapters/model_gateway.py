@@ -110,7 +110,8 @@ class ModelGateway:
 
     def evict(self, planned: PlannedPrompt) -> None:
         """Tell the planner that a prompt was not sent, or that its call failed."""
-        let_followers_go(planned)
+        if planned.in_flight is not None:
+            planned.in_flight.give_up()
         if planned.plans:
             self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
@@ -124,7 +125,7 @@ class ModelGateway:
             usage: What the engine reports; None without usage.
             seconds: How long the call took.
         """
-        let_followers_go(planned)
+        note_beginning(planned)
         if planned is None or usage is None:
             return
         self.attempt(
@@ -168,7 +169,7 @@ class ModelGateway:
             try:
                 for piece in pieces:
                     if not is_read:
-                        let_followers_go(planned)
+                        note_beginning(planned)
                     is_read = True  # by the engine, which then probably keeps the prompt
                     yield piece
             finally:
@@ -188,7 +189,7 @@ class ModelGateway:
             try:
                 async for piece in pieces:
                     if not is_read:
-                        let_followers_go(planned)
+                        note_beginning(planned)
                     is_read = True
                     yield piece
             finally:
@@ -222,8 +223,8 @@ class ModelGateway:
         )
 
 
-def let_followers_go(planned: PlannedPrompt | None) -> None:
-    """Let the calls go on that wait for one, which has begun to be answered, or has failed.
+def note_beginning(planned: PlannedPrompt | None) -> None:
+    """Let the calls go on that wait for one, which has begun to be answered.
 
     Args:
         planned: The prompt of that call; None if it was not planned.

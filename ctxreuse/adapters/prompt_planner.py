@@ -427,9 +427,9 @@ def _log_other_scope() -> None:
 def _log_planned_without_marks() -> None:
     """Say once that what was planned elsewhere comes without marks."""
     _log.warning(
-        "documents in a prompt were planned by a planner whose cache has no marks, and the model's "
-        "planner is for one that keeps prefixes up to marks; they are sent without. Give the "
-        "retriever, the compressor or the memory the planner of the model: planner=model.planner."
+        "documents in a prompt were planned without marks, and the model's planner is for a cache "
+        "that keeps prefixes up to marks; they are sent without. Give the retriever, the "
+        "compressor or the memory the planner of the model: planner=model.planner."
     )
 
 

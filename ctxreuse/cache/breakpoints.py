@@ -12,12 +12,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import NamedTuple
 
 from ctxreuse.context.billed_tokens import BilledTokens as BilledTokens
 from ctxreuse.context.blocks import encoded
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
-from ctxreuse.context.checks import checked_kind, checked_number
+from ctxreuse.context.checks import (
+    checked_each,
+    checked_integer,
+    checked_kind,
+    checked_number,
+)
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -35,6 +41,21 @@ class PromptPiece(NamedTuple):
     tokens: int
     is_marked: bool = False
     life: str | None = None
+
+
+def checked_pieces(pieces: Iterable[PromptPiece], key: str) -> list[PromptPiece]:
+    """Return the content parts of a prompt as a list.
+
+    Raises:
+        InvalidRequestError: wrong type, of them, of what they hold, or of the key.
+    """
+    checked_kind("key", key, str, "a string")
+    prompt = checked_each("pieces", pieces, PromptPiece, "a PromptPiece")
+    for one in prompt:
+        checked_kind("a piece's content", one.content, str, "a string")
+        checked_integer("a piece's tokens", one.tokens)
+        checked_kind("a piece's life", one.life, (str, NoneType), "the name of one, or None")
+    return prompt
 
 
 class BreakpointCache:
@@ -99,7 +120,7 @@ class BreakpointCache:
             InvalidRequestError: wrong type, or a time to live that the profile lacks.
         """
         checked_number("now", now)
-        prompt = [checked_kind("a piece", one, PromptPiece, "a PromptPiece") for one in pieces]
+        prompt = checked_pieces(pieces, key)
         self._sweep(now)
         prefixes, ends = prefixes_of(prompt, key)
         profile, marks = self._profile, [n for n, one in enumerate(prompt, 1) if one.is_marked]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ctxreuse.cache.breakpoints import PromptPiece, UnreadWrites, prefixes_of
+from ctxreuse.cache.breakpoints import PromptPiece, UnreadWrites, checked_pieces, prefixes_of
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind, checked_number
@@ -73,7 +73,7 @@ class StepCache:
             InvalidRequestError: wrong type.
         """
         checked_number("now", now)
-        prompt = [checked_kind("a piece", one, PromptPiece, "a PromptPiece") for one in pieces]
+        prompt = checked_pieces(pieces, key)
         self._sweep(now)
         prefixes, ends = prefixes_of(prompt, key)
         known = 0

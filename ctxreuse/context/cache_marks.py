@@ -112,7 +112,7 @@ def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
         wanted: Marks of ours.
     """
     room = max(0, profile.marks - taken)
-    if taken and (room < wanted or taken > profile.marks):
+    if taken and profile.has_marks and (room < wanted or taken > profile.marks):
         _log_too_many(profile.marks)
     return min(room, wanted)
 

@@ -16,7 +16,6 @@ of the price of an uncached input token. Where a model differs, give its own:
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -174,7 +173,7 @@ class CacheProfile:
     @property
     def least_tokens(self) -> int:
         """The shortest common prefix that saves anything, in tokens, the system text included."""
-        steps = math.ceil(max(self.minimum, 1) / self.step_tokens)
+        steps = -(-max(self.minimum, 1) // self.step_tokens)  # rounded up, however many digits
         return steps * self.step_tokens
 
     def readable(self, tokens: int) -> int:

@@ -87,7 +87,7 @@ def marked_prompt(
     ]
     firm = [at for at in ours if not _content_part(messages, at).is_spare]
     passed = _passed_ends(messages)
-    while len(taken) + len(firm) > profile.marks and any(at in passed for at in taken):
+    while firm and len(taken) + len(firm) > profile.marks and any(at in passed for at in taken):
         gone.append(next(at for at in taken if at in passed))
         taken.remove(gone[-1])
     room = room_for_marks(profile, len(taken), len(firm))
@@ -116,7 +116,8 @@ def marked_prompt(
         ]
         written.append({**message, "content": content} if content else dict(message))
     own_tools = list(tools)
-    unsent = [*gone, *taken[: max(0, len(taken) - profile.marks)]]
+    too_many = max(0, len(taken) - profile.marks) if profile.has_marks else 0
+    unsent = [*gone, *taken[:too_many]]
     for number, path in sorted(unsent, reverse=True):  # a block may go with its mark
         if number < 0:
             own_tools = without_mark(own_tools, path)
@@ -187,7 +188,7 @@ def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]])
             cut.append(one)
         elif isinstance(one, Mapping) and set(one) != {"type", "text"}:
             last = {**one, "text": own[-1].text}
-            if own[-1].is_marked and not any(marks_in(last)):
+            if own[-1].is_marked and next(marks_in(last), None) is None:
                 cut += [*own[:-1], own[-1]._replace(beside=last)]
             else:
                 cut += [*own[:-1], last]

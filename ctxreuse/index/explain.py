@@ -251,7 +251,7 @@ def explain(
     """
     before = list(earlier)
     if prompt.is_later_turn:
-        return _later_turn(prompt, before)
+        return _later_turn(prompt, before, cache)
     if not prompt.keys:
         return _explained(
             prompt, Cause.empty, "The prompt has no blocks: there is nothing to reuse."
@@ -454,20 +454,22 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
     return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
-def _later_turn(prompt: SentPrompt, before: list[SentPrompt]) -> Explanation:
+def _later_turn(prompt: SentPrompt, before: list[SentPrompt], cache: CacheProfile) -> Explanation:
     turns = (
         one
         for one in reversed(before)
         if one.tenant == prompt.tenant and one.conversation == prompt.conversation
     )
     last = None if prompt.conversation is None else next(turns, None)
-    if last is not None and prompt.history < last.history:
+    rewritten = None if last is None else _rewritten(prompt, last, cache)
+    if last is not None and rewritten is not None:
+        cause, why = rewritten
+        lost = sum(last.tokens)
         words = (
-            f"It continues a conversation whose history, of {last.history} messages in request "
-            f"{_named(last.request_id)}, was shortened to {prompt.history}: what is rewritten is "
-            "another beginning, and all of it is computed."
+            f"It continues a conversation behind request {_named(last.request_id)}, but {why}: "
+            "what was sent there is computed again."
         )
-        return _explained(prompt, Cause.compacted, words, last.request_id)
+        return _explained(prompt, cause, words, last.request_id, lost_tokens=lost)
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
         f"It continues a conversation{behind} and repeats what was sent there; "
@@ -475,6 +477,25 @@ def _later_turn(prompt: SentPrompt, before: list[SentPrompt]) -> Explanation:
         "history, where no other prompt can have put them."
     )
     return _explained(prompt, Cause.later_turn, words, prompt.after)
+
+
+def _rewritten(
+    prompt: SentPrompt, last: SentPrompt, cache: CacheProfile
+) -> tuple[Cause, str] | None:
+    """Return why nothing of a conversation's last turn is read; None if all of it can be."""
+    for name, cause in _IN_FRONT.items():
+        is_in_front = name not in ("tenant", "is_labelled") and (
+            name != "key" or cache.key != "none"
+        )
+        if is_in_front and getattr(prompt, name) != getattr(last, name):
+            return cause, _STANDS_BEFORE[cause]
+    if prompt.history < last.history:
+        shortened = f"of {last.history} messages was shortened to {prompt.history}"
+        return Cause.compacted, f"its history {shortened}, which is another beginning"
+    if not _is_alive(last, prompt, cache):
+        later = f"more than {cache.lifetime:,.0f} seconds later"
+        return Cause.expired, f"{later}, when the cache ({cache.name}) keeps it no longer"
+    return None
 
 
 _STANDS_BEFORE = {

@@ -39,7 +39,8 @@ class Bounds:
         shown_blocks: Blocks that conversations were shown.
         logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
         token_counts: Blocks whose tokens were counted.
-        written_blocks: Blocks of the prefixes that were sent to a cache with marks.
+        written_blocks: Blocks of the prefixes that were sent to a cache with marks, and the latest
+            prompts that can be taken back.
     """
 
     tenants: int = 1_000

@@ -259,7 +259,7 @@ def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
         profile: The rules of the cache.
     """
     kinds = {one.__name__ for one in type(model).__mro__}
-    if getattr(model, "beta_use_converse_api", False) is True:  # `ChatBedrock` that calls the other
+    if getattr(model, "beta_use_converse_api", False) is True:  # ChatBedrock then calls the other
         return "cachePoint"
     for kind, field in MARK_FIELDS.items():
         if kind in kinds:

@@ -86,7 +86,7 @@ def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
         "requests": 3,
         "found": "",
         "tokens": finding["tokens"],
-        "cost_tokens": round(0.9 * finding["tokens"]),
+        "cost_tokens": round(1.15 * finding["tokens"]),
         "share": round(finding["cost_tokens"] / report["prompt_tokens"], 6),
         "remedy": "Say a date or time behind the documents, such as in the question.",
         "money": pytest.approx(finding["cost_tokens"] * 3 / 1_000_000),
@@ -247,3 +247,23 @@ def test_broken_answers_are_named(run, recording, tmp_path):
     code, _, err = run("explain", *files, "--answers", broken)
     assert code == 2
     assert err.startswith(f"ctxreuse: {broken}:1: field 'request_id' is missing")
+
+
+def test_the_last_turn_of_a_conversation_is_compared_however_long_ago_it_was(run, tmp_path):
+    front = {"conversation_id": "c", "blocks": [], "timestamp": 0}
+    turns = [
+        {"request_id": "first", **front, "sent": {"tools": ["a#1"]}},
+        *({"request_id": n, "blocks": []} for n in range(5)),
+        {"request_id": "second", **front, "sent": {"tools": ["b#2"], "history": 2}},
+        {"request_id": "third", **front, "sent": {"tools": ["b#2"], "history": 4}},
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(one) + "\n" for one in turns))
+    (tmp_path / CORPUS).write_text("")
+    files = ("--plan", trace, "--corpus", tmp_path / CORPUS)
+    _, out, _ = run("explain", *files, "--cache", "anthropic", "--json")
+    told = [json.loads(line) for line in out.splitlines()][-2:]
+    assert [(one["cause"], one["reason"], one["closest"]) for one in told] == [
+        ("other tools", "tools", "first"),
+        ("later turn", None, None),
+    ]

@@ -10,6 +10,7 @@ from cli_helpers import run, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import write_jsonl
+from test_broken_results import VALUES, changed, places, read
 
 from ctxreuse import ContextBlock, cache_profile
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, profile_spec
@@ -19,10 +20,11 @@ from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, 
 from ctxreuse.evaluation.replay.provider_bill import billed_prompts
 from ctxreuse.evaluation.replay.run_result import Run
 from ctxreuse.evaluation.replay.simulate import Replay
-from ctxreuse.evaluation.report import page
+from ctxreuse.evaluation.report import page, report_page
 from ctxreuse.evaluation.results.bill import Bill
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
+from ctxreuse.evaluation.results.tables import estimate_json, estimate_output
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
@@ -305,6 +307,46 @@ def test_broken_bills_are_one_error(folder, name, value):
     path.write_text(json.dumps(stored))
     with pytest.raises(InputFileError, match=rf"results\.json: .*{name}"):
         Results.read(path)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_any_value_in_any_place_is_one_error_or_a_page(folder, monkeypatch, value):
+    monkeypatch.setattr(report_page, "charts", lambda _: [])
+    cache, path = cache_profile("anthropic"), folder / "results.json"
+    prices = Prices.of("prices", PRICES | {"output": 3}, cache)
+    measure_savings(str(folder / "trace.jsonl"), cache=cache, prices=prices).write(path)
+    stored = json.loads(path.read_text())
+    stored["runs"].insert(0, stored["runs"][2])  # one that has written something
+    files = refused = 0
+    for place in places(stored):
+        if place[0] in ("cache", "prices", "output_tokens", "runs"):
+            files += 1
+            try:
+                found = read(folder, changed(stored, place, value))
+            except InputFileError:
+                refused += 1
+            else:
+                assert page(found).startswith("<!DOCTYPE html>")
+                assert [*estimate_output(found), estimate_json(found)]
+    assert files > 50
+    assert refused > files / 2
+
+
+def test_prices_that_are_others_than_the_profile_says_are_told(run, folder):
+    (folder / "prices.json").write_text(json.dumps(PRICES | {"cached_input": 1}))
+    arguments = ["estimate", folder / "trace.jsonl", "--cache", "openai"]
+    _, out, _ = run(*arguments, "--prices", folder / "prices.json")
+    assert (
+        "By these prices reading costs 0.25 times the input and writing 1.25; plans and input bill "
+        "go by the profile's 0.1 and 1.25."
+    ) in words(out)
+
+
+@pytest.mark.parametrize("lines", [[], [{"request_id": 1, "query": "?", "blocks": ["a"]}]])
+def test_a_trace_with_nothing_to_compare_is_no_error(run, folder, lines):
+    write_jsonl(folder / "trace.jsonl", *lines)
+    code, out, _ = run("estimate", folder / "trace.jsonl", "--cache", "anthropic")
+    assert (code, words(out)[:15]) == (0, "Nothing to gain")
 
 
 @pytest.mark.parametrize("more", [["--capacity-tokens", "9"], ["--workers", "2"]])

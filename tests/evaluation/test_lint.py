@@ -71,8 +71,8 @@ def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost
     assert one.remedy == f"Say {remedy} behind the documents, such as in the question."
     # the rest of the system text, and both documents
     assert one.tokens == pytest.approx(4 * (1_125 + 1_200), rel=0.01)
-    assert one.cost_tokens == round(0.9 * one.tokens)
-    assert one.share == pytest.approx(0.9 * 4 / 5, rel=0.05)
+    assert one.cost_tokens == round(1.15 * one.tokens)  # it is written each time, and not read
+    assert one.share == pytest.approx(1.15 * 4 / 5, rel=0.05)
 
 
 def test_what_varies_in_front_of_less_than_the_minimum_costs_nothing():
@@ -150,6 +150,7 @@ def test_a_mark_behind_the_system_text_that_vanishes_costs_where_nothing_looks_b
 def test_prompts_that_nobody_marks_are_found():
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
     assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
+    assert the_finding(trace).cost_tokens == round(0.9 * 2 * 2_325)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,17 @@ def test_what_was_sent_too_late_and_what_asked_another_model_are_found():
     models = [traced(n, "ab", **MARKED) for n in range(2)]
     models[1] = replace(models[1], sent=replace(models[1].sent, model="another"))
     assert [one[0] for one in found(models)] == ["another model"]
+
+
+def test_a_conversation_whose_tools_change_computes_its_history_again():
+    sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "history": 1}}
+    turns = [
+        traced(n, "a", sent={**sent, "tools": tools, "history": 2 * n, "history_tokens": 900 * n})
+        for n, tools in enumerate((TOOLS, TOOLS, TOOLS[::-1]))
+    ]
+    one = the_finding([replace(turn, conversation_id="c") for turn in turns])
+    assert (one.check, one.request_id) == ("tools in changing order", 2)
+    assert one.tokens == 2_000 + 2 + 1_800
 
 
 def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
@@ -264,7 +276,7 @@ def test_findings_cost_no_more_than_the_prompts_and_name_a_request(trace, cache)
         assert trace[one.number - 1].request_id == one.request_id
         assert 0 < one.requests <= len(trace)
         assert 0 <= one.tokens <= report.prompt_tokens
-        assert 0 <= one.share <= 1
+        assert 0 <= one.share <= cache.write_factor
         assert one.remedy.endswith(".")
     assert report.as_json()["findings"] == report.as_json()["findings"]
     assert len(list(report.output())) >= 1

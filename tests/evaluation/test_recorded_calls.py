@@ -163,6 +163,18 @@ async def test_async_clients_answer_as_before_and_their_usage_is_recorded(tmp_pa
     assert recorder.faults == 0
 
 
+def test_a_stream_is_recorded_once_in_each_way_to_ask_for_it(tmp_path):
+    turn = [{"role": "user", "content": "A.\n\nWhich?"}]
+    with recorded_client(tmp_path) as (server, client, recorder):
+        with client.messages.stream(model="m", max_tokens=9, messages=turn) as stream:
+            assert stream.get_final_text() == server.answer
+        with recording_anthropic(recorder):
+            other = type(client)(base_url=server.url, api_key="x", max_retries=0)
+            with other, other.messages.stream(model="m", max_tokens=9, messages=turn) as stream:
+                assert stream.get_final_text() == server.answer
+    assert [one.query for one in recorded(tmp_path)] == ["Which?"] * 2
+
+
 def test_outside_of_a_recording_clients_are_as_they_were(tmp_path):
     messages = pytest.importorskip("anthropic.resources.messages")
     before = messages.Messages.create, messages.AsyncMessages.create

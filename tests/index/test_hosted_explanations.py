@@ -153,13 +153,43 @@ def test_a_conversation_that_became_shorter_was_compacted():
     turns = [prompt(n, "a", is_later_turn=True, conversation=b"c", history=n) for n in (2, 4, 6)]
     explanation = why("b", *turns, is_later_turn=True, conversation=b"c", history=1)
     assert (explanation.cause, explanation.reason) == (Cause.compacted, MissReason.compacted)
-    assert explanation.closest == 6
+    assert (explanation.closest, explanation.lost_tokens) == (6, 100)
+    assert explanation.words == (
+        "It continues a conversation behind request 6, but its history of 6 messages was shortened "
+        "to 1, which is another beginning: what was sent there is computed again."
+    )
     going_on = why("b", *turns, is_later_turn=True, conversation=b"c", history=8)
     another = why("b", *turns, is_later_turn=True, conversation=b"d", history=1)
     unnamed = why("b", *turns, is_later_turn=True, history=1)
     theirs = why("b", *turns, is_later_turn=True, conversation=b"c", history=1, tenant="t")
     for one in (going_on, another, unnamed, theirs):
         assert (one.cause, one.reason) == (Cause.later_turn, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"tools": "other"}, Cause.other_tools),
+        ({"model": "other", "tools": "other"}, Cause.other_model),
+        ({"system": "other", "history": 1}, Cause.other_system),
+        ({"time_s": 301.0}, Cause.expired),
+        ({"time_s": 300.0}, Cause.later_turn),
+        ({"key": "other"}, Cause.later_turn),
+        ({"is_labelled": True}, Cause.later_turn),
+    ],
+)
+def test_a_turn_whose_front_differs_or_that_comes_too_late_reads_nothing_of_the_last_one(
+    fields, cause
+):
+    turn = {"is_later_turn": True, "conversation": b"c", "history": 4, "time_s": 1.0}
+    last = prompt("last", "ab", conversation=b"c", history=2, time_s=0.0)
+    explanation = why("c", last, **turn | fields)
+    assert explanation.cause is cause
+    if cause is not Cause.later_turn:
+        assert (explanation.closest, explanation.lost_tokens) == ("last", 200)
+        assert explanation.words.startswith(
+            "It continues a conversation behind request 'last', but"
+        )
 
 
 def test_the_provider_stands_beside_the_planner():
@@ -205,7 +235,7 @@ def test_a_plan_says_its_own_reason_and_its_providers():
 )
 def test_a_plan_made_after_the_lifetime_says_so(cache, cause):
     planner = ReusePlanner(cache=cache)
-    for now in (0, 1, 1_000):
+    for now in (0, 1, 2, 1_000):
         plan = planner.plan(ContextRequest(documents("a", "b"), "?"), "none", now=now)
     assert plan.explain().cause is cause
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
-from converse_model import ChatBedrockConverse
+from converse_model import ChatBedrock, ChatBedrockConverse
 from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -149,3 +149,17 @@ def test_agents_send_cache_points(server: CachingServer) -> None:
         ]
         assert server.usages[-1].read == before
     assert not server.refusals
+
+
+def test_the_older_class_sends_them_where_it_uses_that_api(server: CachingServer) -> None:
+    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    points_sent = []
+    for uses_converse in (False, True):
+        inner = ChatBedrock.at(server)
+        inner.beta_use_converse_api = uses_converse
+        model = ReuseChatModel(inner=inner, planner=planner, window_s=0)
+        for number in range(3):
+            model.invoke([HumanMessage(f"{format_context(found('one two'))}\n\nQ {number}?")])
+        points_sent.append(points(model))
+    assert points_sent[0] == 0
+    assert points_sent[1] > 0

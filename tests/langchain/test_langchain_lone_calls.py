@@ -15,10 +15,11 @@ from caching_server import CachingServer, caching_server
 from langchain_anthropic import ChatAnthropic
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
 
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters import leader_first
-from langchain_ctxreuse import ReuseChatModel, format_context
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 WINDOW_S = 0.2  # wide, so that all come in it on a busy machine
 
@@ -187,3 +188,17 @@ async def test_a_call_inside_an_event_loop_does_not_wait(server: CachingServer) 
     await asyncio.sleep(0.05)  # it has been planned; its answer is read by this very loop
     model.invoke(second)
     await leader
+
+
+async def test_chains_whose_retriever_has_planned_wait_too(server: CachingServer) -> None:
+    let_all_come(server)
+    model = wrapped(server)
+    found = [Document(id=one, page_content=f"{one} " * 700) for one in ("a", "b")]
+    lookup = RunnableLambda(lambda query: found)
+    retriever = ReuseRetriever(retriever=lookup, planner=model.planner)
+    ask = RunnableLambda(lambda context: [HumanMessage(f"{context}\n\nWhich?")])
+    chain = retriever | format_context | ask | model
+    await chain.ainvoke("first")
+    server.usages.clear()
+    await asyncio.gather(*(chain.ainvoke(f"question {n}") for n in range(4)))
+    assert unread(server) == 1

@@ -84,14 +84,23 @@ def test_a_query_engine_sends_the_marks_of_planned_nodes(
         assert not server.refusals
 
 
-async def test_a_streaming_query_engine_sends_them_too() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_streaming_query_engine_sends_them_too(is_async: bool) -> None:
+    async def ask(engine: Any, query: str) -> str:
+        response = await engine.aquery(query)
+        return "".join([piece async for piece in response.response_gen])
+
     with caching_server("anthropic") as server:
         shared = planner()
         engine: Any = RetrieverQueryEngine.from_args(
-            ReuseRetriever(Named(), planner=shared), llm=wrapped(server, shared)
+            ReuseRetriever(Named(), planner=shared), llm=wrapped(server, shared), streaming=True
         )
         for query in [*QUERIES, *QUERIES]:
-            await engine.aquery(query)
+            if is_async:
+                answer = asyncio.run(ask(engine, query))
+            else:
+                answer = "".join(engine.query(query).response_gen)
+            assert answer == server.answer
         assert server.usages[-1].read > 1_600
 
 

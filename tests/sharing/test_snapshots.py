@@ -195,7 +195,7 @@ BROKEN = {
     "cut": lambda data: data[:-1],
     "longer": lambda data: data + b"\0",
     "a bit": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
-    "newer": lambda data: data.replace(b"sent\n\x01", b"sent\n\x02", 1),
+    "newer": lambda data: data.replace(b"sent\n\x01", b"sent\n\x03", 1),
 }
 
 
@@ -212,7 +212,7 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(
     assert str(path) in record.getMessage()
     assert "delete it" in record.getMessage()
     assert planner.statistics().requests == 0
-    with pytest.raises(InputFileError, match=r"version 2" if how == "newer" else "delete it"):
+    with pytest.raises(InputFileError, match=r"version 3" if how == "newer" else "delete it"):
         ReusePlanner.load(path, strict=True)
     planner.plan(asked("xyz"))
     assert order(reloaded(planner, tmp_path).plan(asked("zyx"))) == "xyz", "it is replaced"

@@ -7,7 +7,7 @@ and the cache points of a tool's result go behind it. Runs of one role are merge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from caching_server import CachingServer
 from langchain_core.language_models import BaseChatModel
@@ -16,7 +16,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 
-class ChatBedrockConverse(BaseChatModel):
+class ConverseModel(BaseChatModel):
     """Sends messages to a server of `caching_server`, without a socket.
 
     Attributes:
@@ -28,7 +28,7 @@ class ChatBedrockConverse(BaseChatModel):
     sent: list[dict[str, Any]]
 
     @classmethod
-    def at(cls, server: CachingServer) -> ChatBedrockConverse:
+    def at(cls, server: CachingServer) -> Self:
         return cls(server=server, sent=[])
 
     @property
@@ -53,6 +53,16 @@ class ChatBedrockConverse(BaseChatModel):
         )
         answer = AIMessage(self.server.answer, usage_metadata=told)
         return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+class ChatBedrockConverse(ConverseModel):
+    """Known by its name."""
+
+
+class ChatBedrock(ConverseModel):
+    """The older class, which is told by a field to use the same API."""
+
+    beta_use_converse_api: bool = False
 
 
 def _converse(messages: list[BaseMessage]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
     ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
     LLMMetadata,
     MessageRole,
     TextBlock,
@@ -62,6 +64,22 @@ class Anthropic(MockLLM):
         return ChatResponse(
             message=ChatMessage(role="assistant", content=raw.content[0].text), raw=raw
         )
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        def pieces() -> ChatResponseGen:
+            whole = self.chat(messages)
+            yield ChatResponse(message=whole.message, delta=whole.message.content, raw=whole.raw)
+
+        return pieces()
+
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        async def pieces() -> ChatResponseAsyncGen:
+            for piece in self.stream_chat(messages):
+                yield piece
+
+        return pieces()
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         return await asyncio.to_thread(self.chat, messages)

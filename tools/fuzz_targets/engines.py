@@ -19,6 +19,7 @@ from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.serving import EngineClient
 from ctxreuse.serving.client.connection import waiting
+from ctxreuse.serving.client.request import Protocol
 from fuzz_targets.mutation import (
     NUMBERS,
     Target,
@@ -77,6 +78,64 @@ _USAGE = {
     },
 }
 _LAST = {**_CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+_MESSAGE_USAGE = {
+    "input_tokens": 5,
+    "cache_read_input_tokens": 4,
+    "cache_creation_input_tokens": 3,
+    "cache_creation": {"ephemeral_5m_input_tokens": 2, "ephemeral_1h_input_tokens": 1},
+    "output_tokens": 2,
+}
+_EVENTS_OF_A_MESSAGE: list[dict[str, Any]] = [
+    {
+        "type": "message_start",
+        "message": {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "content": [],
+            "stop_reason": None,
+            "usage": _MESSAGE_USAGE,
+        },
+    },
+    {"type": "ping"},
+    {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "text", "text": "", "citations": None},
+    },
+    {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": "Paris"},
+    },
+    {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "thinking_delta", "thinking": "Well."},
+    },
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "content_block_start",
+        "index": 1,
+        "content_block": {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    },
+    {
+        "type": "content_block_delta",
+        "index": 1,
+        "delta": {"type": "input_json_delta", "partial_json": "{}"},
+    },
+    {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}},
+]
+_END_OF_A_MESSAGE: list[dict[str, Any]] = [
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {"output_tokens": 2},
+    },
+    {"type": "message_stop"},
+]
 
 _METRICS = """# HELP vllm:prefix_cache_queries_total Queries.
 # TYPE vllm:prefix_cache_queries_total counter
@@ -144,7 +203,29 @@ def _stream(source: Random) -> tuple[bytes, int]:
     return mutated_bytes(b"".join(parts), source), source.choice((200, 200, 200, 200, 429, 500))
 
 
-def _complete(reply: tuple[bytes, int]) -> None:
+def _message_stream(source: Random) -> tuple[bytes, int]:
+    start, *others = _EVENTS_OF_A_MESSAGE
+    said = [source.choice(others[:-1]) for _ in range(source.randrange(6))]
+    if source.random() < 0.1:
+        said.insert(source.randrange(len(said) + 1), others[-1])
+    parts = []
+    for event in [start, *said, *_END_OF_A_MESSAGE]:
+        one: Any = mutated(event, source, 2) if source.random() < 0.4 else event
+        if "usage" in event and source.random() < 0.1:
+            one = {**event, "usage": {name: source.choice(NUMBERS) for name in _MESSAGE_USAGE}}
+        name = event["type"] if source.random() < 0.95 else text(source)
+        line = b"event: " + name.encode("utf-8", "surrogatepass") + b"\n"
+        parts.append(line + b"data: " + as_json(one, source) + b"\n\n")
+    whole = b"".join(parts)
+    is_whole = source.random() < 0.3
+    return whole if is_whole else mutated_bytes(whole, source), source.choice((200, 200, 200, 529))
+
+
+def _complete_message(reply: tuple[bytes, int]) -> None:
+    _complete(reply, "anthropic")
+
+
+def _complete(reply: tuple[bytes, int], protocol: Protocol = "openai") -> None:
     body, status = reply
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -154,12 +235,19 @@ def _complete(reply: tuple[bytes, int]) -> None:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
             planner = ReusePlanner()
             client = EngineClient(
-                "http://engine/v1", "m", planner=planner, http_client=http, backoff_s=0, retries=1
+                "http://engine/v1",
+                "m",
+                planner=planner,
+                http_client=http,
+                backoff_s=0,
+                retries=1,
+                protocol=protocol,
             )
             plan = planner.plan(ContextRequest(["Paris is in France."], "Where is Paris?"))
-            done = await client.complete(plan)
+            done = await client.complete(plan, max_tokens=9)
             assert isinstance(done.text, str)
-            for tokens in (done.prompt_tokens, done.cached_tokens, done.completion_tokens):
+            counts = (done.prompt_tokens, done.cached_tokens, done.completion_tokens)
+            for tokens in (*counts, *(done.written_tokens or {}).values()):
                 assert tokens is None or (type(tokens) is int and tokens >= 0), tokens
             for call in done.tool_calls:
                 assert isinstance(call.name, str)
@@ -212,6 +300,7 @@ TARGETS = {
     "kv events": Target(_message, _apply_message),
     "metrics": Target(_metrics, _read_metrics),
     "engine replies": Target(_stream, _complete),
+    "messages of engines": Target(_message_stream, _complete_message),
     "model lists": Target(_model_list, _first_model),
     "retry-after": Target(_retry_after, _wait),
 }

@@ -47,7 +47,10 @@ from ctxreuse.cache import (
     PrefixCacheMetrics,
     PrefixCacheSimulator,
 )
+from ctxreuse.cache.breakpoints import BreakpointCache
+from ctxreuse.cache.steps import StepCache
 from ctxreuse.cache.telemetry import PlannerCollector
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
@@ -62,7 +65,7 @@ from ctxreuse.evaluation.traces.json_lines import JsonLine
 from ctxreuse.evaluation.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
 from ctxreuse.evaluation.traces.sent_calls import SentCall
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
-from ctxreuse.planning.savings import PlanningTime, Savings
+from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
 from ctxreuse.sharing import RedisLog, SQLiteLog
@@ -279,7 +282,10 @@ def _tokenizer() -> Any:
 
 OBJECTS: dict[type, Callable[[], Any]] = {
     AsyncReuseMemory: lambda: AsyncReuseMemory(_AsyncMemories()),
+    BilledTokens: lambda: BilledTokens(10, 90, {"30m": 100}),
     BlockLevelCache: BlockLevelCache,
+    BreakpointCache: lambda: BreakpointCache(cache_profile("anthropic")),
+    StepCache: lambda: StepCache(cache_profile("gemini")),
     CacheProfile: lambda: cache_profile("openai"),
     ConversationNames: ConversationNames,
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
@@ -293,6 +299,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     EngineBlocks: EngineBlocks,
     EngineClient: _client,
     EnginePool: _pool,
+    ExpectedBill: lambda: ExpectedBill(BilledTokens(9), BilledTokens(8), cache_profile("openai")),
     FusedRetriever: lambda: FusedRetriever({"words": _keywords(), "finder": _finder()}),
     Graph: lambda: one_shot().compile(),
     HotTier: lambda: HotTier(_index(), 10_000),
@@ -312,6 +319,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     PromptRecorder: lambda: PromptRecorder(TraceRecorder("recorded")),
     Results: lambda: written_results(),
     Replay: lambda: Replay(_trace(), _corpus()),
+    Run: lambda: Run(OURS_ONLINE, _trace()),
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     for_langchain.ReuseStore: lambda: for_langchain.ReuseStore(InMemoryStore()),
     ReusePlanner: _planner,
@@ -352,6 +360,10 @@ def _chat_model() -> FakeListChatModel:
 
 
 VALID: dict[str, Callable[[], Any]] = {
+    "BilledTokens.bill.profile": lambda: cache_profile("openai"),
+    "RunBill.of.never_read": lambda: 5,
+    "RunBill.of.profile": lambda: cache_profile("openai"),
+    "RunBill.of.prompts": lambda: [BilledTokens(9), BilledTokens(1, 8)],
     "CacheProfile.readable.tokens": lambda: 5,
     "BlockLevelCache.serve.blocks": lambda: [b"one", b"two"],
     "BlockLevelCache.serve.tokens": lambda: [3, 4],
@@ -544,6 +556,11 @@ VALID: dict[str, Callable[[], Any]] = {
     "batch": lambda: [_MESSAGES],
     "blocks": lambda: ["one", "two"],
     "cache": BlockLevelCache,
+    "hosted_policies.cache": lambda: cache_profile("openai"),
+    "measure_savings.cache": lambda: "gemini",
+    "Policy.planner.cache": lambda: cache_profile("openai"),
+    "Replay.cache": lambda: cache_profile("openai"),
+    "Run.planner.cache": lambda: cache_profile("openai"),
     "client": _client,
     "clusters": lambda: np.zeros((1, 2), np.int64),
     "conversation_id": lambda: "c",

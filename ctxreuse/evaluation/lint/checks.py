@@ -85,22 +85,36 @@ class _Request:
         return (self.traced.tenant, self.sent.model)
 
     def lost(self, *causes: Cause) -> int:
-        """Return the block tokens that are computed again, if that is for one of some causes."""
-        return self.explanation.lost_tokens if self.explanation.cause in causes else 0
+        """Return the tokens that are computed again, if that is for one of some causes.
+
+        Of a later turn that is all of the history.
+        """
+        if self.explanation.cause not in causes:
+            return 0
+        return max(self.explanation.lost_tokens, self.sent.history_tokens)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What one check finds, request by request."""
+    """What one check finds, request by request.
+
+    Attributes:
+        requests: How many requests show it.
+        tokens: The tokens of all of them.
+        written: Those of requests with marks, which are written again, too.
+        worst: The request with most tokens.
+    """
 
     requests: int = 0
     tokens: int = 0
+    written: int = 0
     worst: _Request | None = None
     _most: int = -1
 
     def add(self, one: _Request, tokens: int) -> None:
         self.requests += 1
         self.tokens += tokens
+        self.written += tokens if one.sent.marks else 0
         if tokens > self._most:
             self.worst, self._most = one, tokens
 
@@ -136,11 +150,16 @@ class _Trace:
             tally: The requests that show it.
             found: What was found.
             remedy: What to do.
-            factor: What each token costs too much; None is the difference to a token that is read.
+            factor: What each token costs too much; None is the difference of what is computed, and
+                for requests with marks is written, to what is read.
         """
         one = tally.worst
         assert one is not None, "a finding has a request"
-        cost = round(tally.tokens * (1 - self.cache.read_factor if factor is None else factor))
+        if factor is None:
+            extra = self.cache.write_factor - 1 if self.cache.has_marks else 0.0
+            cost = round(tally.tokens * (1 - self.cache.read_factor) + tally.written * extra)
+        else:
+            cost = round(tally.tokens * factor)
         total = sum(one.prompt_tokens for one in self.requests)
         return LintFinding(
             check=check,
@@ -312,8 +331,8 @@ def _causes(trace: _Trace) -> Iterator[LintFinding]:
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
             front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
         )
-        if cause in _BY_CAUSE and one.explanation.lost_tokens and not is_told:
-            tallies[cause].add(one, one.explanation.lost_tokens)
+        if cause in _BY_CAUSE and one.lost(cause) and not is_told:
+            tallies[cause].add(one, one.lost(cause))
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         worst = tally.worst.explanation
@@ -359,7 +378,7 @@ def _marks(trace: _Trace) -> Iterator[LintFinding]:
             f"instead of {cache.marks}; {what}"
         )
         remedy = "Let one place alone set marks: plan.body() keeps to the limit, yours included."
-        many.tokens = 0
+        many.tokens = many.written = 0
         yield trace.finding(_TOO_MANY, many, found, remedy)
     if lost.requests:
         found = f"{_counted(lost)} no mark where an earlier one has some"

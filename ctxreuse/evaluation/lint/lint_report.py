@@ -26,7 +26,8 @@ class LintFinding:
         found: What was found, in words.
         tokens: Prompt tokens that were computed and could have been read, or that were written and
             never read; estimated.
-        cost_tokens: What they cost more than they had to, as tokens at the uncached price.
+        cost_tokens: What they cost more than they had to, written or not, as tokens at the uncached
+            price.
         share: That, as a share of all prompt tokens at the uncached price.
         remedy: What to do, in one sentence.
     """

@@ -105,12 +105,15 @@ class _SentPrompts:
         self._prompts: list[SentPrompt] = []
         self._with: dict[BlockId, deque[int]] = {}
         self._beginnings: dict[Hashable, int] = {}
+        self._turns: dict[Hashable, int] = {}
 
     def add(self, prompt: SentPrompt) -> None:
         number = len(self._prompts)
         self._prompts.append(prompt)
         for block_id in set(prompt.ids):
             self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
+        if prompt.conversation is not None:
+            self._turns[prompt.tenant, prompt.conversation] = number
         if not prompt.is_later_turn:
             for beginning in _beginnings(prompt, self._fronts):
                 self._beginnings[beginning] = number
@@ -119,8 +122,9 @@ class _SentPrompts:
         """Return, in order, the earlier prompts that can be closest to this one.
 
         These are the latest one of each beginning that is the same, with the same system text and
-        tenant, with the same tenant, or with any, and the latest ones with each of its blocks, at
-        most 2,000: a file's work grows with its length and not with the square of it.
+        tenant, with the same tenant, or with any, the last turn of its conversation, and the latest
+        ones with each of its blocks, at most 2,000: a file's work grows with its length and not
+        with the square of it.
         """
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
         numbers = {
@@ -129,6 +133,8 @@ class _SentPrompts:
             if beginning in self._beginnings
         }
         numbers.update(sorted(holding)[-_MOST_COMPARED:])
+        if prompt.is_later_turn and (prompt.tenant, prompt.conversation) in self._turns:
+            numbers.add(self._turns[prompt.tenant, prompt.conversation])
         return [self._prompts[number] for number in sorted(numbers)]
 
 

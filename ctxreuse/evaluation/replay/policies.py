@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -101,6 +102,13 @@ def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
     """Return the policies that a bill compares: as it is with a provider's default, and with ours.
 
     Where a cache has no marks, the provider's default is all that there is to prompts as retrieved.
+
+    Args:
+        cache: The cache's rules.
+
+    Raises:
+        InvalidRequestError: wrong type.
     """
+    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
     return (TODAY, *ours) if cache.has_marks else ours

@@ -13,7 +13,13 @@ import numpy as np
 from ctxreuse.cache import CacheUsage
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_each, checked_kind, checked_number, checked_texts
+from ctxreuse.context.checks import (
+    checked_each,
+    checked_integer,
+    checked_kind,
+    checked_number,
+    checked_texts,
+)
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import Policy, ReorderedTrace
@@ -84,7 +90,19 @@ class RunBill:
 
     @classmethod
     def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
-        """Return the bill of prompts in the order in which they were sent."""
+        """Return the bill of prompts in the order in which they were sent.
+
+        Args:
+            prompts: Their tokens, by what is paid for them.
+            never_read: Tokens that were written and that no later prompt has read.
+            profile: The cache's rules.
+
+        Raises:
+            InvalidRequestError: wrong type, or tokens written for a time to live that it lacks.
+        """
+        checked_each("prompts", prompts, BilledTokens, "BilledTokens")
+        checked_integer("never_read", never_read)
+        checked_kind("profile", profile, CacheProfile, "a CacheProfile")
         ahead, pays_from = 0.0, None
         for number, one in enumerate(prompts, start=1):
             ahead += one.prompt_tokens - one.bill(profile)

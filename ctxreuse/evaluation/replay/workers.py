@@ -63,6 +63,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
         annotate=True,
         labels=run.policy.labels(deduplicate=run.deduplicate),
         trim_overlaps=False,
+        cache=replay.cache,
     )
     planners = WorkerPlanners(settings, workers, shares=shares)
     planned = plan_under(

@@ -15,6 +15,7 @@ from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
 
 _THOUSAND = 1_000
+_ALIKE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,18 @@ def price_lines(bill: Bill) -> Iterator[str]:
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
         f"{', '.join(words)}{derived if any(name in prices.derived for name in named) else ''}."
     )
+    cache, life = bill.cache, bill.cache.time_to_live.name
+    if prices.input:
+        read, write = (
+            one / prices.input for one in (prices.cached_input, prices.written_input[life])
+        )
+        pays_to_write = bill.has_paid_writes and abs(write - cache.write_factor) > _ALIKE
+        if abs(read - cache.read_factor) > _ALIKE or pays_to_write:
+            yield (
+                f"By these prices reading costs {read:.3g} times the input and writing "
+                f"{write:.3g}; plans and input bill go by the profile's {cache.read_factor:g} and "
+                f"{cache.write_factor:g}."
+            )
 
 
 def _row(run: RunResult, base: RunResult, results: Results) -> BillRow:

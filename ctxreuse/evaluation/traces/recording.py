@@ -640,11 +640,12 @@ def record_client(
             f"anthropic.AsyncAnthropic, not {describe(client)}"
         )
     checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
-    if messages is not None:
+    if completions is None:
+        assert messages is not None, "one of the two"
         prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
         messages.create = _noting(messages.create, prompts)
+        messages.stream = _noting(messages.stream, prompts)
         return client
-    assert completions is not None, "one of the two"
     prompts = PromptRecorder(recorder, read_context)
     completions.create = _noting(completions.create, prompts)
     responses = getattr(client, "responses", None)
@@ -670,7 +671,7 @@ def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -
     except ImportError as error:
         raise MissingExtraError("recording OpenAI clients", "openai") from error
     prompts = PromptRecorder(recorder, read_context)
-    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts):
+    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts, "create"):
         yield
 
 
@@ -691,7 +692,9 @@ def recording_anthropic(
         from anthropic.resources.messages import AsyncMessages, Messages
     except ImportError as error:
         raise MissingExtraError("recording Anthropic clients", "anthropic") from error
-    with _noted((Messages, AsyncMessages), PromptRecorder(recorder, read_context, _ANTHROPIC)):
+    prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
+    # its stream() does not call create(), as OpenAI's does
+    with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
         yield
 
 
@@ -699,16 +702,16 @@ _ANTHROPIC = "Anthropic clients"
 
 
 @contextmanager
-def _noted(kinds: Sequence[Any], prompts: PromptRecorder) -> Iterator[None]:
-    """Have `create` of some classes note what it is given, and what it answers."""
-    before = {kind: kind.create for kind in kinds}
+def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterator[None]:
+    """Have methods of some classes note what they are given, and what they answer."""
+    before = [(kind, name, getattr(kind, name)) for kind in kinds for name in names]
     try:
-        for kind, create in before.items():
-            kind.create = _noting(create, prompts)
+        for kind, name, method in before:
+            setattr(kind, name, _noting(method, prompts))
         yield
     finally:
-        for kind, create in before.items():
-            kind.create = create
+        for kind, name, method in before:
+            setattr(kind, name, method)
 
 
 def _noting(create: Callable[..., Any], prompts: PromptRecorder) -> Callable[..., Any]:

@@ -386,7 +386,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
                         call.first_token_at = self._clock()
-                        call.let_followers_go()
+                        call.note_beginning()
                         if call.on_first_token is not None:
                             call.on_first_token()
                     if text:
@@ -495,7 +495,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 raise self._connection.error(error, call.attempts) from error
             raise
         finally:
-            call.let_followers_go()
+            call.note_end()
 
     def _drop(self, call: EngineCall) -> None:
         """Tell the planner that a call will not be answered."""

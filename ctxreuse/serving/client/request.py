@@ -65,10 +65,15 @@ class EngineCall:
         """Expect a reply."""
         self.reader = self.reads(self.max_reply_bytes)
 
-    def let_followers_go(self) -> None:
-        """Let those go on that wait for the first token, which has come, or never will."""
+    def note_beginning(self) -> None:
+        """Let those go on that wait for the first token, which has come."""
         if self.in_flight is not None:
             self.in_flight.begin()
+
+    def note_end(self) -> None:
+        """Let those go on that wait for the first token, which will not come any more."""
+        if self.in_flight is not None:
+            self.in_flight.give_up()
 
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""

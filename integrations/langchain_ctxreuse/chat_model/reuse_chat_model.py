@@ -300,8 +300,10 @@ class ReuseChatModel(DelegatingChatModel):
             Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
             for n in order
         ]
-        plans = [planned[n].plans[0] if n in planned and planned[n].plans else None for n in order]
-        return PlannedBatch(slots, configs[0], LeaderFirst(queue, slots, leaders_needed(plans)))
+        sent = [planned.get(n) for n in order]
+        plans = [one.plans[0] if one and one.plans else None for one in sent]
+        leading = leaders_needed(plans, [one.use if one else None for one in sent])
+        return PlannedBatch(slots, configs[0], LeaderFirst(queue, slots, leading))
 
     def _answer(
         self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot

@@ -82,9 +82,9 @@ def with_cache_points(
         elif message.additional_kwargs.get("cache_control"):
             one["cache_control"] = message.additional_kwargs["cache_control"]
         prompt.append(one)
-    marked = marked_prompt(prompt, profile, "cache_control").messages
     is_bedrock = any(one.__name__ == "BedrockConverse" for one in type(model).__mro__)
     kind = "default" if is_bedrock else "ephemeral"
+    marked = marked_prompt(prompt, profile, "cache_control").messages
     return [
         _rebuilt(message, one["content"], kind)
         if any(isinstance(part, ContentPart) or "cache_control" in part for part in given)

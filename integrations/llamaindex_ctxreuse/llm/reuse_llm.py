@@ -505,7 +505,8 @@ class ReuseLLM(DelegatingLLM):
         queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.evict)
         slots = [Slot(queue, one.position, one) for one in planned]
         plans = [one.plans[0] if one.plans else None for one in planned]
-        leading = LeaderFirst(queue, slots, leaders_needed(plans))
+        needed = leaders_needed(plans, [one.use for one in planned])
+        leading = LeaderFirst(queue, slots, needed)
         answers: dict[int, Any] = {}
         with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 

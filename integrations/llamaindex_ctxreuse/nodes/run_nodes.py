@@ -208,7 +208,7 @@ def _note(call: _Call, result: Any) -> None:
     if isinstance(call.instance, BaseRetriever | BaseNodePostprocessor) and _are_nodes(result):
         _note_nodes(call, result)
     shown = call.synthesized
-    if shown is None or not call.run.may_show(shown):
+    if shown is None or not (call.run.may_show(shown) or shown.planned is not None):
         return
     if isinstance(result, StreamingResponse) and result.response_gen is not None:
         result.response_gen = _read(result.response_gen, shown)
@@ -284,7 +284,8 @@ def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:
     """
     streamed = _streamed.get()
     if streamed is not None:
-        return (streamed.with_metadata,) if streamed.tenant == current_scope().tenant else ()
+        is_shown = streamed.planned is None and streamed.tenant == current_scope().tenant
+        return (streamed.with_metadata,) if is_shown else ()
     call = _HANDLER.current()
     if call is None:
         return ()
