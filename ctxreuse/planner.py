@@ -322,10 +322,10 @@ class ReusePlanner(FixedSettings):
             InvalidRequestError: `request` is not a ContextRequest.
             UnknownStrategyError: there is no such strategy.
         """
-        if strategy not in _STRATEGIES:
-            check_strategy(strategy)
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
+        if strategy not in _STRATEGIES:
+            check_strategy(strategy)
         _check_now(now)
         began = time.perf_counter()
         plan = self._sharded(self._planning.plan(request, strategy, deduplicate, now), now)
@@ -387,11 +387,11 @@ class ReusePlanner(FixedSettings):
                 "use plan() for a single one"
             )
         batch = list(requests)
-        if strategy not in _STRATEGIES:
-            check_strategy(strategy)
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
+        if strategy not in _STRATEGIES:
+            check_strategy(strategy)
         _check_now(now)
         began = time.perf_counter()
         planned = self._planning.plan_batch(batch, strategy, deduplicate, now)

@@ -39,7 +39,8 @@ class ModelGateway:
     Args:
         planner: Plans the contexts.
         strategy: "reuse", "paper" or "none".
-        window_s: Seconds for which a single prompt waits for others; 0 plans each on its own.
+        window_s: Seconds for which a single prompt waits for others; 0 plans each on its own. One
+            that can show no context does not wait.
         component: The model wrapper's name, for the log.
         registry: Where rendered contexts are remembered; None takes the one of this process.
 
@@ -81,6 +82,8 @@ class ModelGateway:
 
     def plan(self, prompt: ScopedPrompt) -> PlannedPrompt:
         """Wait in this thread until a prompt is released; return it planned."""
+        if not self._waits(prompt):
+            return self._scheduled([prompt])[0].result
         planned = self._batcher.submit(prompt)
         if planned.in_flight is not None:
             with self.evict_on_failure(planned):
@@ -89,11 +92,17 @@ class ModelGateway:
 
     async def aplan(self, prompt: ScopedPrompt) -> PlannedPrompt:
         """Wait in this task until a prompt is released; return it planned."""
+        if not self._waits(prompt):
+            return self._scheduled([prompt])[0].result
         planned = await self._batcher.asubmit(prompt)
         if planned.in_flight is not None:
             with self.evict_on_failure(planned):
                 await planned.in_flight.await_()
         return planned
+
+    def _waits(self, prompt: ScopedPrompt) -> bool:
+        """Return whether a prompt gains by waiting for others; without a context it cannot."""
+        return self.attempt(lambda: self._planner.may_show_context(prompt), lambda: True)
 
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""

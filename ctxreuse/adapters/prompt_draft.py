@@ -29,6 +29,7 @@ from ctxreuse.adapters.standing_documents import (
     asks_for_places,
     is_worth_ranking,
     joined_context,
+    joined_separator,
     may_be_moved,
     render_joined,
 )
@@ -302,6 +303,22 @@ class PromptDraft:
         """Return the texts, as given, in which a new context may stand."""
         parts = zip(self.prompt.parts, self._standings, strict=True)
         return [part.text for part, standing in parts if standing != "history"]
+
+    def front(self) -> bytes | None:
+        """Return what names the words before the first context, once it is settled.
+
+        None without a context that was planned, now or before, and behind an answer, where
+        conversations differ as they should.
+        """
+        texts: list[str] = []
+        for one in self.pieces:
+            if self._turns[one.part]:
+                return None
+            texts.append(self.prompt.parts[one.part].role)
+            if one.is_context:
+                return _hash(texts).digest()
+            texts.append(one.text)
+        return None
 
     def settle(
         self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], SentContext | None]
@@ -608,8 +625,7 @@ def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, 
     if not given.is_joined:
         parts = plan.content_parts("")
     else:  # as the application joined them
-        start, (second, *_) = given.spans[0][1], [*given.spans[1:], given.spans[0]]
-        separator = given.text[given.spans[0][2] : second[1]] if second[1] > start else ""
+        separator = joined_separator(given)
         ends, position = [], 0
         for block in plan.blocks:
             position += len(block.text)

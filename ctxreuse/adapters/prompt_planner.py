@@ -21,6 +21,7 @@ from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
+from ctxreuse.adapters.standing_documents import shows_several
 from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
@@ -36,6 +37,7 @@ _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
 _LABEL_CHARACTERS = 64
 _SILENT_PROMPTS = 20
+_MOST_FRONTS = 10_000
 _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
 
@@ -112,11 +114,18 @@ class PromptStatistics:
         kept_in_place: Documents that the application joined itself and that are sent as given,
             because their order may matter: words around them, or a schema of the answer, speak of
             citations, sources, numbers or places, or others that were retrieved stand beside them.
+        varying_front: Prompts with a planned context that begin in a new way: none of the tenant's
+            earlier ones has the same words before its first context, so no document of it is in the
+            cache. A tenant's first prompt does not count. After 20 of them, and more than half of
+            what was planned, the log says once what to do. Of 10,000 beginnings it is known.
+        joined_otherwise: Prompts that show documents which a retriever returned in the same run,
+            but not all of them, whole, in its order, with the same line breaks between each two;
+            they are sent as given.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
             tenant nor one of another scope: it was rendered in another process, or altered since.
-        without_context: Prompts in which nothing was found at all, those of the two lines above
+        without_context: Prompts in which nothing was found at all, those of the three lines above
             included. After 20 of them, and no context in any other, the log says once what to do,
             unless a retriever, postprocessor or memory of this process plans contexts.
         too_long: Texts and prompts sent as given because they take too much work to plan.
@@ -124,7 +133,7 @@ class PromptStatistics:
         sent_characters: How long these are together; the label of each block counts as 64, of one
             with a long id for every 64 characters of it.
         parts: How much of what is bounded is remembered: `sent_characters`, where each context
-            counts 100 characters more than it has.
+            counts 100 characters more than it has, and `fronts`, the words before first contexts.
     """
 
     planned: int = 0
@@ -133,6 +142,8 @@ class PromptStatistics:
     in_history: int = 0
     too_short: int = 0
     kept_in_place: int = 0
+    varying_front: int = 0
+    joined_otherwise: int = 0
     in_other_scope: int = 0
     not_recognised: int = 0
     without_context: int = 0
@@ -179,10 +190,11 @@ class PromptPlanner:
         self._strategy: Strategy = strategy
         self._registry = context_registry(registry)
         self._counts: Counter[str] = Counter()
-        self._lock = ForkSafeLock(self._forget_sent)  # of _sent_contexts and _counts
-        self._forget_sent()
+        self._lock = ForkSafeLock(self._forget_all)  # of what is remembered, and of _counts
+        self._forget_all()
 
-    def _forget_sent(self) -> None:
+    def _forget_all(self) -> None:
+        self._fronts: TenantLRUMap[bytes, bool] = TenantLRUMap(_MOST_FRONTS)
         self._sent_contexts: TenantLRUMap[bytes, _Remembered] = TenantLRUMap(
             _REMEMBERED_CHARACTERS // _ENTRY_CHARACTERS,
             max_weight=_REMEMBERED_CHARACTERS,
@@ -197,7 +209,10 @@ class PromptPlanner:
                 **self._counts,
                 sent_texts=sent_texts,
                 sent_characters=self._sent_contexts.weight - sent_texts * _ENTRY_CHARACTERS,
-                parts={"sent_characters": self._sent_contexts.weight_size},
+                parts={
+                    "sent_characters": self._sent_contexts.weight_size,
+                    "fronts": self._fronts.size,
+                },
             )
 
     def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
@@ -227,6 +242,15 @@ class PromptPlanner:
             return planned
         return [planned[n] for n in prefix_order(list(map(_shown, drafts, planned)))]
 
+    def may_show_context(self, prompt: ScopedPrompt) -> bool:
+        """Return whether a prompt may show a context, planned or not; False only if none does."""
+        tenant = prompt.scope.tenant or ""
+        return (
+            bool(prompt.retrieved or prompt.planned)
+            or ISSUED_PLANS.has_any(tenant)
+            or self._registry.may_show((part.text for part in prompt.parts), tenant)
+        )
+
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         for plan in plans:
@@ -249,6 +273,8 @@ class PromptPlanner:
             for draft in of_tenant:
                 counts.update(draft.settle(claimed, self._sent_before))
                 self._note_planned_before(draft)
+                if self._has_new_front(draft):
+                    counts["varying_front"] += 1
         first_labels = self._planner.templates.block_labels([1, 2])
         for draft in drafts:
             if draft.has_contexts:
@@ -263,6 +289,9 @@ class PromptPlanner:
                 _log_other_scope()
             elif any(all(label in text for label in first_labels) for text in texts):
                 counts["not_recognised"] += 1
+            elif not draft.contexts_found and shows_several(texts, draft.prompt.retrieved):
+                counts["joined_otherwise"] += 1
+                _log_joined_otherwise()
         if counts["left_alone"]:
             _log_left_alone()
         if counts["kept_in_place"]:
@@ -275,9 +304,24 @@ class PromptPlanner:
             self._counts += counts
             are_none = not any(self._counts[name] for name in _FOUND)
             silent = are_none and self._counts["without_context"] >= _SILENT_PROMPTS
+            varying = self._counts["varying_front"]
+            found = self._counts["planned"] + self._counts["planned_before"]
+        if varying >= _SILENT_PROMPTS and 2 * varying > found:
+            _log_varying_front()
         # a retriever's or postprocessor's contexts may be shown without labels
         if silent and not ISSUED_PLANS.parts["planned_documents"].entries:
             _log_nothing_found()
+
+    def _has_new_front(self, draft: PromptDraft) -> bool:
+        """Return whether no earlier prompt of the tenant begins as this one, and there are any."""
+        front = draft.front()
+        if front is None:
+            return False
+        with self._lock:
+            if self._fronts.get(draft.tenant, front):
+                return False
+            self._fronts.put(draft.tenant, front, True)
+            return len(self._fronts.of(draft.tenant)) > 1
 
     def _note_planned_before(self, draft: PromptDraft) -> None:
         """Remember how planned texts are cut, and say once if their marks do not fit the cache."""
@@ -409,6 +453,27 @@ def _log_nothing_found() -> None:
         "with line breaks between; or wrap the retriever, or the memory, instead of the model. "
         "prompt_statistics says what becomes of each prompt.",
         _SILENT_PROMPTS,
+    )
+
+
+@cache
+def _log_varying_front() -> None:
+    """Say once that documents stand behind what no other prompt has."""
+    _log.warning(
+        "most prompts say something before their documents that no earlier prompt has said there, "
+        "so no document behind it can be served from the cache, and planning saves nothing. Put "
+        "what differs from prompt to prompt behind the documents: {context} before {question}; no "
+        "date, name or id in front. Prompts are counted, as varying_front."
+    )
+
+
+@cache
+def _log_joined_otherwise() -> None:
+    """Say once that a prompt shows retrieved documents in a way that cannot be planned."""
+    _log.warning(
+        "a prompt shows documents that a retriever returned in the same run, but not all of them, "
+        "whole, in its order and with the same line breaks between each two; it is sent as given. "
+        "Join them with format_context. Further cases are only counted, as joined_otherwise."
     )
 
 

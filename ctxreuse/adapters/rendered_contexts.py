@@ -258,6 +258,11 @@ class ContextRegistry:
                 index.unmet = {}
         return parsed
 
+    def may_show(self, texts: Iterable[str], tenant: str = "") -> bool:
+        """Return whether any of a tenant's contexts may stand in texts."""
+        index = self._indexes.get(tenant)
+        return index is not None and any(map(index.may_stand_in, texts))
+
     def is_rendered_elsewhere(self, texts: Iterable[str], tenant: str) -> bool:
         """Return whether texts show what was rendered outside of this tenant's scope.
 

@@ -9,6 +9,7 @@ line breaks, with a rule at most, and no word or number that could be a title or
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ _PLACES = re.compile(
 _NUMBERS = re.compile(r'"type": ?"(?:integer|number)"')
 _LEAST_SHOWN = 20
 """Characters; a shorter text may stand anywhere by chance."""
+_MOST_LOOKED_FOR = 16
 
 
 class StandingDocuments(NamedTuple):
@@ -143,6 +145,27 @@ def may_be_moved(
     )
 
 
+def shows_several(texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]) -> bool:
+    """Return whether texts show two different documents of one list, in whatever way.
+
+    Of each list the best 16 are looked for.
+
+    Args:
+        texts: A prompt's texts.
+        retrieved: What was retrieved for it.
+    """
+    for blocks in retrieved:
+        documents = {one.text.strip() for one in blocks[:_MOST_LOOKED_FOR]}
+        shown = (
+            any(document in text for text in texts)
+            for document in documents
+            if len(document) >= _LEAST_SHOWN
+        )
+        if sum(shown) > 1:
+            return True
+    return False
+
+
 def names_places(text: str) -> bool:
     """Return whether a text may tell documents by their place, or ask an answer to do so.
 
@@ -163,10 +186,11 @@ def asks_for_places(schema: str) -> bool:
 def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments | None:
     r"""Return how documents stand in a text: all, whole, in this order, once; None if they do not.
 
-    White space at their ends may be missing there. Not found are: one document alone, equal ones,
-    and any between which more than line breaks and a rule stands, or not the same each time; and
-    any that are not set apart from the text around them, by a line break, a colon or markup. Time
-    is linear in text and documents.
+    White space at their ends may be missing there. Equal documents are interchangeable, so each
+    stands for any of them. Not found are: documents that are all equal, and any between which more
+    than line breaks and a rule stands, or not the same each time; and any that are not set apart
+    from the text around them, by a line break, a colon or markup. Time is linear in text and
+    documents.
 
     Args:
         text: The text.
@@ -179,7 +203,7 @@ def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments
     """
     whole = {number: one for number, one in enumerate(documents) if one.strip()}
     bare = {number: one.strip() for number, one in whole.items()}
-    if len(bare) < 2 or len(set(bare.values())) < len(bare):
+    if len(set(bare.values())) < 2:
         return None
     return _standing(text, whole) or _standing(text, bare)
 
@@ -202,8 +226,9 @@ def is_worth_ranking(found: FoundContext, templates: Templates) -> bool:
 def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
     """Return what is sent for joined documents now that they are planned.
 
-    They stand as the application joined them, in the planned order; where that is another one,
-    words behind them say their labels and their ranking.
+    They stand as the application joined them, in the planned order, what repeats one of them behind
+    all others; where the plan's order is another one than the retriever's, words behind them say
+    their labels and their ranking.
 
     Args:
         plan: Their plan.
@@ -212,18 +237,24 @@ def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
     Returns:
         The text, and whether it says labels.
     """
-    texts = [block.text for block in plan.blocks]
-    places = [(start, end) for _, start, end, *_ in given.spans]
-    as_given = [given.text[start:end] for start, end in places]
+    planned = [block.text for block in plan.blocks]
+    as_given = [given.text[start:end] for _, start, end, *_ in given.spans]
+    texts = [*planned, *(Counter(as_given) - Counter(planned)).elements()]
     if texts == as_given or sorted(texts) != sorted(as_given):
         return given.text, False
-    separator = given.text[places[0][1] : places[1][0]]
-    text = separator.join(texts)
+    text = joined_separator(given).join(texts)
     if plan.order_annotation is None:
         return text, False
-    templates, labels = plan.templates, [part.label for part in plan.parts]
+    label_of = {text: part.label for text, part in zip(planned, plan.parts, strict=True)}
+    templates, labels = plan.templates, [label_of[one] for one in texts]
     ranking = templates.with_legend(plan.order_annotation, labels)
     return f"{text}{templates.separator}{ranking}", templates.ranks_by_label
+
+
+def joined_separator(given: FoundContext) -> str:
+    """Return what stands between each two of joined documents."""
+    (_, _, end, *_), (_, start, *_) = given.spans[:2]
+    return given.text[end:start]
 
 
 def _standing(text: str, documents: Mapping[int, str]) -> StandingDocuments | None:
@@ -261,10 +292,14 @@ def _standing_at(text: str, start: int, documents: Mapping[int, str]) -> Standin
 
 
 def _found(standing: StandingDocuments, blocks: Sequence[ContextBlock]) -> FoundContext:
-    spans = tuple(
-        block_span(ContextBlock(id=blocks[number].id, text=standing.text[start:end]), start)
+    """Return documents as a context; equal ones are one block, with the first of their ids."""
+    placed = [
+        (start, ContextBlock(id=blocks[number].id, text=standing.text[start:end]))
         for number, start, end in standing.spans
-    )
+    ]
+    by_id = sorted((block for _, block in placed), key=lambda one: repr(one.id), reverse=True)
+    block_of = {one.text: one for one in by_id}  # whatever order equal ones were retrieved in
+    spans = tuple(block_span(block_of[block.text], start) for start, block in placed)
     return FoundContext(standing.text, text_digest(standing.text), spans, is_joined=True)
 
 

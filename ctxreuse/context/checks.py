@@ -21,6 +21,22 @@ _MOST_REPORTED = 2**53
 """No model has so many tokens; up to here, every integer is exact as a float, too."""
 
 
+def refuse_wrapped(name: str, value: object, wrappers: type | tuple[type, ...]) -> None:
+    """Refuse what is wrapped already: it would be planned, and counted, twice.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        wrappers: The classes of wrappers.
+
+    Raises:
+        InvalidRequestError: it is one of them.
+    """
+    if isinstance(value, wrappers):
+        kind = type(value).__name__
+        raise InvalidRequestError(f"{name} is a {kind} already; pass what it wraps: once is enough")
+
+
 def checked_integer(
     name: str, value: Any, at_least: int = 0, *, error: type[CtxreuseError] = InvalidRequestError
 ) -> int:

@@ -1,4 +1,4 @@
-"""Fields that a config can set, of a wrapper and of what is inside it."""
+"""Fields that a config can set, of a wrapper and of what is inside it, and what bindings hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
-from langchain_core.runnables.configurable import RunnableConfigurableFields
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfigurableFields
 from langchain_core.runnables.utils import AnyConfigurableField, ConfigurableFieldSpec
+
+
+def without_bindings(runnable: object) -> object:
+    """Return what is inside `bind`, `with_config` and fields that a config can set."""
+    while isinstance(runnable, (RunnableBindingBase, DynamicRunnable)):
+        runnable = runnable.default if isinstance(runnable, DynamicRunnable) else runnable.bound
+    return runnable
 
 
 def configurable_around(

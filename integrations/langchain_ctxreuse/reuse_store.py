@@ -26,7 +26,7 @@ from ctxreuse.adapters.memory_planner import (
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_each, checked_kind, checked_list
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
 from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -114,8 +114,7 @@ class ReuseStore(PlansMemories, BaseStore):
         placement: Placement = "before_question",
     ) -> None:
         self._store = checked_kind("store", store, BaseStore, "a LangGraph store")
-        if isinstance(store, ReuseStore):
-            raise InvalidRequestError("store is a ReuseStore already; pass what it wraps")
+        refuse_wrapped("store", store, ReuseStore)
         if text_of is not None and not callable(text_of):
             raise InvalidRequestError(
                 f"text_of must be a function from a stored value to its text, not "

@@ -22,6 +22,7 @@ from ctxreuse.adapters.memory_planner import (
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message, OpenAIMessage
+from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
@@ -420,8 +421,7 @@ def _no_search(query: str, **kwargs: Any) -> None:
 def _checked_memory(memory: Any, is_async: bool) -> Any:
     # only the type is named: a configuration given by mistake holds keys
     kind = f"the class {memory.__name__}" if isinstance(memory, type) else type(memory).__name__
-    if isinstance(memory, MemoryWrapper):
-        raise InvalidRequestError(f"memory is a {kind} already; pass what it wraps")
+    refuse_wrapped("memory", memory, MemoryWrapper)
     if isinstance(memory, type) or not callable(getattr(memory, "search", None)):
         raise InvalidRequestError(
             f"memory must have a search method, as mem0's Memory and MemoryClient do; {kind} is "

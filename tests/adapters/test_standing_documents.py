@@ -67,9 +67,16 @@ def test_what_is_not_certain_is_left(text: str) -> None:
     assert standing_documents(text, DOCUMENTS) is None
 
 
-def test_one_document_or_equal_ones_are_left() -> None:
+def test_one_document_alone_is_left_also_if_it_stands_there_twice() -> None:
     assert standing_documents(A, [A]) is None
     assert standing_documents(f"{A}\n\n{A}", [A, f" {A}"]) is None
+
+
+def test_equal_documents_beside_others_are_found_and_stand_for_each_other() -> None:
+    twice = standing_documents(f"{A}\n\n{A}\n\n{B}", [A, A, B])
+    assert twice is not None
+    assert [number for number, _, _ in twice.spans] == [0, 1, 2]
+    assert standing_documents(f"{A}\n\n{B}", [A, A, B]) is None
     assert standing_documents("", []) is None
 
 
@@ -348,9 +355,12 @@ def test_each_document_is_sent_once_and_the_words_around_stay(
         with mock.patch.object(standing_documents_module, "_LEAST_LENGTH", 0):
             [shown] = one.plan([prompt(text, [documents])])
         for plan in shown.plans:
-            assert Counter(block.text.strip() for block in plan.blocks) == Counter(
+            assert {block.text.strip() for block in plan.blocks} == {
                 text.strip() for text in documents if text.strip()
-            )
+            }
+            sent_lines = Counter(shown.texts[0].replace(separator, "\n").split("\n"))
+            for line, times in Counter(text.replace(separator, "\n").split("\n")).items():
+                assert sent_lines[line] >= times or not line.strip()
             joined = standing_documents(text, documents)
             assert joined is not None
             start = text.index(joined.text)

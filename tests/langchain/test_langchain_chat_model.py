@@ -357,7 +357,7 @@ class TestScope:
 
     def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self) -> None:
         inner = RecordingModel()
-        outer = model(model(inner), strategy="none")
+        outer = model(strategy="none").model_copy(update={"inner": model(inner)})
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
             outer.invoke(question(letters, tenant=tenant), configured(tenant=tenant))
         outer.batch([question("bac", tenant="one")], configured(tenant="one"))
@@ -368,7 +368,8 @@ class TestScope:
 
 class TestWrongArguments:
     @pytest.mark.parametrize(
-        "inner", [None, "gpt", 3, RunnableLambda(lambda text: text), ChatOpenAI, model().bind()]
+        "inner",
+        [None, "gpt", 3, RunnableLambda(lambda text: text), ChatOpenAI, RecordingModel().bind()],
     )
     def test_an_inner_model_of_another_type_is_refused(self, inner: object) -> None:
         with pytest.raises(ValidationError, match=r"inner must be a LangChain chat model, not .*;"):

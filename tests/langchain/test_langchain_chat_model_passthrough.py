@@ -13,7 +13,6 @@ from langchain_model_helpers import (
     CountingHandler,
     RecordingModel,
     StreamingModel,
-    configured,
     global_cache,
     letters_in,
     model,
@@ -181,13 +180,6 @@ class TestComposition:
         assert wrapper.planner.statistics().requests == 1
         broken = model(RecordingModel(failing=lambda text: ValueError("down")))
         assert broken.with_fallbacks([wrapper]).invoke("Hi").content == "Hi"
-
-    def test_a_wrapped_wrapper_still_answers(self) -> None:
-        inner = RecordingModel()
-        twice = model(model(inner))
-        for letters in ("abc", "cab"):
-            assert twice.invoke(question(letters), configured(thread_id="t")).content == "Which?"
-        assert letters_in(inner.calls[-1].text) == "abc"
 
     def test_token_counts_are_the_inner_models(self) -> None:
         inner = RecordingModel(custom_get_token_ids=lambda text: [1] * len(text))

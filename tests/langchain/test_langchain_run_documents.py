@@ -41,8 +41,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from ctxreuse import request_context
+from ctxreuse.adapters.prompt_planner import _log_joined_otherwise
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, cited_documents
 from langchain_ctxreuse.documents.run_documents import RunDocuments, run_documents
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -171,6 +172,72 @@ def test_documents_that_a_retriever_planned_count_as_planned_before() -> None:
     statistics = model.prompt_statistics
     assert statistics.planned_before == 2, "the first has no words that rank it"
     assert (statistics.without_context, statistics.not_recognised) == (1, 0)
+
+
+@pytest.mark.parametrize("ids", [("1", "2", "3", "4"), (None,) * 4, ("1", "1", "3", "4")])
+def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(ids: Any) -> None:
+    a, again, b, c = (
+        Document(text_of(letter), id=one) for letter, one in zip("aabc", ids, strict=True)
+    )
+    inner = RecordingModel()
+    model = wrapped(inner)
+    for found in ([a, b], [a, again, b], [c, a, again, b], [again, b, a]):
+        with_lcel(model, Fixed(found=found)).invoke("Which?")
+    ranking = (
+        "The documents above are [Doc_1], [Doc_2], [Doc_3], [Doc_1], in this order. Please read "
+        "the context in the following priority order: [Doc_3] > [Doc_1] > [Doc_2] and answer the "
+        "question."
+    )
+    assert [call.text for call in inner.calls] == [
+        f"{joined([a, b])}\n\nQuestion: Which?",
+        f"{joined([a, b, a])}\n\nQuestion: Which?",
+        f"{joined([a, b, c, a])}\n\n{ranking}\n\nQuestion: Which?",
+        f"{joined([a, b, a])}\n\nQuestion: Which?",
+    ]
+    assert model.prompt_statistics.planned == 4
+    assert model.prompt_statistics.without_context == 0
+
+
+def test_an_answer_names_what_was_retrieved_twice_as_its_first_place() -> None:
+    a, again, b = (Document(text_of(letter), id=one) for letter, one in ("a1", "a2", "b3"))
+    inner = FakeListChatModel(responses=["", "It is [Doc_1] and [Doc_2]."])
+    model = wrapped(inner)
+    with_lcel(model, Fixed(found=[a, b])).invoke("Which?")
+    answer = with_lcel(model, Fixed(found=[b, a, again])).invoke("Which?")
+    assert answer.content == "It is [Doc_2] and [Doc_1]."
+    assert cited_documents(answer, [b, a, again]) == [a, b]
+
+
+def test_documents_that_are_shown_in_another_way_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _log_joined_otherwise.cache_clear()
+    model = wrapped(RecordingModel())
+    with_lcel(model, LetterRetriever()).invoke("abc")
+
+    def ask(letters: str) -> Any:
+        found = LetterRetriever().invoke(letters)
+        return model.invoke(f"{joined(found[::-1])}\n\nWhich?")
+
+    for letters in ("abc", "cab"):
+        RunnableLambda(ask).invoke(letters)
+    statistics = model.prompt_statistics
+    assert (statistics.planned, statistics.joined_otherwise) == (1, 2)
+    assert statistics.without_context == 2
+    [said] = [one.getMessage() for one in caplog.records if one.name == "ctxreuse"]
+    assert "format_context" in said
+    assert "a says" not in said
+
+
+def test_a_prompt_that_shows_one_of_the_documents_is_no_case_for_the_log() -> None:
+    model = wrapped(RecordingModel())
+
+    def grade(letters: str) -> Any:
+        return [model.invoke(one.page_content) for one in LetterRetriever().invoke(letters)]
+
+    RunnableLambda(grade).invoke("abc")
+    assert model.prompt_statistics.joined_otherwise == 0
+    assert model.prompt_statistics.without_context == 3
 
 
 def test_documents_of_another_run_are_not_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -174,7 +175,7 @@ def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
     [
         chat_model(),
         ReuseCompressor(),
-        ReuseRetriever(retriever=ReuseRetriever(retriever=found()), annotation="off"),
+        ReuseRetriever(retriever=found(), annotation="off"),
     ],
 )
 def test_copies_and_pickles_are_like_the_original(made: Any) -> None:
@@ -212,3 +213,46 @@ def test_a_retriever_inside_a_history_aware_one_plans() -> None:
     result = chain.invoke({"input": "Which?", "chat_history": [("user", "Hello."), ("ai", "Hi.")]})
     assert len(result["context"]) == 3
     assert has_planned(planner)
+
+
+BINDINGS = [
+    lambda made: made,
+    lambda made: made.bind(stop=["."]),
+    lambda made: made.with_config(tags=["again"]).bind(stop=["."]),
+    lambda made: made.configurable_fields(planner=ConfigurableField(id="planner")),
+]
+
+
+@pytest.mark.parametrize("bound", BINDINGS)
+def test_a_model_that_is_wrapped_already_is_refused(bound: Any) -> None:
+    with pytest.raises(ValueError, match="inner is a ReuseChatModel already; pass what it wraps"):
+        ReuseChatModel(inner=bound(chat_model()))
+
+
+@pytest.mark.parametrize("bound", BINDINGS)
+def test_a_retriever_that_is_wrapped_already_is_refused(bound: Any) -> None:
+    with pytest.raises(ValueError, match="retriever is a ReuseRetriever already; pass what it"):
+        ReuseRetriever(retriever=bound(ReuseRetriever(retriever=found())))
+
+
+def test_a_model_that_is_called_through_a_wrapper_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"inner is what as_inner\(\) returned; pass the model"):
+        ReuseChatModel(inner=chat_model().as_inner())
+
+
+def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm: Any = FakeListChatModel(responses=["Yes."])
+    mistakes: list[tuple[Callable[..., Any], str]] = [
+        (lambda: ReuseChatModel(llm), r"did you mean ReuseChatModel\(inner=\.\.\.\)\?"),
+        (lambda: ReuseChatModel(model=llm), r"no argument 'model'; did you mean inner=\.\.\.\?"),
+        (lambda: ReuseChatModel(llm=llm), r"no argument 'llm'; did you mean inner=\.\.\.\?"),
+        (lambda: ReuseRetriever(found()), r"did you mean ReuseRetriever\(retriever=\.\.\.\)\?"),
+        (lambda: ReuseRetriever(base=found()), r"'base'; did you mean retriever=\.\.\.\?"),
+        (lambda: ReuseCompressor(ReusePlanner()), r"did you mean ReuseCompressor\(planner="),
+    ]
+    for mistake, words in mistakes:
+        with pytest.raises(TypeError, match=words):
+            mistake()
+    assert not caplog.records

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core import SummaryIndex
+from llama_index.core import PromptTemplate, SummaryIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
@@ -40,6 +40,7 @@ from workflows.events import Event, StartEvent, StopEvent
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters import standing_documents
+from ctxreuse.adapters.prompt_planner import _log_varying_front
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes import run_nodes
@@ -130,6 +131,38 @@ class TestQueryEngines:
         statistics = model.prompt_statistics
         assert statistics.planned_before == 1, "the first has no words that rank it"
         assert (statistics.without_context, statistics.not_recognised) == (1, 0)
+
+    def test_a_node_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(self) -> None:
+        class Twice(BaseRetriever):
+            """Finds the last letter twice, under another id."""
+
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                letters, _, _ = query_bundle.query_str.partition(" ")
+                again = TextNode(text=letter_text(letters[-1]), id_=f"id-{letters[-1]}-2")
+                nodes = [TextNode(text=letter_text(one), id_=f"id-{one}") for one in letters]
+                return [NodeWithScore(node=one) for one in (*nodes[:-1], again, nodes[-1])]
+
+        inner, model = reusing()
+        queries = RetrieverQueryEngine.from_args(Twice(), llm=model)
+        for asked_for in ("ab first?", "ba second?"):
+            queries.query(asked_for)
+        assert model.prompt_statistics.planned == 2
+        bare = {letters: shown(letters, metadata=False) for letters in ("abb", "aba")}
+        assert bare["abb"] in inner.prompts[0]
+        assert bare["aba"] in inner.prompts[1]
+
+    def test_a_question_before_the_nodes_is_said_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        _log_varying_front.cache_clear()
+        _, model = reusing()
+        template = PromptTemplate("Question: {query_str}\n\n{context_str}\n\nAnswer:")
+        questions = [f"abc number {one}?" for one in range(40)]
+        asked(model, *questions, text_qa_template=template)
+        assert model.prompt_statistics.planned == 40
+        assert model.prompt_statistics.varying_front == 39
+        said = [one for one in caplog.records if "{context} before {question}" in one.getMessage()]
+        assert len(said) == 1
 
     def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
         _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,3 +133,23 @@ async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> N
     assert (has_planned(first), has_planned(second)) == (False, True)
     with pytest.raises(ValueError, match="top_k"):
         made.model_copy(update={"top_k": 0})
+
+
+def test_what_is_wrapped_already_is_refused() -> None:
+    with pytest.raises(ValueError, match="inner is a ReuseLLM already; pass what it wraps"):
+        ReuseLLM(inner=ReuseLLM(inner=MockLLM()))
+    with pytest.raises(InvalidRequestError, match="retriever is a ReuseRetriever already; pass"):
+        ReuseRetriever(ReuseRetriever(LetterRetriever()))
+
+
+def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant() -> None:
+    llm: Any = MockLLM()
+    mistakes: list[tuple[Callable[..., Any], str]] = [
+        (lambda: ReuseLLM(llm), r"did you mean ReuseLLM\(inner=\.\.\.\)\?"),
+        (lambda: ReuseLLM(llm=llm), r"no argument 'llm'; did you mean inner=\.\.\.\?"),
+        (lambda: ReusePostprocessor(ReusePlanner()), r"did you mean ReusePostprocessor\(planner="),
+        (lambda: ReuseMemoryBlock(LetterMemory()), r"did you mean ReuseMemoryBlock\(memory="),
+    ]
+    for mistake, words in mistakes:
+        with pytest.raises(TypeError, match=words):
+            mistake()

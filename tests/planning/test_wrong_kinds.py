@@ -195,3 +195,11 @@ def test_an_argument_of_the_wrong_kind_is_named_with_its_value(call, message):
     with pytest.raises(InvalidRequestError) as caught:
         call(ReusePlanner())
     assert str(caught.value).startswith(message)
+
+
+def test_blocks_and_a_question_without_a_request_are_told_where_they_go() -> None:
+    wrong = ["Rome is in Italy.", "The Tiber flows through Rome."]
+    question = "Where is Rome?"
+    for plan in (ReusePlanner().plan, ReusePlanner().plan_batch):
+        with pytest.raises(InvalidRequestError, match=r"ContextRequest\(blocks=\[\.\.\.\], query="):
+            plan(wrong, question)

@@ -15,11 +15,13 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, PrivateAttr, field_validator, model_validator
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.adapters.named_arguments import NamedArguments
+from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.fixed_settings import split_settings
-from langchain_ctxreuse.chat_model.model_view import called_through
+from ctxreuse.errors import InvalidRequestError
+from langchain_ctxreuse.chat_model.model_view import called_through, is_called_through
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
-from langchain_ctxreuse.configurable import configurable_around
+from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 
 
-class DelegatingChatModel(RequestCarrier, BaseChatModel):
+class DelegatingChatModel(NamedArguments, RequestCarrier, BaseChatModel):
     """What the inner model says of itself and can do; how it is called is left to a class below.
 
     Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when
@@ -48,6 +50,10 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> BaseChatModel:
+        bare = without_bindings(inner)
+        refuse_wrapped("inner", bare, DelegatingChatModel)
+        if is_called_through(bare):
+            raise InvalidRequestError("inner is what as_inner() returned; pass the model itself")
         remedy = "pass one such as ChatOpenAI(...), and bind tools or config to the wrapper instead"
         return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
 

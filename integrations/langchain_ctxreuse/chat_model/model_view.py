@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from langchain_core.language_models import BaseChatModel
+
+_views: WeakSet[type] = WeakSet()  # classes of models that are called through a wrapper
 
 _Model = TypeVar("_Model", bound=BaseChatModel)
 
@@ -96,4 +99,11 @@ def called_through(
 
     methods = {name: through(name) for name in _ENTRANCES if hasattr(kind, name)}
     methods["__reduce__"] = lambda self: (made_again, (wrapper(self),))
-    return seen_as(model, view_class(kind, methods))
+    view = view_class(kind, methods)
+    _views.add(view)
+    return seen_as(model, view)
+
+
+def is_called_through(model: object) -> bool:
+    """Return whether `called_through` has made a model."""
+    return type(model) in _views

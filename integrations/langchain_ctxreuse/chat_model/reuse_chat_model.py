@@ -108,7 +108,8 @@ class ReuseChatModel(DelegatingChatModel):
     Args:
         inner: Any chat model.
         planner: Plans the contexts; None makes one.
-        window_s: Seconds for which a single call waits for others; 0 sends each at once.
+        window_s: Seconds for which a single call waits for others; 0 sends each at once. One whose
+            prompt can show no context does not wait.
         strategy: "reuse", "paper" or "none".
         send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
             so that tenants share nothing in vLLM's prefix cache. For OpenAI-compatible models.

@@ -18,9 +18,10 @@ from langchain_core.runnables.config import get_config_list, patch_config, run_i
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import RETRIEVALS, RetrievedItems
+from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.errors import InvalidRequestError, describe
-from langchain_ctxreuse.configurable import configurable_around
+from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
 from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
@@ -119,7 +120,11 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         super().model_post_init(context)
         follow_runs()
 
-    _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
+    @field_validator("retriever", mode="before")
+    @classmethod
+    def _check_retriever(cls, retriever: object) -> object:
+        refuse_wrapped("retriever", without_bindings(retriever), ReuseRetriever)
+        return checked_retriever(retriever)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; fields of the retriever inside change in a copy of that.

@@ -21,6 +21,7 @@ from ctxreuse.adapters.document_planner import (
 )
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.formatting import cited_positions, format_documents
+from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -41,7 +42,7 @@ from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
 
 
-class DocumentPlanningFields(BaseModel):
+class DocumentPlanningFields(NamedArguments, BaseModel):
     """The fields of a component that plans documents, and what they make.
 
     Both are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.

@@ -15,7 +15,8 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.adapters.named_arguments import NamedArguments
+from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.errors import InvalidRequestError
 
 _log = logging.getLogger("ctxreuse")
@@ -34,7 +35,7 @@ _DELEGATED = frozenset(
 """Attributes that LlamaIndex reads and sets on a model; here they are the inner model's."""
 
 
-class DelegatingLLM(FunctionCallingLLM):
+class DelegatingLLM(NamedArguments, FunctionCallingLLM):
     """Metadata, settings and tool calling are the inner model's.
 
     Args:
@@ -51,6 +52,7 @@ class DelegatingLLM(FunctionCallingLLM):
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> LLM:
+        refuse_wrapped("inner", inner, DelegatingLLM)
         remedy = f"pass {cls.__name__}(inner=OpenAILike(...))"
         checked = checked_kind("inner", inner, LLM, f"a LlamaIndex LLM; {remedy}")
         if isinstance(inner, StructuredLLM):

@@ -100,7 +100,7 @@ class ReuseLLM(DelegatingLLM):
             makes query engines split a context over several calls.
         planner: Plans the contexts; None makes a new one.
         window_s: Seconds for which a call waits for others; 0 sends each at once. A synchronous
-            call on a running event loop never waits.
+            call on a running event loop never waits, nor does one whose prompt can show no context.
         strategy: "reuse", "paper" or "none".
         send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, so
             that tenants share nothing in the engine's cache. For models that take `extra_body`.

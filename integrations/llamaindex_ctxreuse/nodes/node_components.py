@@ -28,8 +28,10 @@ from ctxreuse.adapters.document_planner import (
     RetrievedItems,
     checked_annotation,
 )
+from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import FixedSettings, split_settings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
@@ -114,7 +116,7 @@ class NodePlanner(MetadataPlanner[NodeWithScore]):
         return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
-class ReusePostprocessor(BaseNodePostprocessor):
+class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. Make it
@@ -259,6 +261,7 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._retriever = checked_retriever(retriever)
+        refuse_wrapped("retriever", retriever, ReuseRetriever)
         self._planner = planner_or_new(planner)
         self._nodes = NodePlanner(self._planner, annotation, metadata_mode, type(self).__name__)
         # a retriever that does not call its base class's __init__ has none
