@@ -192,8 +192,8 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     code, out, err = run("estimate", trace, *options)
     assert code == 0, err
     sentence = words(out.partition("\nNext: ")[0])
-    assert sentence.startswith("67% fewer prompt tokens to compute with ctxreuse, online (one ")
-    assert "400.0 s and 0.30 EUR less per 1,000 requests (at 500 tokens a second" in sentence
+    assert sentence.startswith("64% fewer prompt tokens to compute with ctxreuse, online (one ")
+    assert "384.0 s and 0.28 EUR less per 1,000 requests (at 500 tokens a second" in sentence
     assert "prices of 2026-11-01 from our contract" in sentence
     _, out, _ = run("estimate", trace, "--json", *options)
     assert json.loads(out)["verdict"]["sentence"] == sentence

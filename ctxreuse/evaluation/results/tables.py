@@ -165,6 +165,7 @@ def _run_json(run: RunResult) -> dict[str, Any]:
         "prompt_tokens": run.total.prompt_tokens,
         "cached_tokens": run.total.cached_tokens,
         "hit_ratio": round(run.total.hit_ratio, 6),
+        "word_tokens": run.word_tokens,
         "planning_ms": run.planning_ms,
     }
 

@@ -53,6 +53,8 @@ class Saving:
         after: Their prompt tokens under the policy.
         cache: The cache, which says what each of these tokens costs; an engine's costs what is
             computed.
+        word_tokens: About how many tokens the words have that the policy adds: labels and
+            annotations. What is computed or paid for holds them already.
     """
 
     policy: str
@@ -64,6 +66,7 @@ class Saving:
     before: BilledTokens
     after: BilledTokens
     cache: CacheProfile = VLLM
+    word_tokens: int = 0
 
     @property
     def tokens(self) -> float:
@@ -240,6 +243,7 @@ def _savings(runs: Sequence[RunResult], cache: CacheProfile) -> list[Saving]:
                 base.billed,
                 run.billed,
                 cache,
+                run.word_tokens,
             )
         )
     return savings
@@ -384,6 +388,7 @@ def _also_of_bill(
             'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
             "off."
         )
+    yield from _words(chosen)
     if not chosen.is_worth_it:
         return
     for one in savings:
@@ -432,7 +437,8 @@ def _instead(saving: Saving) -> str:
 def _also(
     results: Results, chosen: Saving, savings: Sequence[Saving], together: Saving | None
 ) -> Iterator[str]:
-    """Yield what holds with other caches and for other ways to plan."""
+    """Yield what words cost, and what holds with other caches and for other ways to plan."""
+    yield from _words(chosen)
     others: dict[int | None, Saving] = {}
     for one in savings:
         is_like = one.policy == chosen.policy and one.capacity_tokens != chosen.capacity_tokens
@@ -467,6 +473,14 @@ def _also(
         is_other = name != chosen.policy and (best.workers > 1 or name == OURS_ONLINE.name)
         if is_other:
             yield f"{name}: {_percent(best)} ({_conditions(results, best)})."
+
+
+def _words(saving: Saving) -> Iterator[str]:
+    if saving.word_tokens:
+        yield (
+            f"Words that ctxreuse adds: about {saving.word_tokens:,} tokens in "
+            f"{saving.requests:,} requests, counted."
+        )
 
 
 def _change(saving: Saving) -> str:
