@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -191,3 +192,19 @@ def test_an_estimate_says_how_many_words_it_counts(run, tmp_path):
     assert said in result["verdict"]["also"]
     _, out, _ = run("estimate", tmp_path / "recording")
     assert said in words(out)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("estimate", folder, "--capacity-tokens", "300")
+    assert max(map(len, out.splitlines())) <= columns
+    assert "(continued)" not in out
+    heads = [line.split("┃")[2:5] for line in out.splitlines() if line.startswith("┃")]
+    names = [
+        " ".join("".join(f"{one} " for one in name).split()) for name in zip(*heads, strict=True)
+    ]
+    assert names == ["hit ratio", "to compute, of as retrieved", "planning ms a request"]
+    sizes = words(re.sub("[│├┤─┼]", " ", out))
+    assert "an unlimited cache as retrieved 0.000 1.00" in sizes
+    assert "a cache of 300 tokens as retrieved 0.000 1.00" in sizes

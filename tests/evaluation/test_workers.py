@@ -105,7 +105,8 @@ def test_the_command_compares_workers_with_one_planner_and_with_the_retriever(ru
     assert alone < shared <= by_name[OURS_ONLINE.name]
     results = tmp_path / "results.json"
     _, out, _ = run("estimate", trace, "--workers", "3", "--results", results)
-    assert "with 3 workers, shared log (3 workers, an unlimited cache)" in words(out)
+    assert "with 3 workers as they are, which share no log;" in words(out)
+    assert "with a shared one (an unlimited cache)" in words(out)
     assert "shared_log=SQLiteLog(path)" in words(out)
     assert {run.policy for run in Results.read(results).part()} == set(by_name)
     _, out, _ = run("estimate", trace)
