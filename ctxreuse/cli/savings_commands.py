@@ -55,7 +55,7 @@ PrefillRate = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Prompt tokens that your engine computes in a second, for the seconds saved; without "
+        help="Prompt tokens that your engine computes in a second, for the time saved; without "
         "it, 10,000, about a model of 8 billion parameters on one H100.",
     ),
 ]
