@@ -12,13 +12,22 @@ from ctxreuse.errors import CtxreuseError, MissingExtraError
 
 __all__ = ["app", "main"]
 
+_BROKEN_PIPE = 128 + 13
+"""128 and the number of SIGPIPE, which Windows has no name for."""
+
 
 def main() -> None:
-    """Run the command; errors that the user can mend go to standard error, exit code 2."""
+    """Run the command; errors that the user can mend go to standard error, exit code 2.
+
+    Where the reader of its output is gone (`ctxreuse ... | head`), it ends in silence, with the
+    exit code that shells give to what a broken pipe ends.
+    """
     _replace_closed_streams()
     try:
         _run()
     except CtxreuseError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            sys.exit(_BROKEN_PIPE)
         with suppress(OSError):  # nobody takes it; the exit code says it
             print(f"ctxreuse: {error}", file=sys.stderr)
         sys.exit(2)

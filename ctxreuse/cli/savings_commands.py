@@ -55,7 +55,7 @@ PrefillRate = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Prompt tokens that your engine computes in a second, for the seconds saved; without "
+        help="Prompt tokens that your engine computes in a second, for the time saved; without "
         "it, 10,000, about a model of 8 billion parameters on one H100.",
     ),
 ]
@@ -85,7 +85,8 @@ def estimate(
         Path | None,
         typer.Option(
             help="A tokenizer.json: count whole prompts token by token. Without it, each block "
-            "counts as its tokens, and questions and annotations as none."
+            "counts as its tokens, the words that ctxreuse adds as about as many as they have, and "
+            "questions as none."
         ),
     ] = None,
     workers: Annotated[
@@ -259,7 +260,8 @@ def bench(
         str,
         typer.Option(
             help="A tokenizer.json, or words: count whole prompts, token by token; blocks: count "
-            "each block as its tokens, questions and annotations as none."
+            "each block as its tokens, the words around them as about as many as they have, and "
+            "questions as none."
         ),
     ] = "words",
     chunk_tokens: Annotated[

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -76,7 +77,12 @@ def show(things: Iterable[Shown]) -> None:
 
 
 class _WritesHelp:
-    """A command whose help is standard output as any other, and says nothing of a flag's type."""
+    """A command whose help is standard output as any other, and says nothing of a flag's type.
+
+    On a narrow terminal it is plain text, because Typer's tables would cut the options' names.
+    """
+
+    rich_markup_mode: Any
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of Typer's own class
@@ -87,6 +93,8 @@ class _WritesHelp:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with file_errors("standard output", "written"):
+            if get_terminal_size().columns < _LEAST_HELP_WIDTH:
+                self.rich_markup_mode = None
             try:
                 super().format_help(ctx, formatter)  # type: ignore[misc]  # of Typer's own class
             except SystemExit as end:  # Rich's, in silence, where the reader of a pipe is gone
@@ -184,6 +192,7 @@ def _duration(seconds: float) -> str:
 
 
 _PIPED_WIDTH = 80
+_LEAST_HELP_WIDTH = 80
 _SECONDS_A_LINE = 5.0
 _WIDEST = 10_000
 _NAME_WIDTH = 20

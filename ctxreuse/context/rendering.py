@@ -254,13 +254,13 @@ class Templates:
         known = self._order_tokens.get(named)
         if known is None:
             words = self.order_annotation(self.block_labels(range(1, named + 1)))
-            known = self._order_tokens[named] = len(_TOKEN.findall(words))
+            known = self._order_tokens[named] = word_tokens(words)
         return known
 
     @cached_property
     def label_tokens(self) -> int:
         """About how many tokens a block's label has, counted as in `order_tokens`."""
-        return len(_TOKEN.findall(render_block(self.block_label(1), "", self)))
+        return word_tokens(render_block(self.block_label(1), "", self))
 
     @cached_property
     def _order_tokens(self) -> dict[int, int]:
@@ -433,6 +433,11 @@ class Notice(NamedTuple):
 
 
 TurnPart = SentBlock | Reference | Notice
+
+
+def word_tokens(words: str) -> int:
+    """Return about how many tokens labels or annotations have, as `Templates.order_tokens` does."""
+    return len(_TOKEN.findall(words))
 
 
 def render_block(label: str, text: str, templates: Templates) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from math import inf
@@ -167,6 +167,11 @@ class ExpectedBill:
 class Savings:
     """What planning has saved so far or, in shadow mode, would have; tokens are block tokens.
 
+    What is saved is the block tokens that the engine need not compute, less the tokens of the words
+    that planning adds: the line on the ranking, those on blocks that are left out, and labels,
+    which prompts as retrieved would not have. Questions, system texts and whatever else a prompt
+    holds count as none. `print(savings)` says it in words.
+
     Three ways to send the same requests are compared: as they were sent, as they were or would have
     been planned, and as they were retrieved. An active planner sends them as planned, one in shadow
     mode as retrieved.
@@ -185,6 +190,7 @@ class Savings:
             others for one in 16, which stands for the rest; over some thousands of requests that
             was right to 0.02 of `block_tokens`.
         references: How many blocks planning leaves out.
+        word_tokens: About how many tokens of words planning adds that the engine has to compute.
         mode: The planner's.
         planning: How long planning took.
         reported: What engines reported of the answers.
@@ -208,6 +214,7 @@ class Savings:
     left_out: int = 0
     cached_as_retrieved: int = 0
     references: int = 0
+    word_tokens: int = 0
     mode: Mode = "shadow"
     planning: PlanningTime = PlanningTime()
     reported: ReportedUsage = ReportedUsage()
@@ -236,14 +243,46 @@ class Savings:
 
     @property
     def saved_tokens(self) -> int:
-        """Block tokens that it need not compute because of planning; below 0: cost."""
-        return self.prefilled_as_retrieved - self.prefilled_if_planned
+        """Block tokens that it need not compute because of planning, less words; below 0: cost."""
+        return self.prefilled_as_retrieved - self.prefilled_if_planned - self.word_tokens
 
     @property
     def saved_share(self) -> float:
-        """Share of the computed block tokens that planning saves; below 0: cost."""
+        """Share of the computed block tokens that planning saves, less words; below 0: cost."""
         before = self.prefilled_as_retrieved
         return self.saved_tokens / before if before else 0.0
+
+    def __str__(self) -> str:
+        """Return what people want to know of it, as a sentence or two."""
+        return "\n".join(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        if not self.requests:
+            yield "No request has been planned."
+        else:
+            is_shadow, share = self.mode == "shadow", self.saved_share
+            word = "more" if share < 0 else "fewer"
+            yield (
+                f"{self._counted(self.requests, 'request')}, {self.changed:,} "
+                f"{'would be sent' if is_shadow else 'sent'} otherwise than retrieved: "
+                f"{abs(share):.1%} {word} context tokens to compute (estimate, "
+                f"{self.word_tokens:,} tokens of words that planning adds are counted)."
+            )
+        reported = self.reported
+        if reported.answers:
+            yield (
+                f"As reported by the engine: {self._counted(reported.answers, 'answer')}, "
+                f"{reported.hit_ratio:.1%} of their prompt tokens from its cache."
+            )
+        if self.planning_failures:
+            times = self._counted(self.planning_failures, "time")
+            yield f"Planning failed {times}; these prompts were sent as retrieved."
+        if self.prompts_without_context:
+            yield f"No context found in {self._counted(self.prompts_without_context, 'prompt')}."
+
+    @staticmethod
+    def _counted(number: int, name: str) -> str:
+        return f"{number:,} {name}{'' if number == 1 else 's'}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers as JSON-compatible values: no text, no name of a tenant."""

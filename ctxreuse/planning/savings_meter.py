@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from ctxreuse.context.billed_tokens import BilledTokens
@@ -13,6 +14,7 @@ from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import SentPrompt
 from ctxreuse.planning.expectations import (
@@ -146,6 +148,7 @@ class SavingsMeter:
             left_out = tokens_of(gone, request.tenant, request.system) if gone else 0
             retrieved = list(unique)
         is_changed = tuple(retrieved) != prompt.keys
+        words = added_tokens(plan)
         name = self._class_named(request.tenant)
         with self._lock:
             tally = self._tally(name)
@@ -153,12 +156,13 @@ class SavingsMeter:
             if not prompt.is_later_turn and retrieved:
                 as_retrieved = self._as_retrieved(tally, prompt, retrieved, tokens)
             tally.count(
-                is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references
-            )
+                is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references,
+                words,
+            )  # fmt: skip
 
     def compared(
         self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
-        references: int, bills: tuple[BilledTokens, BilledTokens] | None = None,
+        references: int, words: int, bills: tuple[BilledTokens, BilledTokens] | None = None,
     ) -> None:  # fmt: skip
         """Count a request that is sent as retrieved.
 
@@ -170,12 +174,13 @@ class SavingsMeter:
             planned: The same, had they been planned.
             left_out: Tokens of the blocks that planning would have left out.
             references: How many blocks that are.
+            words: Tokens of the words that planning would have added, as far as they are computed.
             bills: What it comes to as retrieved and as planned, where it is known.
         """
         name = self._class_named(tenant)
         with self._lock:
             tally = self._tally(name)
-            tally.count(is_changed, tokens, sent, planned, float(sent), left_out, references)
+            tally.count(is_changed, tokens, sent, planned, float(sent), left_out, references, words)
             if bills is not None:
                 tally.bill_as_retrieved += bills[0]
                 tally.bill_if_planned += bills[1]
@@ -296,6 +301,21 @@ class SavingsMeter:
         return named if self._keyed is None else self._keyed(b"tenant" + named)
 
 
+def added_tokens(plan: Plan) -> int:
+    """Return about how many tokens of words an engine computes because of a plan.
+
+    The line on the ranking and those on blocks that are left out count whole, because they stand
+    behind the blocks, and labels where blocks are not expected in the cache: it has them, too.
+    """
+    said = filter(None, (plan.order_annotation, *plan.location_annotations))
+    words = sum(map(word_tokens, said))
+    if plan.is_labelled and plan.logged is not None:
+        cached = plan.expected_cached_tokens
+        reached = accumulate(plan.logged.prompt.tokens)
+        words += plan.templates.label_tokens * sum(tokens > cached for tokens in reached)
+    return words
+
+
 class _Tally:
     """The numbers of one class of tenants; the meter's lock guards it.
 
@@ -321,6 +341,7 @@ class _Tally:
         "requests",
         "unfollowed",
         "unreported",
+        "word_tokens",
         "written",
     )
 
@@ -346,10 +367,11 @@ class _Tally:
     requests: int
     unfollowed: int
     unreported: int
+    word_tokens: int
 
     def count(
         self, is_changed: bool, tokens: int, as_sent: int, if_planned: int, as_retrieved: float,
-        left_out: int, references: int,
+        left_out: int, references: int, words: int,
     ) -> None:  # fmt: skip
         self.requests += 1
         self.changed += is_changed
@@ -359,6 +381,7 @@ class _Tally:
         self.as_retrieved += as_retrieved
         self.left_out += left_out
         self.references += references
+        self.word_tokens += words
 
     def add(self, other: _Tally) -> None:
         for name in self.__slots__:
@@ -389,6 +412,7 @@ class _Tally:
             left_out=self.left_out,
             cached_as_retrieved=int(self.as_retrieved),
             references=self.references,
+            word_tokens=self.word_tokens,
             mode=mode,
             planning=planning,
             reported=ReportedUsage(

@@ -10,10 +10,11 @@ from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
 from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.rendering import word_tokens
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings import Savings as Savings
-from ctxreuse.planning.savings_meter import SavingsMeter
+from ctxreuse.planning.savings_meter import SavingsMeter, added_tokens
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
@@ -21,7 +22,7 @@ class _Arrived(NamedTuple):
     """A request as it was sent, with the tokens of its blocks, and of each one shown already.
 
     `cached_tokens` and `bill` are those in the retriever's order, with marks where the cache has
-    any; it is sent without.
+    any; it is sent without. `words` are the tokens that planning would have added to a later turn.
     """
 
     sent: Plan
@@ -29,6 +30,7 @@ class _Arrived(NamedTuple):
     shown: Sequence[int]
     cached_tokens: int
     bill: BilledTokens | None
+    words: int
 
 
 class ShadowPlanner:
@@ -45,6 +47,7 @@ class ShadowPlanner:
         cache = settings.cache if settings.cache.has_marks else VLLM
         self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False, cache=cache))
         self._cache = settings.cache
+        self._templates = settings.templates
         self._planned = TenantPlanner(settings)
         self._meter = meter
 
@@ -164,14 +167,26 @@ class ShadowPlanner:
         elif self._cache.is_hosted and not request.history:
             cached = min(self._cache.readable(cached), tokens)
             bill = BilledTokens(tokens - cached, cached)
-        return _Arrived(plan, tokens, shown, cached, bill)
+        words = self._words(request, shown, deduplicate) if request.history else 0
+        return _Arrived(plan, tokens, shown, cached, bill, words)
+
+    def _words(
+        self, request: ContextRequest, shown: Sequence[int], deduplicate: bool | None
+    ) -> int:
+        """Return about how many tokens planning would have added to a later turn."""
+        templates = self._templates
+        named = templates.block_labels(range(1, len(shown) + 1))
+        words = sum(map(word_tokens, templates.location_annotations(named)))
+        if not self._planned.shows_labels(request, deduplicate):
+            return words
+        return words + templates.label_tokens * (len(request.unique_blocks) - len(shown))
 
     def _note(self, arrived: Sequence[_Arrived], strategy: Strategy, now: float | None) -> None:
         """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
             cached = min(one.cached_tokens, one.tokens - sum(one.shown))
-            self._add(one, cached, is_changed=sum(one.shown) > 0)
+            self._add(one, cached, one.words, is_changed=sum(one.shown) > 0)
         first_turns = [one for one in arrived if not one.sent.request.history]
         # evictions name the id that a request was sent under
         requests = [
@@ -188,10 +203,16 @@ class ShadowPlanner:
             if self._cache.is_hosted and not self._cache.has_marks:
                 cached = min(self._cache.readable(cached), one.tokens)
                 bill = BilledTokens(one.tokens - cached, cached)
-            self._add(one, cached, bill, is_changed=is_changed)
+            self._add(one, cached, added_tokens(plan), bill, is_changed=is_changed)
 
     def _add(
-        self, one: _Arrived, cached: int, bill: BilledTokens | None = None, *, is_changed: bool
+        self,
+        one: _Arrived,
+        cached: int,
+        words: int,
+        bill: BilledTokens | None = None,
+        *,
+        is_changed: bool,
     ) -> None:
         bills = None if bill is None or one.bill is None else (one.bill, bill)
         self._meter.compared(
@@ -202,6 +223,7 @@ class ShadowPlanner:
             cached,
             sum(one.shown),
             len(one.shown),
+            words,
             bills,
         )
 

@@ -387,6 +387,10 @@ class TenantPlanner:
         turn = self._open_turn(counted._replace(is_labelled=False), deduplicate)
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
+    def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
+        """Return whether a turn has to show its blocks under labels."""
+        return bool(self._needs_labels(request, deduplicate))
+
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""
         return self._history(request, self._names.tenant(request.tenant)).blocks

@@ -3,9 +3,12 @@
 import re
 
 import pytest
+from cli_helpers import run
 
 from ctxreuse.cli.terminal import ProgressLines, progress, show
 from ctxreuse.evaluation.results.tables import Good, Table
+
+__all__ = ["run"]
 
 ARM = "annotated: before the documents: {numbers}"
 TABLE = Table(
@@ -126,3 +129,12 @@ def test_a_table_without_a_frame_is_as_narrow(monkeypatch, capsys):
     plain = Table("", TABLE.head, TABLE.rows)
     text = shown(monkeypatch, capsys, 55, plain)
     assert all(number in text for number in NUMBERS)
+
+
+@pytest.mark.parametrize("command", ["estimate", "bench", "export", "plan"])
+def test_help_on_a_narrow_terminal_cuts_no_name(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 60

@@ -420,7 +420,7 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
         (
             *("policy", "strategy", "mode", "deduplicated", "capacity_tokens", "planning_ms"),
             *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "workers"),
-            *("request_ids", "first_token_s", "scores", "failures"),
+            *("request_ids", "first_token_s", "scores", "failures", "word_tokens"),
         )
     }
 
@@ -573,13 +573,14 @@ def test_long_documents_of_ones_own_are_cut(run, tmp_path):
     assert "were cut into" not in out
 
 
-def test_blocks_can_be_counted_instead_of_prompts(run, folder, tmp_path):
+def test_blocks_can_be_counted_with_the_words_on_them_instead_of_prompts(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--tokenizer", "blocks", "--part", "ablations"))
     results = Results.read(tmp_path / "out" / "results.json")
     assert results.level == "blocks"
-    by_name = {(one.policy, one.capacity_tokens): one.total for one in results.runs}
-    whole = by_name["ctxreuse, batch", None]
-    assert by_name["ctxreuse, batch, not annotated", None] == whole
+    by_name = {one.policy: one for one in results.runs if one.capacity_tokens is None}
+    whole, plain = (by_name[f"ctxreuse, batch{less}"] for less in ("", ", not annotated"))
+    assert whole.word_tokens > plain.word_tokens
+    assert whole.total.prefilled_tokens > plain.total.prefilled_tokens
 
 
 def test_policies_can_be_chosen(run, folder, tmp_path):

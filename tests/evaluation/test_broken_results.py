@@ -135,7 +135,7 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         else:
             kept.append(path[-1])
     assert list(dict.fromkeys(kept)) == [
-        *("part", "k", "workers", "scores", "failures", "label", "cache_tokens"),
+        *("part", "k", "workers", "scores", "failures", "word_tokens", "label", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
     ]
     assert list(others) == ["format", "sessions", "request_ids", "first_token_s"]

@@ -10,6 +10,7 @@ from planning_helpers import assistant, block, user
 
 from ctxreuse import ContextRequest
 from ctxreuse.cache import BlockLevelCache
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.evaluation.replay.plan_trace import plan_under
 from ctxreuse.evaluation.replay.policies import AS_SENT, CACHEWEAVER, POLICIES
@@ -171,9 +172,11 @@ def test_a_replay_measures_it():
         "none",
         "online",
     )
-    assert result.cached_tokens == (0, 30, 20)
+    block = 10 + DEFAULT_TEMPLATES.label_tokens
+    assert result.cached_tokens == (0, 3 * block, 2 * block)
     assert replay.measure(Run(AS_SENT, trace)).cached_tokens == (0, 0, 0)
-    assert replay.measure(Run(CACHEWEAVER, trace, capacity_tokens=20)).cached_tokens == (0, 20, 20)
+    small = replay.measure(Run(CACHEWEAVER, trace, capacity_tokens=2 * block))
+    assert small.cached_tokens == (0, 2 * block, 2 * block)
 
 
 @pytest.mark.skipif(not (DATA / "xquad").is_dir(), reason="needs CTXREUSE_DATA")

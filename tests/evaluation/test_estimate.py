@@ -1,6 +1,9 @@
 """`ctxreuse estimate`: what a recorded trace would save."""
 
 import json
+import random
+import re
+from dataclasses import replace
 
 import pytest
 from cli_helpers import run, words
@@ -9,9 +12,10 @@ from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
 from ctxreuse import ContextBlock
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.replay.estimate import TraceSummary, estimate
-from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.policies import AS_SENT, POLICIES
 from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
@@ -51,7 +55,7 @@ def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
     for result in results:
         assert {one.request_id for one in result.planned} == {one.request_id for one in trace}
         if not is_conversation:
-            assert result.total.prompt_tokens == summary.block_tokens
+            assert result.total.prompt_tokens == summary.block_tokens + result.word_tokens
             assert result.total.cached_tokens <= summary.repeated_tokens
 
 
@@ -99,7 +103,7 @@ def test_a_recording_without_texts_is_enough(run, folder):
     assert by_name["ctxreuse, online", False]["cached_tokens"] == 600
     _, out, _ = run("estimate", folder)
     assert "67% of them had been sent before" in words(out)
-    assert words(out).startswith("67% fewer prompt tokens to compute with ctxreuse, online (one")
+    assert words(out).startswith("64% fewer prompt tokens to compute with ctxreuse, online (one")
     _, out, _ = run("estimate", folder / "trace.jsonl", "--capacity-tokens", "100", "--json")
     assert {one["capacity_tokens"] for one in json.loads(out)["runs"]} == {None, 100}
 
@@ -139,3 +143,68 @@ def test_without_requests_there_is_nothing_to_save(run, tmp_path):
     assert code == 0
     assert words(out).startswith("Nothing to gain here, because there is no request, and so")
     assert "0 requests with 0 different blocks" in words(out)
+
+
+def short_memories(requests=30):
+    """Return requests for six of ten memories of 10 tokens each, in orders of their own."""
+    orders = random.Random(1)
+    return turns(*(orders.sample(range(10), 6) for _ in range(requests)))
+
+
+def test_words_that_ctxreuse_adds_are_computed_without_a_tokenizer_too():
+    trace = [
+        replace(one, blocks=tuple(replace(each, tokens=10) for each in one.blocks))
+        for one in short_memories()
+    ]
+    summary = TraceSummary.of(trace)
+    for result in estimate(replay(trace), [None]):
+        said = [one.order_annotation for one in result.planned if one.order_annotation]
+        by_hand = sum(DEFAULT_TEMPLATES.order_tokens(6) for _ in said)
+        assert result.word_tokens == by_hand
+        assert result.total.prompt_tokens == summary.block_tokens + by_hand
+        assert bool(said) == (result.policy not in ("as retrieved", "CacheWeaver, online"))
+
+
+def test_labels_are_words_too_and_those_of_cached_blocks_are_cached():
+    trace = turns((1, 2), (1, 2, 3), conversation_id="c")
+    plain, shown = (
+        next(estimate(replay(trace[:1]), [None], [AS_SENT])),
+        next(one for one in estimate(replay(trace), [None], [AS_SENT]) if one.deduplicated),
+    )
+    assert (plain.word_tokens, plain.total.prompt_tokens) == (0, 200)
+    label, see_also = (
+        DEFAULT_TEMPLATES.label_tokens,
+        word_tokens("See also [Doc_1], [Doc_2] above."),
+    )
+    assert shown.prompt_tokens == (200 + 2 * label, 300 + 3 * label + see_also)
+    assert shown.cached_tokens == (0, 200 + 2 * label)
+    assert shown.word_tokens == 3 * label + see_also
+
+
+def test_an_estimate_says_how_many_words_it_counts(run, tmp_path):
+    with TraceRecorder(tmp_path / "recording", hash_only=True) as recorder:
+        for one in short_memories():
+            recorder.record(list(one.blocks), "Why?")
+    _, out, _ = run("estimate", tmp_path / "recording", "--json")
+    result = json.loads(out)
+    tokens = {one["policy"]: one["word_tokens"] for one in result["runs"]}["ctxreuse, online"]
+    said = f"Words that ctxreuse adds: about {tokens} tokens in 30 requests, counted."
+    assert said in result["verdict"]["also"]
+    _, out, _ = run("estimate", tmp_path / "recording")
+    assert said in words(out)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("estimate", folder, "--capacity-tokens", "300")
+    assert max(map(len, out.splitlines())) <= columns
+    assert "(continued)" not in out
+    heads = [line.split("┃")[2:5] for line in out.splitlines() if line.startswith("┃")]
+    names = [
+        " ".join("".join(f"{one} " for one in name).split()) for name in zip(*heads, strict=True)
+    ]
+    assert names == ["hit ratio", "to compute, of as retrieved", "planning ms a request"]
+    sizes = words(re.sub("[│├┤─┼]", " ", out))
+    assert "an unlimited cache as retrieved 0.000 1.00" in sizes
+    assert "a cache of 300 tokens as retrieved 0.000 1.00" in sizes

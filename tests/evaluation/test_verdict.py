@@ -51,10 +51,11 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
     )
     assert list(said.lines()) == [
         "50% fewer prompt tokens to compute with ctxreuse, online (one worker, an unlimited "
-        "cache): 40.0 s and 0.06 EUR less per 1,000 requests (at 1,000 tokens a second; prices of "
-        "2026-11-01 from our contract).",
+        "cache): 40 ms less prefill a request and 0.06 EUR less per 1,000 requests (at 1,000 "
+        "tokens a second; prices of 2026-11-01 from our contract).",
         "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex), or plan "
         'with ReusePlanner(); ReusePlanner(mode="shadow") counts first and changes nothing.',
+        "Worth trying; it shows most where prompts are long and answers short.",
         "Planned together, all requests as one batch (ctxreuse, batch): 62% fewer (one worker, an "
         "unlimited cache).",
     ]
@@ -67,7 +68,7 @@ def test_what_de_duplication_gives_by_itself_is_said():
     ours = replace(of("ctxreuse, online", 60), deduplicated=True)
     said = verdict(results(of("as retrieved", 20), shorter, ours))
     assert "ctxreuse, online, de-duplicated (one worker" in said.sentence
-    assert said.also == (
+    assert said.also[1:] == (
         "Of it, leaving out what a conversation shows already gives 25% fewer in the retriever's "
         "order, too.",
     )
@@ -83,9 +84,9 @@ def test_the_cache_that_was_asked_for_decides():
     said = verdict(results(*runs, cache_tokens=500))
     assert said.sentence.startswith(
         "10% fewer prompt tokens to compute with ctxreuse, online (one worker, a cache of 500 "
-        "tokens): 9.0 s less"
+        "tokens): 9 ms less"
     )
-    assert said.also == ("The same with other caches: 50% fewer with an unlimited cache.",)
+    assert said.also[1:] == ("The same with other caches: 50% fewer with an unlimited cache.",)
 
 
 def test_where_only_a_batch_saves_the_verdict_is_about_it():
@@ -105,14 +106,38 @@ def test_several_workers_are_told_what_holds_for_them():
             of("4 workers, shared log", 52, workers=4),
         )
     )
-    assert "40% fewer prompt tokens to compute with 4 workers, shared log (4 workers, an" in (
-        said.sentence
+    assert said.sentence.startswith(
+        "10% more prompt tokens to compute with 4 workers as they are, which share no log; 40% "
+        "fewer with a shared one (an unlimited cache): 32 ms less prefill a request ("
     )
     assert "CTXREUSE_SHARED_LOG" in said.next_step
     assert said.also == (
+        "Worth trying; it shows most where prompts are long and answers short.",
         "ctxreuse, online: 50% fewer (one worker, an unlimited cache).",
-        "4 workers, no log: 10% more (4 workers, an unlimited cache).",
     )
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (70, "Small: probably not worth it for single requests; a batch gives 62%."),
+        (23, "Small: probably not worth it for single requests; a batch gives no more."),
+    ],
+)
+def test_of_a_small_saving_it_is_said_that_it_is_small(batch, words):
+    runs = of("as retrieved", 20), of("ctxreuse, online", 23), of("ctxreuse, batch", batch)
+    assert verdict(results(*runs)).also[0] == words
+    assert verdict(results(*runs[:1], runs[2])).also[0] == (
+        "Small: probably not worth it."
+        if batch == 23
+        else "Worth trying; it shows most where prompts are long and answers short."
+    )
+
+
+def test_words_that_are_added_are_named():
+    ours = of("ctxreuse, online", 60, word_tokens=1_234)
+    also = verdict(results(of("as retrieved", 20), ours)).also
+    assert also[1] == "Words that ctxreuse adds: about 1,234 tokens in 10 requests, counted."
 
 
 @pytest.mark.parametrize(
@@ -154,7 +179,7 @@ def test_a_cache_that_is_too_small_is_the_reason():
         "because the cache has lost blocks before they come again (one worker, a cache of 50"
         in (said.sentence)
     )
-    assert said.also == ("The same with other caches: 50% fewer with an unlimited cache.",)
+    assert said.also[1:] == ("The same with other caches: 50% fewer with an unlimited cache.",)
 
 
 def test_nothing_as_retrieved_is_no_verdict():
@@ -192,8 +217,8 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     code, out, err = run("estimate", trace, *options)
     assert code == 0, err
     sentence = words(out.partition("\nNext: ")[0])
-    assert sentence.startswith("67% fewer prompt tokens to compute with ctxreuse, online (one ")
-    assert "400.0 s and 0.30 EUR less per 1,000 requests (at 500 tokens a second" in sentence
+    assert sentence.startswith("64% fewer prompt tokens to compute with ctxreuse, online (one ")
+    assert "384 ms less prefill a request and 0.28 EUR less per 1,000 requests (at" in sentence
     assert "prices of 2026-11-01 from our contract" in sentence
     _, out, _ = run("estimate", trace, "--json", *options)
     assert json.loads(out)["verdict"]["sentence"] == sentence

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.policies import OURS_ONLINE
 from ctxreuse.evaluation.replay.simulate import Replay
@@ -58,9 +59,10 @@ def test_what_is_under_way_is_not_known_yet() -> None:
 def test_turns_go_to_the_worker_of_their_conversation() -> None:
     by_name = cached(replay("abc", "xyz", "cab", "zxy", conversations=2), 3)
     assert by_name["3 workers, no log False"] == 600  # the histories
-    assert by_name["3 workers, no log True"] == 600
+    assert by_name["3 workers, no log True"] == 6 * (100 + DEFAULT_TEMPLATES.label_tokens)
     [*_, last] = estimate_workers(replay("abc", "xyz", "cab", "zxy", conversations=2), [None], 3)
-    assert last.total.prompt_tokens == 4 * 300  # later turns send nothing anew
+    again = 6 * DEFAULT_TEMPLATES.label_tokens  # of the first turns, in front of the later ones
+    assert last.total.prompt_tokens == 4 * 300 + last.word_tokens + again
 
 
 contexts = st.lists(st.integers(1, 8), min_size=1, max_size=5, unique=True)
@@ -77,7 +79,8 @@ def test_whatever_workers_do_each_request_is_sent_once(
             one.request_id for one in replayed.trace
         ]
         if not conversations:
-            assert result.total.prompt_tokens == 100 * sum(map(len, all_contexts))
+            blocks = 100 * sum(map(len, all_contexts))
+            assert result.total.prompt_tokens == blocks + result.word_tokens
 
 
 def test_the_command_compares_workers_with_one_planner_and_with_the_retriever(run, tmp_path):  # type: ignore[no-untyped-def]
@@ -102,7 +105,8 @@ def test_the_command_compares_workers_with_one_planner_and_with_the_retriever(ru
     assert alone < shared <= by_name[OURS_ONLINE.name]
     results = tmp_path / "results.json"
     _, out, _ = run("estimate", trace, "--workers", "3", "--results", results)
-    assert "with 3 workers, shared log (3 workers, an unlimited cache)" in words(out)
+    assert "with 3 workers as they are, which share no log;" in words(out)
+    assert "with a shared one (an unlimited cache)" in words(out)
     assert "shared_log=SQLiteLog(path)" in words(out)
     assert {run.policy for run in Results.read(results).part()} == set(by_name)
     _, out, _ = run("estimate", trace)

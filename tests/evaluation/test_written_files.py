@@ -349,13 +349,10 @@ def test_a_usage_error_that_nobody_takes_ends_with_its_exit_code(command, argume
 @pytest.mark.parametrize(
     "arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",), ("plan", "--help")]
 )
-def test_a_pipe_whose_reader_is_gone_is_one_line(command, arguments):
+def test_a_pipe_whose_reader_is_gone_ends_it_in_silence(command, arguments):
     # the reader has ended long before Python has begun
     done = command(*arguments, after="| true; exit ${PIPESTATUS[0]}")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "ctxreuse: standard output: cannot be written: Broken pipe\n",
-    )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_file_that_may_not_grow_leaves_the_earlier_one(command, tmp_path):

@@ -19,7 +19,8 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, ReportedUsage
 
@@ -67,7 +68,8 @@ def test_what_the_retrievers_order_would_have_is_what_shadow_mode_counts(ids, ba
     assert active.savings.cached_as_retrieved == shadow.savings.cached_as_sent
     assert shadow.savings.cached_as_retrieved == shadow.savings.cached_as_sent
     assert active.savings.cached_as_sent == shadow.savings.cached_if_planned
-    for name in ("requests", "changed", "block_tokens", "saved_tokens", "saved_share"):
+    numbers = ("requests", "changed", "block_tokens", "word_tokens", "saved_tokens", "saved_share")
+    for name in numbers:
         assert getattr(active.savings, name) == getattr(shadow.savings, name), name
 
 
@@ -93,7 +95,9 @@ def test_what_was_sent_in_another_order_is_saved():
     savings = planner.savings
     assert (savings.mode, savings.requests, savings.changed) == ("active", 2, 1)
     assert (savings.cached_as_sent, savings.cached_as_retrieved) == (300, 0)
-    assert (savings.saved_tokens, savings.saved_share) == (300, 0.5)
+    words = DEFAULT_TEMPLATES.order_tokens(3)
+    assert (savings.word_tokens, savings.saved_tokens) == (words, 300 - words)
+    assert savings.saved_share == savings.as_json()["saved_share"] == (300 - words) / 600
     assert savings.prefilled_as_sent == savings.prefilled_if_planned == 300
     assert savings.prefilled_as_retrieved == 600
 
@@ -105,7 +109,49 @@ def test_references_and_their_tokens_are_counted():
     planner.plan(big_request((2, 4, 1), "Then?", history=history, conversation_id="c"))
     savings = planner.savings
     assert (savings.references, savings.left_out, savings.block_tokens) == (2, 200, 500)
-    assert (savings.saved_tokens, savings.changed) == (200, 1)
+    labels = 3 * DEFAULT_TEMPLATES.label_tokens
+    assert savings.word_tokens == labels + word_tokens("See also [Doc_1], [Doc_2] above.")
+    assert (savings.saved_tokens, savings.changed) == (200 - savings.word_tokens, 1)
+
+
+@pytest.mark.parametrize("mode", ["active", "shadow"])
+def test_labels_are_words_that_prompts_as_retrieved_would_not_have(mode):
+    """A prompt of format_context has labels; those of blocks in the cache are in it, too."""
+    planner = ReusePlanner(mode=mode)
+    for ids in ((1, 2, 3), (1, 2, 4)):
+        planner.plan(big_request(ids, labels=True))
+    assert planner.savings.word_tokens == 4 * DEFAULT_TEMPLATES.label_tokens
+    assert planner.savings.saved_tokens == -planner.savings.word_tokens
+
+
+def test_short_memories_cost_more_words_than_ordering_them_saves():
+    planner = ReusePlanner(labels=True)
+    for ids in ((1, 2, 3), (3, 1, 2)) * 4:
+        planner.plan(ContextRequest([ContextBlock(id=n, text=f"{n}", tokens=2) for n in ids]))
+    savings = planner.savings
+    assert savings.saved_tokens < savings.prefilled_as_retrieved - savings.prefilled_if_planned
+
+
+def test_people_read_a_sentence():
+    planner = ReusePlanner()
+    assert str(planner.savings) == "No request has been planned."
+    planner.plan(big_request((1, 2, 3)))
+    plan = planner.plan(big_request((3, 1, 2)))
+    planner.observe(plan, 400, 300)
+    words = planner.savings.word_tokens
+    assert str(planner.savings) == (
+        "2 requests, 1 sent otherwise than retrieved: 48.0% fewer context tokens to compute "
+        f"(estimate, {words} tokens of words that planning adds are counted).\n"
+        "As reported by the engine: 1 answer, 75.0% of their prompt tokens from its cache."
+    )
+    assert repr(planner.savings).startswith("Savings(requests=2, changed=1, block_tokens=600")
+    planner.note_failure()
+    planner.note_without_context(3)
+    assert "Planning failed 1 time; these" in str(planner.savings)
+    assert "No context found in 3 prompts." in str(planner.savings)
+    shadow = ReusePlanner(mode="shadow")
+    shadow.plan(big_request((1, 2, 3)))
+    assert "1 request, 0 would be sent otherwise than retrieved: 0.0% fewer" in str(shadow.savings)
 
 
 def test_what_the_engine_drops_is_gone_in_the_retrievers_order_too():

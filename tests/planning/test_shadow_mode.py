@@ -17,6 +17,7 @@ from planning_helpers import (
 )
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 
 later_turns = st.builds(
@@ -65,7 +66,8 @@ def test_the_second_of_two_orders_would_have_been_served_from_the_cache():
     savings = planner.savings
     assert (savings.requests, savings.changed) == (2, 1)
     assert (savings.prefilled_as_sent, savings.prefilled_if_planned) == (600, 300)
-    assert savings.saved_share == 0.5
+    words = DEFAULT_TEMPLATES.order_tokens(3)
+    assert (savings.word_tokens, savings.saved_share) == (words, (300 - words) / 600)
 
 
 @pytest.mark.parametrize("labels", [None, True])
@@ -84,6 +86,8 @@ def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
     assert planner.savings.left_out == 100
     assert planner.savings.changed == 1
     assert planner.savings.prefilled_if_planned == 300
+    words = 3 * DEFAULT_TEMPLATES.label_tokens + word_tokens("See also [Doc_1] above.")
+    assert planner.savings.word_tokens == words
 
 
 def test_what_the_engine_drops_would_not_have_been_served_either():

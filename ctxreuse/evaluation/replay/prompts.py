@@ -21,6 +21,7 @@ from ctxreuse.context.rendering import (
     TurnPart,
     render_turn,
     turn_pieces,
+    word_tokens,
 )
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
@@ -72,14 +73,42 @@ def checked_tokenizer(tokenizer: Any) -> Tokenizer:
     return checked
 
 
+def said_tokens(request: PlannedRequest) -> int:
+    """Return about how many tokens the words have that a turn adds to its blocks and question.
+
+    Args:
+        request: The turn; its labels and annotations count, as it shows them.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    checked_kind("request", request, PlannedRequest, "a PlannedRequest")
+    labels = DEFAULT_TEMPLATES.label_tokens * len(request.blocks) if request.is_labelled else 0
+    return labels + _annotation_tokens(request)
+
+
+def _annotation_tokens(request: PlannedRequest) -> int:
+    said = (request.order_annotation, *(annotation for *_, annotation in request.parts))
+    return sum(map(word_tokens, filter(None, said)))
+
+
+def _as_shown(block: ContextBlock, request: PlannedRequest) -> tuple[BlockKey, int]:
+    """Return the key and the tokens of a block with its label, if the prompt shows labels."""
+    if not request.is_labelled:
+        return block.key, block_tokens(block)
+    return BlockKey(block.key + b" "), block_tokens(block) + DEFAULT_TEMPLATES.label_tokens
+
+
 def prompt_blocks(
-    planned: Sequence[PlannedRequest], corpus: Corpus
+    planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
 ) -> Iterator[tuple[list[BlockKey], list[int]]]:
     """Yield each request's whole prompt as context blocks and their tokens.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks' tokens.
+        counts_words: Whether labels and annotations count, each as about as many tokens as it has;
+            a labelled block is another one than without its label.
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
@@ -97,8 +126,15 @@ def prompt_blocks(
             keys = [*earlier_keys, block_key(f"turn {number}")]
             tokens = [*earlier_tokens, 0]
         for block in sent_blocks(request, corpus):
-            keys.append(block.key)
-            tokens.append(block_tokens(block))
+            key, length = block.key, block_tokens(block)
+            if counts_words:
+                key, length = _as_shown(block, request)
+            keys.append(key)
+            tokens.append(length)
+        said = _annotation_tokens(request) if counts_words else 0
+        if said:
+            keys.append(block_key(f"words {number}"))
+            tokens.append(said)
         if continued[request.request_id]:
             prompts[request.request_id] = (keys, tokens)
         yield keys, tokens
@@ -164,8 +200,8 @@ def prompt_pieces(
     Args:
         planned: The requests in execution order.
         corpus: The blocks.
-        tokenizer: Counts all texts; without it each block counts as its tokens, the system text as
-            estimated, and the rest as none.
+        tokenizer: Counts all texts; without it each block counts as its tokens, the system text,
+            labels and annotations as estimated, and questions and answers as none.
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
@@ -195,10 +231,12 @@ def prompt_pieces(
         block_ends = [len(pieces)]
         if tokenizer is None:
             for block in sent_blocks(request, corpus):
-                pieces.append(PromptPiece(block.key.hex(), block_tokens(block)))
+                key, tokens = _as_shown(block, request)
+                pieces.append(PromptPiece(key.hex(), tokens))
                 block_ends.append(len(pieces))
             # without its text, no question is another one's
-            pieces.append(PromptPiece(f"question {request.query or number}", 0))
+            said = _annotation_tokens(request)
+            pieces.append(PromptPiece(f"question {request.query or number}", said))
         else:
             for text, is_block in _cut_turn(request, corpus):
                 pieces.append(PromptPiece(text, count(text)))

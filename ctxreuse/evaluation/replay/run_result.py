@@ -23,6 +23,7 @@ from ctxreuse.context.checks import (
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import Policy, ReorderedTrace
+from ctxreuse.evaluation.replay.prompts import said_tokens
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 
@@ -139,6 +140,8 @@ class RunResult:
         scores: Request id, F1 and exact match of each answered question with a known right answer;
             of a real engine only.
         failures: Requests that an engine did not answer.
+        word_tokens: About how many tokens the words have that the prompts say besides blocks and
+            questions: labels and annotations.
         bill: What a hosted cache charges besides; None where an engine has the cache.
         planned: The plans in execution order; in no file.
         notes: What a reader has to know of it; in no file.
@@ -160,6 +163,7 @@ class RunResult:
     first_token_s: tuple[float, ...] = ()
     scores: tuple[tuple[str, float, float], ...] = ()
     failures: int = 0
+    word_tokens: int = 0
     bill: RunBill | None = None
     planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -215,6 +219,7 @@ class RunResult:
             k=run.k,
             sessions=run.sessions,
             workers=run.workers,
+            word_tokens=sum(map(said_tokens, planned)),
             planned=planned,
             notes=(*([wrong] if reordered.wrong else []), *checked_texts("notes", notes)),
             **more,

@@ -41,17 +41,23 @@ def checked_trace(trace: object) -> list[TraceRequest]:
 
 
 def simulate_blocks(
-    planned: Sequence[PlannedRequest], corpus: Corpus, cache: BlockLevelCache
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    cache: BlockLevelCache,
+    *,
+    counts_words: bool = False,
 ) -> Iterator[CacheUsage]:
     """Yield each request's usage at block level: a block counts as its `tokens`.
 
-    A later turn's prompt is the prompt of the turn before and its own blocks; questions, answers,
-    labels and annotations count as no tokens.
+    A later turn's prompt is the prompt of the turn before and its own blocks; questions and answers
+    count as no tokens.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks' tokens.
         cache: Serves the prompts.
+        counts_words: Whether labels and annotations count, too, as about as many tokens as they
+            have; else as none.
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
@@ -59,7 +65,7 @@ def simulate_blocks(
     """
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
-    prompts = prompt_blocks(planned, corpus)
+    prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
         yield cache.serve(keys, tokens, (request.tenant, request.system))
 
@@ -181,7 +187,8 @@ class Replay:
     Attributes:
         trace: The requests in arrival order.
         corpus: Their blocks.
-        tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens.
+        tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens, and
+            labels and annotations by about as many as they have.
         advance: Called twice a request and run, for progress bars.
         cache: The rules of the cache that it is planned for and served from.
 
@@ -268,7 +275,8 @@ class Replay:
             capacity_tokens: What the cache holds; None is unlimited.
         """
         if self.tokenizer is None:
-            served = simulate_blocks(planned, self.corpus, BlockLevelCache(capacity_tokens))
+            blocks = BlockLevelCache(capacity_tokens)
+            served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)
             if self.cache != VLLM:
                 served = (_in_steps(usage, self.cache) for usage in served)
         else:

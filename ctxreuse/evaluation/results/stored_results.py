@@ -244,6 +244,7 @@ def run_result(place: str, value: Any, cache: CacheProfile | None = None) -> Run
         first_token_s=stored.get("first_token_s", each(number), []),
         scores=stored.get("scores", each(row(text, share, share)), []),
         failures=stored.get("failures", integer, 0),
+        word_tokens=stored.get("word_tokens", integer, 0),
         bill=stored.get("bill", optional(partial(run_bill, cache=cache)), None),
     )
     if run.part == Part.sessions and not run.sessions:

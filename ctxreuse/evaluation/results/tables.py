@@ -57,7 +57,6 @@ _OURS = (OURS_ONLINE.name, OURS_BATCH.name)
 
 _POLICY = "order of the blocks"
 _DEDUPLICATED = "without what a chat shows"
-_TIMES = "hit ratio; prefilled tokens, as many times as retrieved"
 _HISTORIES = "; the histories of conversations come on top"
 
 
@@ -165,6 +164,7 @@ def _run_json(run: RunResult) -> dict[str, Any]:
         "prompt_tokens": run.total.prompt_tokens,
         "cached_tokens": run.total.cached_tokens,
         "hit_ratio": round(run.total.hit_ratio, 6),
+        "word_tokens": run.word_tokens,
         "planning_ms": run.planning_ms,
     }
 
@@ -367,12 +367,11 @@ def demo_tables(runs: _Runs) -> Iterator[Table]:
         runs: Without and with de-duplication, each with the same cache sizes; as retrieved first.
     """
     for size in _sizes(runs):
-        cache = "an unlimited cache" if size is None else f"a cache of {size:,} tokens"
         yield _by_cache_size(
-            f"What {cache} serves",
+            f"What {_cache(size)} serves",
             [run for run in runs if run.capacity_tokens == size],
             ("without de-duplication", "with de-duplication"),
-            lambda _: ("hit\nratio", "prefilled", "to as\nretrieved"),
+            ("hit\nratio", "prefilled", "to as\nretrieved"),
             lambda run, base: (
                 f"{run.total.hit_ratio:.3f}",
                 f"{run.total.prefilled_tokens:,}",
@@ -383,11 +382,12 @@ def demo_tables(runs: _Runs) -> Iterator[Table]:
 
 def _policies(runs: _Runs) -> Table:
     return _by_cache_size(
-        f"{_TIMES.capitalize()}; by cache size",
+        "What the cache serves, and what is left to compute",
         runs,
         ("", _DEDUPLICATED),
-        lambda size: (size,),
-        lambda run, base: (_ratio_and_times(run, base),),
+        _REACHED,
+        _reached,
+        names_sizes=True,
     )
 
 
@@ -395,30 +395,28 @@ def _by_cache_size(
     title: str,
     runs: _Runs,
     headings: tuple[str, str],
-    columns: Callable[[str], tuple[str, ...]],
+    columns: tuple[str, ...],
     cells: Callable[[RunResult, RunResult], tuple[str, ...]],
+    *,
+    names_sizes: bool = False,
 ) -> Table:
-    """Return a table with a row a policy, and columns for each cache size.
+    """Return a table with a row for each policy and cache size, grouped by size.
 
     The runs are policies with and without de-duplication, each with the same cache sizes; as
     retrieved first.
     """
-    sizes = _sizes(runs)
-    base = {size: next(run for run in runs if run.capacity_tokens == size) for size in sizes}
+    table: list[tuple[str, ...]] = []
+    for size in _sizes(runs):
+        of_size = [run for run in runs if run.capacity_tokens == size]
+        cache = _cache(size) if names_sizes else ""
+        plain, deduplicated = (", ".join(filter(None, (cache, one))) for one in headings)
 
-    def rows(runs: _Runs) -> Iterator[tuple[str, ...]]:
-        table: dict[str, dict[int | None, RunResult]] = {}
-        for run in runs:
-            table.setdefault(run.policy, {})[run.capacity_tokens] = run
-        for name, by_size in table.items():
-            shown: list[str] = []
-            for size in sizes:
-                missing = ("",) * len(columns(""))  # a policy may lack a size that others have
-                shown += cells(by_size[size], base[size]) if size in by_size else missing
-            yield name, *shown, f"{next(iter(by_size.values())).planning_ms:.3f}"
+        def rows(runs: _Runs, base: RunResult = of_size[0]) -> Iterator[tuple[str, ...]]:
+            for run in runs:
+                yield run.policy, *cells(run, base), f"{run.planning_ms:.3f}"
 
-    head = (name for size in sizes for name in columns(_capacity(size)))
-    return Table(title, (_POLICY, *head, "planning\nms"), _grouped(runs, headings, rows))
+        table += _grouped(of_size, (plain, deduplicated), rows)
+    return Table(title, (_POLICY, *columns, "planning\nms a\nrequest"), tuple(table))
 
 
 def _grouped(
@@ -447,8 +445,7 @@ def _ks(results: Results) -> Table:
 
 def _sessions(runs: _Runs) -> Table:
     size = runs[0].capacity_tokens
-    cache = "an unlimited cache" if size is None else f"a cache of {size:,} tokens"
-    title = f"Hit ratio by conversations at a time, with {cache}"
+    title = f"Hit ratio by conversations at a time, with {_cache(size)}"
     return _grid(title, runs, lambda run: str(run.sessions))
 
 
@@ -471,16 +468,12 @@ def _ablations(runs: _Runs, policies: _Runs) -> Table:
         policies: Those of the comparison; as retrieved first.
     """
     base = {run.capacity_tokens: run for run in reversed(policies)}
-    sizes = _sizes(runs)
-    rows = []
-    for policy in dict.fromkeys(run.policy for run in runs):
-        by_size = {run.capacity_tokens: run for run in runs if run.policy == policy}
-        cells = (
-            _ratio_and_times(by_size[size], base.get(size)) if size in by_size else ""
-            for size in sizes
-        )
-        rows.append((policy, *cells))
-    return Table(f"One idea less: {_TIMES}", ("", *map(_capacity, sizes)), tuple(rows))
+    rows: list[tuple[str, ...]] = []
+    for size in _sizes(runs):
+        rows.append((_cache(size),))
+        of_size = (run for run in runs if run.capacity_tokens == size)
+        rows += ((run.policy, *_reached(run, base.get(size))) for run in of_size)
+    return Table("One idea less", ("", *_REACHED), tuple(rows))
 
 
 def _engine(title: str, runs: _Runs) -> Iterator[Table]:
@@ -573,9 +566,12 @@ def _changed(run: RunResult, earlier: RunResult) -> tuple[str, ...]:
     )
 
 
-def _ratio_and_times(run: RunResult, base: RunResult | None) -> str:
-    ratio = f"{run.total.hit_ratio:.3f}"
-    return ratio if base is None else f"{ratio}  {_times(run, base):.2f}"
+_REACHED = ("hit\nratio", "to compute,\nof as\nretrieved")
+
+
+def _reached(run: RunResult, base: RunResult | None) -> tuple[str, str]:
+    """Return what a run reached, as columns `_REACHED` have it."""
+    return f"{run.total.hit_ratio:.3f}", "" if base is None else f"{_times(run, base):.2f}"
 
 
 def _interval(interval: Interval, sign: str = "") -> str:
@@ -589,6 +585,10 @@ def _sizes(runs: _Runs) -> list[int | None]:
 
 def _capacity(tokens: int | None) -> str:
     return "unlimited" if tokens is None else f"{tokens:,}"
+
+
+def _cache(tokens: int | None) -> str:
+    return "an unlimited cache" if tokens is None else f"a cache of {tokens:,} tokens"
 
 
 def _settings(results: Results) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from ctxreuse.context.cache_marks import mark_field
 from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
+from ctxreuse.evaluation.replay.workers import worker_policies
 from ctxreuse.evaluation.results.bill import Bill, base_run
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.results_file import Results
@@ -34,6 +35,9 @@ LONGER_STEP = (
 NO_STEP = "change nothing; record again when the requests or the documents are others."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
 
+SMALL_SHARE = 0.05
+"""Of the computed tokens; a smaller saving hardly shows in the time of a request."""
+
 _THOUSAND = 1_000
 
 
@@ -53,6 +57,8 @@ class Saving:
         after: Their prompt tokens under the policy.
         cache: The cache, which says what each of these tokens costs; an engine's costs what is
             computed.
+        word_tokens: About how many tokens the words have that the policy adds: labels and
+            annotations. What is computed or paid for holds them already.
     """
 
     policy: str
@@ -64,6 +70,7 @@ class Saving:
     before: BilledTokens
     after: BilledTokens
     cache: CacheProfile = VLLM
+    word_tokens: int = 0
 
     @property
     def tokens(self) -> float:
@@ -202,7 +209,7 @@ def verdict(results: Results) -> SavingsVerdict:
         return _of_bill(results, bill, chosen, savings, together)
     also = list(_also(results, chosen, savings, together))
     if chosen.is_worth_it:
-        return _gain(results, chosen, tuple(also))
+        return _gain(results, chosen, savings, tuple(also))
     return _no_gain(results, chosen, savings, tuple(also))
 
 
@@ -240,6 +247,7 @@ def _savings(runs: Sequence[RunResult], cache: CacheProfile) -> list[Saving]:
                 base.billed,
                 run.billed,
                 cache,
+                run.word_tokens,
             )
         )
     return savings
@@ -253,14 +261,39 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
     return max(of_size, key=lambda one: one.tokens, default=None)
 
 
-def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVerdict:
+def _without_log(saving: Saving, savings: Sequence[Saving]) -> Saving | None:
+    """Return what the same workers save without a shared log, where a saving is with one."""
+    if saving.workers == 1:
+        return None
+    no_log, shared_log = (policy.name for policy in worker_policies(saving.workers))
+    alone = [
+        one
+        for one in savings
+        if one.policy == no_log
+        and saving.policy == shared_log
+        and one.capacity_tokens == saving.capacity_tokens
+    ]
+    return max(alone, key=lambda one: one.tokens, default=None)
+
+
+def _gain(
+    results: Results, saving: Saving, savings: Sequence[Saving], also: tuple[str, ...]
+) -> SavingsVerdict:
     a_thousand = _a_thousand(results, saving)
     if saving.workers > 1:
         step = SHARE_STEP
     else:
         step = ONLINE_STEP if saving.mode == "online" else BATCH_STEP
+    sentence = f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)})"
+    alone = _without_log(saving, savings)
+    if alone is not None:
+        sentence = (
+            f"{_percent(alone)} prompt tokens to compute with {saving.workers} workers as they "
+            f"are, which share no log; {_percent(saving)} with a shared one "
+            f"({_cache(results, saving)})"
+        )
     return SavingsVerdict(
-        f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)}){a_thousand}.",
+        f"{sentence}{a_thousand}.",
         step,
         also,
         saving,
@@ -271,18 +304,17 @@ def _gain(results: Results, saving: Saving, also: tuple[str, ...]) -> SavingsVer
 
 
 def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
-    """Return what a thousand requests take and cost less, with what that is from."""
+    """Return what a request's prefill takes less, and a thousand cost, with what that is from."""
     rate, prices = results.prefill_tokens_per_s, results.prices
     less, basis = [], []
     if rate is not None:
-        less.append(f"{saving.seconds(rate):,.1f} s")
+        milliseconds = 1e3 * saving.seconds(rate) / _THOUSAND
+        less.append(f"{_rounded(milliseconds)} ms less prefill a request")
         basis.append(f"at {rate:,.0f} tokens a second")
     if prices is not None:
-        less.append(f"{amount(saving.money(prices))} {prices.currency}")
+        less.append(f"{amount(saving.money(prices))} {prices.currency} less per 1,000 requests")
         basis.append(f"prices of {prices.date} from {prices.source}")
-    return (
-        f"{sign}{' and '.join(less)} less per 1,000 requests ({'; '.join(basis)})" if less else ""
-    )
+    return f"{sign}{' and '.join(less)} ({'; '.join(basis)})" if less else ""
 
 
 def _no_gain(
@@ -384,6 +416,9 @@ def _also_of_bill(
             'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
             "off."
         )
+    if chosen.share < SMALL_SHARE:
+        yield from _worth(chosen, together)
+    yield from _words(chosen)
     if not chosen.is_worth_it:
         return
     for one in savings:
@@ -432,7 +467,9 @@ def _instead(saving: Saving) -> str:
 def _also(
     results: Results, chosen: Saving, savings: Sequence[Saving], together: Saving | None
 ) -> Iterator[str]:
-    """Yield what holds with other caches and for other ways to plan."""
+    """Yield what words cost, and what holds with other caches and for other ways to plan."""
+    yield from _worth(chosen, together)
+    yield from _words(chosen)
     others: dict[int | None, Saving] = {}
     for one in savings:
         is_like = one.policy == chosen.policy and one.capacity_tokens != chosen.capacity_tokens
@@ -461,12 +498,48 @@ def _also(
         )
     if chosen.workers == 1:
         return
-    alike = [one for one in savings if one.capacity_tokens == chosen.capacity_tokens]
+    said = None if not chosen.is_worth_it else _without_log(chosen, savings)
+    alike = [
+        one
+        for one in savings
+        if one.capacity_tokens == chosen.capacity_tokens
+        and (said is None or one.policy != said.policy)
+    ]
     for name in dict.fromkeys(one.policy for one in alike):
         best = max((one for one in alike if one.policy == name), key=lambda one: one.tokens)
         is_other = name != chosen.policy and (best.workers > 1 or name == OURS_ONLINE.name)
         if is_other:
             yield f"{name}: {_percent(best)} ({_conditions(results, best)})."
+
+
+def _worth(saving: Saving, together: Saving | None) -> Iterator[str]:
+    """Yield whether a saving is worth a change of a program."""
+    if not saving.is_worth_it:
+        return
+    if saving.share >= SMALL_SHARE:
+        yield "Worth trying; it shows most where prompts are long and answers short."
+    elif saving.mode != "online":
+        yield "Small: probably not worth it."
+    elif together is None:
+        yield "Small: probably not worth it for single requests."
+    elif together.share < saving.share + LEAST_SHARE:
+        yield "Small: probably not worth it for single requests; a batch gives no more."
+    else:
+        yield (
+            f"Small: probably not worth it for single requests; a batch gives {together.share:.0%}."
+        )
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def _words(saving: Saving) -> Iterator[str]:
+    if saving.word_tokens:
+        yield (
+            f"Words that ctxreuse adds: about {saving.word_tokens:,} tokens in "
+            f"{saving.requests:,} requests, counted."
+        )
 
 
 def _change(saving: Saving) -> str:
