@@ -77,6 +77,14 @@ def test_the_outermost_retriever_counts(tmp_path):
     assert not handler._inside
 
 
+def test_what_is_retrieved_outside_of_a_run_is_told_apart(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+        Fixed().invoke("why")
+        (RunnablePassthrough() | Fixed()).invoke("why")
+        RunnableLambda(Fixed().invoke).invoke("why")
+    assert [one.in_run for one in recorded(tmp_path)[1]] == [False, True, True]
+
+
 class Endless(Fixed):
     async def _aget_relevant_documents(self, query, *, run_manager):
         await asyncio.Event().wait()

@@ -14,9 +14,9 @@ from ctxreuse.evaluation.doctor.engine_findings import (
     processes_finding,
 )
 from ctxreuse.evaluation.doctor.findings import AN_ANSWER, Finding, Verdict
+from ctxreuse.evaluation.doctor.front_findings import check_fronts
 from ctxreuse.evaluation.doctor.log_watch import LogWatch
 from ctxreuse.evaluation.doctor.probe import MOST_TOKENS, EngineReadings, ProbeSettings, probe
-from ctxreuse.evaluation.doctor.varying_fronts import check_fronts
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 
