@@ -75,6 +75,14 @@ def test_a_question_behind_the_documents_is_none_in_front(tmp_path, length):
     assert fronts_that_differ(trace) is None
 
 
+def test_a_document_is_no_front_although_all_are_alike(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        for number in range(5):
+            recorder.record([f"Case {number}, page {page}. " * 40 for page in range(3)], "Which?")
+    assert fronts_that_differ(read_recording(str(tmp_path))[1]) is None
+    assert verdict(measure_savings(str(tmp_path))).sentence.startswith("Nothing to gain here, ")
+
+
 def test_turns_of_conversations_begin_with_their_own_history():
     trace = with_systems([f"{HELP} You speak with user {number}." for number in range(20)])
     assert fronts_that_differ(trace) == 20

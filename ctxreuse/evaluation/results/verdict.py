@@ -185,7 +185,8 @@ def verdict(results: Results) -> SavingsVerdict:
         results: What was measured.
     """
     found = _of_order(results)
-    if results.different_fronts is None or found.saving is None:
+    recurs = results.trace.reuse_bound >= LEAST_SHARE
+    if results.different_fronts is None or found.saving is None or not recurs:
         return found
     return replace(
         found,

@@ -115,7 +115,7 @@ def front_text(part: str, request: TraceRequest) -> str:
     """Return a part of a request as far as it is compared: "" if it has none."""
     if part == "system text":
         return (request.system or "")[:_MOST_CHARACTERS]
-    return _opening(next((block.text for block in request.blocks), ""))
+    return _opening(request)
 
 
 def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
@@ -131,7 +131,12 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
     if len(requests) < min(len(trace), _MOST_REQUESTS):
         return None
     hidden = Counter(text for text in system_texts(requests) if is_digest(text[1]))
-    forms = [(one.forms, one.requests) for one in front_variations(trace)]
+    is_whole = all(one.sent is not None for one in requests)  # else it may be a document
+    forms = [
+        (one.forms, one.requests)
+        for one in front_variations(trace)
+        if is_whole or one.part == "system text"
+    ]
     forms += [(len(hidden), hidden.total())] if hidden else []
     different = sum(number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_))
     return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
@@ -151,7 +156,7 @@ def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
     """Yield tenant and first block of requests whose first block is no document.
 
     It is a paragraph of the application's own where nearly all prompts of a tenant begin with one
-    that stands nowhere else. Behind a long one's first words, a document may stand.
+    that stands nowhere else. In a whole prompt, a document may stand behind its first words.
     """
     by_tenant: dict[str, list[TraceRequest]] = {}
     for one in requests:
@@ -159,18 +164,19 @@ def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
             by_tenant.setdefault(one.tenant, []).append(one)
     for tenant, own in by_tenant.items():
         later = {block.text for one in own for block in one.blocks[1:]}
-        firsts = [one.blocks[0].text for one in own]
-        short = [_opening(text) for text in firsts if text not in later]
+        texts = [_opening(one) for one in own if one.blocks[0].text not in later]
+        short = [text for text in texts if text]
         varying = (one.forms for one in _set_ups(Counter(short)) if len(one.forms) > 1)
-        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(firsts)):
+        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(own)):
             yield from ((tenant, text) for text in short)
 
 
-def _opening(text: str) -> str:
-    """Return a first block as far as it may be the application's own."""
+def _opening(request: TraceRequest) -> str:
+    """Return a first block as far as it may be the application's own; "" where it is too long."""
+    text = next((block.text for block in request.blocks), "")
     if len(text.split(None, _LONGEST_OPENING)) > _LONGEST_OPENING:
-        cut = _CUT_OPENING.match(text)
-        text = text if cut is None else cut[0]
+        cut = None if request.sent is None else _CUT_OPENING.match(text)
+        text = "" if cut is None else cut[0]
     return text[:_MOST_CHARACTERS]
 
 
