@@ -18,7 +18,8 @@ app = typer.Typer(
     cls=Group,
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
-    Start with `ctxreuse demo`: it plans real retrievals in several ways and shows what each saves.
+    Start with `ctxreuse demo`, which the extra `demo` installs: it plans real retrievals in several
+    ways and shows what each saves.
 
     With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
     trace with `request_id`, `query` and `blocks` (ids, best first). Then:

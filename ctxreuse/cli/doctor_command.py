@@ -83,7 +83,14 @@ def doctor(
     `ctxreuse doctor recording --base-url http://127.0.0.1:8000/v1`
     """
     # loads clients of engines
-    from ctxreuse.evaluation.doctor import DoctorConfig, examine, findings_json, is_healthy, verdict
+    from ctxreuse.evaluation.doctor import (
+        DoctorConfig,
+        examine,
+        finding_lines,
+        findings_json,
+        is_healthy,
+        verdict,
+    )
 
     findings = examine(
         DoctorConfig(
@@ -106,7 +113,7 @@ def doctor(
         put(json.dumps(findings_json(findings)))
     else:
         put(f"{verdict(findings)}\n")
-        for line in (line for one in findings for line in one.lines()):
+        for line in finding_lines(findings):
             put(line)
     if not is_healthy(findings):
         raise typer.Exit(1)

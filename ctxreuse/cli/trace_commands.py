@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from importlib.util import find_spec
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from traceback import walk_tb
 from typing import Annotated, TypeAlias
 
 import typer
 
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.cli.recorded_program import (
+    ProgramCrashError,
+    Terminated,
+    ending_at_sigterm,
+    run_program,
+)
 from ctxreuse.cli.terminal import (
     CACHE_HELP,
     AsJson,
@@ -103,30 +105,60 @@ def record(
     recordings = [_recording(name) for name in source or ()] or list(_installed_frameworks())
     if not recordings:
         raise MissingExtraError("recording a program", "langchain")
-    with TraceRecorder(output, hash_only=hash_only) as recorder:
-        try:
-            _run_recorded(program, arguments or [], recorder, recordings, module)
-        except BaseException as end:
-            if recorder.requests or not isinstance(end, SystemExit) or end.code:
-                if not recorder.requests and not isinstance(end, CtxreuseError):
-                    say(f"ctxreuse: {_nothing_recorded(program, recorder, source or ())}")
-                raise
-        finally:
-            if recorder.requests:
-                say(f"ctxreuse: recorded in {output}: {recorder.summary()}")
-                say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(output))}")
-            else:
-                recorder.discard()  # an empty recording would stand in the next one's way
-            if recorder.faults:
-                say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
+    try:
+        with (
+            ending_at_sigterm(),
+            TraceRecorder(output, hash_only=hash_only) as recorder,
+            _saying_what_was_recorded(program, output, recorder, source or ()),
+            ExitStack() as exits,
+        ):
+            for recording in recordings:
+                exits.enter_context(recording(recorder))
+            run_program(program, arguments or [], is_module=module)
+    except ProgramCrashError as crash:
+        crash.show()
+        raise typer.Exit(1) from None
     if not recorder.requests:
         raise InputFileError(_nothing_recorded(program, recorder, source or ()))
 
 
-def _nothing_recorded(program: str, recorder: TraceRecorder, sources: Sequence[str]) -> str:
-    """Return what to do where nothing of a program was recorded."""
+@contextmanager
+def _saying_what_was_recorded(
+    program: str, output: Path, recorder: TraceRecorder, sources: Sequence[str]
+) -> Iterator[None]:
+    """Say at the end what was recorded, however the program ends."""
+    try:
+        yield
+    except BaseException as end:
+        if recorder.requests or not isinstance(end, SystemExit) or end.code:
+            if not recorder.requests and not isinstance(end, CtxreuseError):
+                say(f"ctxreuse: {_nothing_recorded(program, recorder, sources, end)}")
+            raise
+    finally:
+        if recorder.requests:
+            say(f"ctxreuse: recorded in {output}: {recorder.summary()}")
+            say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(output))}")
+        else:
+            recorder.discard()  # an empty recording would stand in the next one's way
+        if recorder.faults:
+            say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
+
+
+def _nothing_recorded(
+    program: str,
+    recorder: TraceRecorder,
+    sources: Sequence[str],
+    end: BaseException | None = None,
+) -> str:
+    """Return what to do where nothing of a program was recorded, which may have ended early."""
     if recorder.faults:
         return f"{describe(program)}: nothing was recorded, because nothing could be; see the log"
+    ended = {ProgramCrashError: str(end), Terminated: "SIGTERM ended the program"}.get(type(end))
+    if ended is not None:
+        return (
+            f"{describe(program)}: nothing was recorded, so nothing is written; {ended} before it "
+            "retrieved anything"
+        )
     remedy = (
         "--source openai reads the prompts that OpenAI clients send, --source anthropic those of "
         "Anthropic's"
@@ -467,63 +499,6 @@ _Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]
 
 PROMPTS: dict[str, _Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
 """The sources that read blocks from what clients send; the others see what is retrieved."""
-
-
-def _run_recorded(
-    program: str,
-    arguments: Sequence[str],
-    recorder: TraceRecorder,
-    recordings: Sequence[_Recording],
-    is_module: bool,
-) -> None:
-    """Run a program as `python` would, in this process."""
-    before, path = sys.argv, list(sys.path)
-    with ExitStack() as exits:
-        for recording in recordings:
-            exits.enter_context(recording(recorder))
-        try:
-            sys.argv = [program, *arguments]
-            if is_module:
-                sys.path.insert(0, "")
-                _check_module(program)
-                runpy.run_module(program, run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, str(Path(program).resolve().parent))
-                runpy.run_path(program, run_name="__main__")
-        except IndexError as error:
-            # runpy puts the first argument back, and the program may have taken all away
-            if sys.argv or _last_module(error) != runpy.__name__:
-                raise
-            if error.__context__ is not None:
-                raise error.__context__ from None
-        finally:
-            sys.argv, sys.path[:] = before, path
-
-
-def _check_module(name: str) -> None:
-    """Check that there is a module to run; `runpy` raises what a program might raise, too.
-
-    Raises:
-        InputFileError: There is none.
-    """
-    try:
-        found = find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
-            found = find_spec(f"{name}.__main__")
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = describe(str(error))
-        raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
-    if found is None:
-        raise InputFileError(
-            f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
-            "script without --module"
-        )
-
-
-def _last_module(error: BaseException) -> str | None:
-    """Return the name of the module in which an error was raised."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__")
 
 
 def _recording(source: str) -> _Recording:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -31,6 +31,14 @@ nobody."""
 _MOST_CHARACTERS = 16_000_000
 
 
+class _Asked(NamedTuple):
+    """What was searched for, for whom, and whether in a run of a chain, a graph or an agent."""
+
+    query: str
+    scope: RequestScope
+    in_run: bool
+
+
 class TraceCallbackHandler(BaseCallbackHandler):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
@@ -47,8 +55,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def __init__(self, recorder: TraceRecorder) -> None:
         self._recorder = recorder
         self._lock = ForkSafeLock()
-        self._asked: LRUMap[UUID, tuple[str, RequestScope]] = LRUMap(
-            _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked[0])
+        self._asked: LRUMap[UUID, _Asked] = LRUMap(
+            _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked.query)
         )
         self._inside: LRUMap[UUID, bool] = LRUMap(_MOST_OPEN)
         self._has_ended = False
@@ -77,7 +85,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Keep the query until the result comes."""
         if not self._note_inside(run_id, parent_run_id):
             with self._lock:
-                self._asked.put(run_id, (query, _scope(metadata or {})))
+                scope = _scope(metadata or {})
+                self._asked.put(run_id, _Asked(query, scope, parent_run_id is not None))
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
@@ -86,8 +95,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         asked = self._forget(run_id)
         if asked is None:
             return
-        query, scope = asked
-        _record(self._recorder, query, documents, scope, "LangChain retrievers")
+        _record(self._recorder, asked, documents, "LangChain retrievers")
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the query."""
@@ -118,7 +126,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
                 self._inside.put(run_id, True)
             return is_inside
 
-    def _forget(self, run_id: UUID) -> tuple[str, RequestScope] | None:
+    def _forget(self, run_id: UUID) -> _Asked | None:
         """Return what a retriever was asked, if that is to be recorded."""
         with self._lock:
             self._inside.pop(run_id)
@@ -126,20 +134,17 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
 
 def _record(
-    recorder: TraceRecorder,
-    query: str,
-    documents: Sequence[Document],
-    scope: RequestScope,
-    source: str,
+    recorder: TraceRecorder, asked: _Asked, documents: Sequence[Document], source: str
 ) -> None:
     ranked = by_rank(documents)
     recorder.record(
         [document_block(document) for document in ranked],
-        query,
-        conversation_id=scope.conversation_id,
-        tenant=scope.tenant or "",
+        asked.query,
+        conversation_id=asked.scope.conversation_id,
+        tenant=asked.scope.tenant or "",
         titles=[document_title(document.metadata) for document in ranked],
         source=source,
+        in_run=asked.in_run,
     )
 
 
@@ -247,13 +252,9 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
             query = arguments[0] if arguments else fields.get("query")
             config = ensure_config()
             told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
-            _record(
-                recorder,
-                query if isinstance(query, str) else "",
-                documents,
-                _scope(told),
-                "LangChain vector stores",
-            )
+            # the documents of a store belong to no run, wherever it is asked
+            asked = _Asked(query if isinstance(query, str) else "", _scope(told), in_run=False)
+            _record(recorder, asked, documents, "LangChain vector stores")
 
     if iscoroutinefunction(method):
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import cycle, takewhile
 from typing import Any
@@ -581,3 +582,26 @@ def test_control_signs_of_a_trace_do_not_reach_the_terminal(run, tmp_path):
     systems = [f"You help. \x1b[31m\u202eToday {n} \x07 it is." for n in range(20)]
     _, out, _ = run("doctor", recording(tmp_path, systems))
     assert all(sign.isprintable() or sign == "\n" for sign in out)
+
+
+def test_an_engine_that_is_down_is_said_once_with_what_the_system_says(run):
+    code, out, err = run("doctor", "--base-url", "http://127.0.0.1:9/v1", *QUICK)
+    assert (code, err) == (1, "")
+    verdict, _, *lines = out.splitlines()
+    assert lines == [
+        "problem    engine: 0 answers: the engine at 127.0.0.1:9 did not answer: "
+        "APIConnectionError, connection refused, attempts: 1",
+        " " * 11 + "start it, or check --base-url: its host, its port, /v1",
+        "not known  6 checks need an engine that answers",
+    ]
+    assert verdict == (
+        "1 problem in 7 checks; 6 checks need an engine that answers. Next, engine: start it, or "
+        "check --base-url: its host, its port, /v1"
+    )
+
+
+def test_without_the_extra_the_option_that_needs_it_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    code, _, err = run("doctor", "--base-url", "http://127.0.0.1:9/v1", *QUICK)
+    assert code == 2
+    assert err.startswith("ctxreuse: doctor --base-url needs optional packages: pip install ")

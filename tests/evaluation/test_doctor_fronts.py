@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -11,14 +14,79 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
 from ctxreuse.evaluation.doctor.findings import Finding, Verdict
-from ctxreuse.evaluation.doctor.varying_fronts import check_fronts
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.doctor.front_findings import check_fronts
+from ctxreuse.evaluation.results.results_file import measure_savings
+from ctxreuse.evaluation.results.verdict import verdict
+from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.evaluation.traces.varying_fronts import fronts_that_differ
 
 HELP = "You help people with questions about rivers, and answer from the documents alone."
 IDS = [f"9f86d081-884c-4d63-a15a-{number:012x}" for number in range(1_000, 1_020)]
 NAMES = ["Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy"]
+
+
+RAG = (
+    "You are an assistant for question-answering tasks. Use the following pieces of retrieved "
+    "context to answer the question. If you don't know the answer, just say that you don't know. "
+    "Use three sentences maximum and keep the answer concise.\nQuestion: {question} \n"
+    "Context: {context} \nAnswer:"
+)
+"""The prompt of LangChain's tutorial."""
+
+
+def rag_recording(folder: Path, template: str, *, length: int = 30) -> list[TraceRequest]:
+    """Record 40 prompts of a client; documents come in any order, four of ten each time."""
+    random = Random(7)
+    river = "A river number {0} in the land of {0} goes by town {0} and bridge {0} to the sea {0}. "
+    documents = [river.format(f"x{number}") * length for number in range(10)]
+    with TraceRecorder(folder) as recorder:
+        prompts = PromptRecorder(recorder)
+        for number in range(40):
+            context = "\n\n".join(random.sample(documents, 4))
+            question = f"Where does river {number} meet the {number}th town?"
+            text = template.format(question=question, context=context)
+            prompts.note([{"role": "user", "content": text}], {})
+    return read_recording(str(folder))[1]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 30])
+def test_a_question_before_the_documents_is_found(tmp_path, length):
+    trace = rag_recording(tmp_path, RAG, length=length)
+    finding = check_fronts(trace)
+    assert finding.verdict is Verdict.PROBLEM
+    assert "40 forms of the first paragraph in 40 requests" in finding.found
+    assert "--source openai" not in finding.remedy
+    assert fronts_that_differ(trace) == 40
+    said = verdict(measure_savings(str(tmp_path)))
+    assert said.sentence.startswith(
+        "In 40 of 40 prompts something that differs stands before the documents: nothing can be "
+        "gained until it stands behind them."
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 30])
+def test_a_question_behind_the_documents_is_none_in_front(tmp_path, length):
+    trace = rag_recording(tmp_path, "{context}\n\n{question}", length=length)
+    finding = check_fronts(trace)
+    assert finding.verdict is Verdict.OK  # whole prompts were recorded: there is nothing to advise
+    assert finding.remedy == ""
+    assert fronts_that_differ(trace) is None
+
+
+def test_a_document_is_no_front_although_all_are_alike(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        for number in range(5):
+            recorder.record([f"Case {number}, page {page}. " * 40 for page in range(3)], "Which?")
+    assert fronts_that_differ(read_recording(str(tmp_path))[1]) is None
+    assert verdict(measure_savings(str(tmp_path))).sentence.startswith("Nothing to gain here, ")
+
+
+def test_turns_of_conversations_begin_with_their_own_history():
+    trace = with_systems([f"{HELP} You speak with user {number}." for number in range(20)])
+    assert fronts_that_differ(trace) == 20
+    assert fronts_that_differ([*trace, replace(trace[0], request_id="later", turn=1)]) is None
 
 
 def traced(texts: Iterable[str], *contents: str) -> list[TraceRequest]:

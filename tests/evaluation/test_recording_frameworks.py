@@ -1,6 +1,7 @@
 """What LangChain and LlamaIndex applications retrieve, and OpenAI clients send, written down."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_the_outermost_retriever_counts(tmp_path):
     assert asked(recorded(tmp_path)[1]) == [("why", ["b", "r"]), ("how", ["b", "r"])]
     assert not handler._asked
     assert not handler._inside
+
+
+def test_what_is_retrieved_outside_of_a_run_is_told_apart(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+        Fixed().invoke("why")
+        (RunnablePassthrough() | Fixed()).invoke("why")
+        RunnableLambda(Fixed().invoke).invoke("why")
+    assert [one.in_run for one in recorded(tmp_path)[1]] == [False, True, True]
 
 
 class Endless(Fixed):
@@ -383,7 +392,8 @@ def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert "ctxreuse: 'app.py' (str): nothing was recorded, so nothing is wr" in done.stderr
-        assert "; --source openai reads the prompts" in done.stderr
+        crash = "; the program ended with ModuleNotFoundError before it retrieved anything\n"
+        assert (crash if code == 1 else "; --source openai reads the prompts") in done.stderr
         assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -420,6 +430,86 @@ def test_a_programs_own_errors_come_out(tmp_path: Path):
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("IndexError: list index out of range")
     assert 'app.py", line 3' in done.stderr
+
+
+@pytest.mark.parametrize("module", [[], ["--module"]])
+def test_a_crash_is_shown_as_python_shows_it(tmp_path: Path, module: list[str]):
+    program = f"{PROGRAM.replace('sys.exit(3)', '')}\ndef check():\n    raise ValueError('no')\n"
+    (tmp_path / "app.py").write_text(f"{program}\ntry:\n    1 / 0\nexcept Exception:\n    check()")
+    alone = subprocess.run(
+        [sys.executable, *(["-m", "app"] if module else [str(tmp_path / "app.py")])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for questions, said in (([], "ended with ValueError before it"), (["why"], "recorded in out")):
+        done = record(tmp_path, *module, "app" if module else str(tmp_path / "app.py"), *questions)
+        assert done.returncode == 1
+        assert said in done.stderr
+        first = alone.stderr.splitlines()[0]
+        shown = done.stderr[done.stderr.index(first) :].splitlines()
+        frames = [line for line in alone.stderr.splitlines() if "<frozen runpy>" not in line]
+        assert [line for line in shown if line.startswith("  File")] == [
+            line for line in frames if line.startswith("  File")
+        ]
+        assert shown[-1] == "ValueError: no"
+
+
+TERMINATED = f"""
+import os, signal, sys, time
+{{handler}}
+{PROGRAM.replace("sys.exit(3)", "")}
+print("asked")
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+finally:
+    print("unwound")
+"""
+
+
+@pytest.mark.parametrize("questions", [[], ["why"]])
+def test_sigterm_ends_a_recording_with_its_summary(tmp_path: Path, questions: list[str]):
+    (tmp_path / "app.py").write_text(TERMINATED.format(handler=""))
+    done = record(tmp_path, "app.py", *questions)
+    assert done.returncode == -signal.SIGTERM
+    assert "asked\nunwound\n" in done.stdout
+    if questions:
+        assert done.stderr.endswith(
+            "ctxreuse: recorded in out: 1 request with 1 block: 1 from LangChain retrievers\n"
+            "ctxreuse: next: ctxreuse estimate out\n"
+        )
+        assert len(recorded(tmp_path / "out")[1]) == 1
+    else:
+        assert "SIGTERM ended the program before it retrieved anything" in done.stderr
+
+
+def test_a_handler_of_the_programs_own_stays(tmp_path: Path):
+    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    (tmp_path / "app.py").write_text(TERMINATED.format(handler=handler))
+    done = record(tmp_path, "app.py", "why")
+    assert done.returncode == 7
+    assert "recorded in out: 1 request" in done.stderr
+
+
+def test_a_forked_process_ends_at_sigterm_and_says_nothing(tmp_path: Path):
+    forked = """
+ready, told = os.pipe()
+pid = os.fork()
+if not pid:
+    os.write(told, b"1")  # a signal that comes while Python forks is lost
+    time.sleep(20)
+    os._exit(0)
+os.read(ready, 1)
+os.kill(pid, signal.SIGTERM)
+assert os.waitpid(pid, 0)[1] == signal.SIGTERM
+"""
+    program = f"import os, signal, time\n{PROGRAM.replace('sys.exit(3)', forked)}"
+    (tmp_path / "app.py").write_text(program)
+    done = record(tmp_path, "app.py", "why")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("recorded in out") == 1
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,35 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
         "50% fewer prompt tokens to compute with ctxreuse, online (one worker, an unlimited "
         "cache): 40 ms less prefill a request and 0.06 EUR less per 1,000 requests (at 1,000 "
         "tokens a second; prices of 2026-11-01 from our contract).",
-        "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex), or plan "
-        'with ReusePlanner(); ReusePlanner(mode="shadow") counts first and changes nothing.',
+        "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex); in your "
+        "template, {context} must stand before {question}. Or plan with ReusePlanner(); "
+        'ReusePlanner(mode="shadow") counts first and changes nothing.',
         "Worth trying; it shows most where prompts are long and answers short.",
         "Planned together, all requests as one batch (ctxreuse, batch): 62% fewer (one worker, an "
         "unlimited cache).",
     ]
     assert said.as_json()["seconds_per_1000_requests"] == 40.0
     assert said.as_json()["money_per_1000_requests"] == 0.06
+
+
+def test_documents_outside_of_runs_are_to_be_put_in_by_format_context():
+    measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
+    said = verdict(replace(measured, outside_runs=1))
+    assert (
+        "for LlamaIndex) and put the documents in with format_context; in your " in said.next_step
+    )
+
+
+def test_what_differs_in_front_comes_first():
+    measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
+    said = verdict(replace(measured, different_fronts=measured.trace.requests))
+    number = measured.trace.requests
+    assert said.sentence.startswith(
+        f"In {number} of {number} prompts something that differs stands before the documents: "
+        "nothing can be gained until it stands behind them. From then on: 50% fewer "
+    )
+    assert "{context} must stand before {question}" in said.next_step
+    assert not said.is_gain
 
 
 def test_what_de_duplication_gives_by_itself_is_said():

@@ -1,6 +1,11 @@
 """`ctxreuse doctor`: why an engine's prefix cache does not hit, and what to do about it."""
 
 from ctxreuse.evaluation.doctor.examination import DoctorConfig, examine
-from ctxreuse.evaluation.doctor.findings import findings_json, is_healthy, verdict
+from ctxreuse.evaluation.doctor.findings import (
+    finding_lines,
+    findings_json,
+    is_healthy,
+    verdict,
+)
 
-__all__ = ["DoctorConfig", "examine", "findings_json", "is_healthy", "verdict"]
+__all__ = ["DoctorConfig", "examine", "finding_lines", "findings_json", "is_healthy", "verdict"]

@@ -40,7 +40,7 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
     """Yield what was found of an engine that was asked."""
     if readings.error is not None:
         found = f"{len(readings.sent)} answers: {readings.error}"
-        yield Finding("engine", _PROBLEM, found, _remedy_for(readings.status))
+        yield Finding("engine", _PROBLEM, found, _remedy_for(readings))
     elif not any(one.prompt_tokens for one in readings.sent):
         yield Finding(
             "engine",
@@ -62,8 +62,11 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
     yield _kept(readings)
 
 
-def _remedy_for(status: int | None) -> str:
+def _remedy_for(readings: EngineReadings) -> str:
     """Return what to do about an engine that does not answer."""
+    status = readings.status
+    if readings.is_unreachable:
+        return "start it, or check --base-url: its host, its port, /v1"
     if status in (401, 403):
         return "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
     if status in (400, 404):

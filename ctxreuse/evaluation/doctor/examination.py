@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ctxreuse.context.checks import checked_number, checked_optional_integer
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.evaluation.doctor.engine_findings import (
     engine_findings,
     metrics_finding,
     processes_finding,
 )
-from ctxreuse.evaluation.doctor.findings import Finding
+from ctxreuse.evaluation.doctor.findings import AN_ANSWER, Finding, Verdict
+from ctxreuse.evaluation.doctor.front_findings import check_fronts
 from ctxreuse.evaluation.doctor.log_watch import LogWatch
-from ctxreuse.evaluation.doctor.probe import MOST_TOKENS, ProbeSettings, probe
-from ctxreuse.evaluation.doctor.varying_fronts import check_fronts
+from ctxreuse.evaluation.doctor.probe import MOST_TOKENS, EngineReadings, ProbeSettings, probe
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 
@@ -107,7 +107,19 @@ def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> 
         quiet_s=config.quiet_s,
         timeout_s=config.timeout_s,
     )
-    readings = asyncio.run(probe(settings, announce, log))
+    option = "--metrics" if config.base_url is None else "--base-url"
+    try:
+        readings = asyncio.run(probe(settings, announce, log))
+    except MissingExtraError as error:
+        raise MissingExtraError(f"doctor {option}", "openai") from error
+    for one in _of_engine(config, readings, log):
+        is_open = readings.is_silent and one.verdict is Verdict.UNKNOWN
+        yield replace(one, needs=AN_ANSWER) if is_open else one
+
+
+def _of_engine(
+    config: DoctorConfig, readings: EngineReadings, log: LogWatch | None
+) -> Iterator[Finding]:
     if config.base_url is not None:
         yield from engine_findings(readings)
     if config.base_url is not None or config.metrics_url is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,9 @@ from typing import Any, TypeAlias
 Figure: TypeAlias = int | float | str | None
 _INDENT = " " * 11
 _LONGEST = 2_000
+
+AN_ANSWER = "an engine that answers"
+"""What checks of an engine need before they can tell anything."""
 
 
 class Verdict(StrEnum):
@@ -30,6 +34,8 @@ class Finding:
         found: What was found, in words, with a number.
         remedy: A command or setting; empty where nothing is to be done.
         figures: The numbers alone, by name.
+        needs: What it lacks, where other checks lack the same and one line does for all; else
+            empty.
     """
 
     check: str
@@ -37,12 +43,27 @@ class Finding:
     found: str
     remedy: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    needs: str = ""
 
     def lines(self) -> Iterator[str]:
         """Yield what a terminal shows."""
         yield f"{self.verdict:<9}  {self.check}: {printable(self.found)}"
         if self.remedy:
             yield f"{_INDENT}{printable(self.remedy)}"
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what a terminal shows of all checks: those that lack the same in one line."""
+    for one in findings:
+        if not one.needs:
+            yield from one.lines()
+    for need in _needs(findings):
+        yield f"{Verdict.UNKNOWN:<9}  {need}"
+
+
+def _needs(findings: Sequence[Finding]) -> Iterator[str]:
+    for need, number in Counter(one.needs for one in findings if one.needs).items():
+        yield f"1 check needs {need}" if number == 1 else f"{number} checks need {need}"
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -53,8 +74,10 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return what all checks come to, in one sentence, and what to do first."""
     problems = [one for one in findings if one.verdict is Verdict.PROBLEM]
-    unknown = [one.check for one in findings if one.verdict is Verdict.UNKNOWN]
-    open_ = f"; not known from outside: {', '.join(unknown)}" if unknown else ""
+    unknown = [one for one in findings if one.verdict is Verdict.UNKNOWN]
+    names = ", ".join(one.check for one in unknown if not one.needs)
+    open_ = f"; not known from outside: {names}" if names else ""
+    open_ += "".join(f"; {need}" for need in _needs(findings))
     checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
     if problems:
         first = problems[0]
@@ -62,7 +85,9 @@ def verdict(findings: Sequence[Finding]) -> str:
         words = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         return f"{words} in {checks}{open_}. Next, {first.check}: {step}"
     if len(unknown) == len(findings):
-        return f"Nothing can be told from outside: {', '.join(unknown)}. Next: see what each needs."
+        first = unknown[0]
+        step = printable(first.remedy or first.found)
+        return f"No verdict, since {checks} found nothing to judge. Next, {first.check}: {step}"
     return f"No problem found in {checks}{open_}. Next: nothing to mend here."
 
 

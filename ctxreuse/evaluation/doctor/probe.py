@@ -19,7 +19,11 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError
 from ctxreuse.evaluation.doctor.log_watch import LogWatch
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import EngineConnection
+from ctxreuse.serving.client.connection import (
+    SEE_CAUSE,
+    EngineConnection,
+    connection_fault,
+)
 from ctxreuse.serving.client.engine_client import EngineClient
 
 PROMPTS = 4
@@ -71,6 +75,7 @@ class EngineReadings:
         host: Its host and port.
         error: Why it did not answer.
         status: The HTTP status that it answered instead.
+        is_unreachable: Whether there was no connection to it.
         metrics_error: Why its metrics could not be read.
         metrics: The first reading of its metrics.
         first: A prompt that it cannot have cached.
@@ -85,6 +90,7 @@ class EngineReadings:
     host: str = ""
     error: str | None = None
     status: int | None = None
+    is_unreachable: bool = False
     metrics_error: str | None = None
     metrics: PrefixCacheMetrics | None = None
     first: Reading | None = None
@@ -94,6 +100,11 @@ class EngineReadings:
     quiet: Counters | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the engine was asked, and has answered nothing."""
+        return self.error is not None and not self.sent
 
     @property
     def sent(self) -> list[Reading]:
@@ -156,7 +167,8 @@ async def probe(
             else:
                 await asking.send_all(client, settings, announce)
         except EngineError as error:
-            readings.error, readings.status = str(error), error.status
+            readings.error, readings.status = _words(error), error.status
+            readings.is_unreachable = bool(connection_fault(error))
     return readings
 
 
@@ -218,7 +230,7 @@ class _Asking:
         try:
             text = await self.page.connection.ask("GET", self.page.path)
         except EngineError as error:
-            self.readings.metrics_error = str(error)
+            self.readings.metrics_error = _words(error)
             return None
         return PrefixCacheMetrics.parse(text)
 
@@ -293,6 +305,11 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
         if model is None or error.status is None:
             raise
         return None  # a server without this route answers to a model's name all the same
+
+
+def _words(error: EngineError) -> str:
+    """Return what an error says to somebody who does not have the error itself."""
+    return str(error).removesuffix(SEE_CAUSE)
 
 
 def _client(settings: ProbeSettings, base_url: str) -> EngineClient:

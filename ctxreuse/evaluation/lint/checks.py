@@ -14,18 +14,18 @@ from typing import Final, TypeAlias
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.evaluation.doctor.varying_fronts import (
-    Variation,
-    front_text,
-    front_variations,
-    is_digest,
-)
 from ctxreuse.evaluation.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.evaluation.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.simulate import checked_trace
 from ctxreuse.evaluation.traces.sent_calls import SentCall
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, block_tokens
+from ctxreuse.evaluation.traces.varying_fronts import (
+    Variation,
+    front_text,
+    front_variations,
+    is_digest,
+)
 from ctxreuse.index.explain import Cause, Explanation
 
 _OFTEN = 0.1

@@ -56,6 +56,7 @@ from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, TraceRequest, read_titles
+from ctxreuse.evaluation.traces.varying_fronts import fronts_that_differ
 from ctxreuse.index.explain import Explanation
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
@@ -122,6 +123,10 @@ class Results:
         causes: Why its requests hit or miss, the cause that lost most first.
         cache: The rules of the cache that the requests were planned for and served from.
         output_tokens: Tokens of all answers; None where the trace does not say.
+        different_fronts: In how many prompts something stands before the documents that differs,
+            where that is so of nearly all; else None.
+        outside_runs: How many requests were retrieved outside of a framework's runs, whose models
+            do not know their documents unless they are put in with `format_context`.
     """
 
     title: str
@@ -143,6 +148,8 @@ class Results:
     causes: tuple[CauseTotal, ...] = ()
     cache: CacheProfile = VLLM
     output_tokens: int | None = None
+    different_fronts: int | None = None
+    outside_runs: int = 0
 
     @classmethod
     def of(
@@ -250,6 +257,8 @@ class Results:
             causes=stored.get("causes", read.each(_cause_total), []),
             cache=cache,
             output_tokens=stored.get("output_tokens", read.optional(read.integer), None),
+            different_fronts=stored.get("different_fronts", read.optional(read.integer), None),
+            outside_runs=stored.get("outside_runs", read.integer, 0),
         )
 
 
@@ -436,6 +445,8 @@ def measure_savings(
         prices=prices,
         cache=profile,
         output_tokens=_output_tokens(requests),
+        different_fronts=fronts_that_differ(requests),
+        outside_runs=sum(one.in_run is False for one in requests),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse.context.billed_tokens import BilledTokens
@@ -20,8 +20,14 @@ LEAST_SHARE = 0.01
 """Of the computed tokens; a smaller saving is not worth a change of a program."""
 
 ONLINE_STEP = (
-    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex), or plan with "
-    'ReusePlanner(); ReusePlanner(mode="shadow") counts first and changes nothing.'
+    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex){with_context}; in your "
+    "template, {{context}} must stand before {{question}}. Or plan with ReusePlanner(); "
+    'ReusePlanner(mode="shadow") counts first and changes nothing.'
+)
+WITH_CONTEXT = " and put the documents in with format_context"
+FRONT_STEP = (
+    "put what differs (the question, the date, the user) behind the documents: in your template, "
+    "{context} must stand before {question}; then record again."
 )
 BATCH_STEP = "collect requests, and plan them together: planner.plan_batch(requests)."
 SHARE_STEP = (
@@ -185,6 +191,24 @@ def verdict(results: Results) -> SavingsVerdict:
     Args:
         results: What was measured.
     """
+    found = _of_order(results)
+    recurs = results.trace.reuse_bound >= LEAST_SHARE
+    if results.different_fronts is None or found.saving is None or not recurs:
+        return found
+    return replace(
+        found,
+        sentence=(
+            f"In {results.different_fronts:,} of {results.trace.requests:,} prompts something that "
+            "differs stands before the documents: nothing can be gained until it stands behind "
+            f"them. From then on: {found.sentence}"
+        ),
+        next_step=FRONT_STEP,
+        is_gain=False,
+    )
+
+
+def _of_order(results: Results) -> SavingsVerdict:
+    """Return what results come to where nothing that differs stands before the documents."""
     compared = _compared(results)
     if not compared:
         return SavingsVerdict(
@@ -283,7 +307,10 @@ def _gain(
     if saving.workers > 1:
         step = SHARE_STEP
     else:
-        step = ONLINE_STEP if saving.mode == "online" else BATCH_STEP
+        put_in = WITH_CONTEXT if results.outside_runs else ""
+        step = BATCH_STEP
+        if saving.mode == "online":
+            step = ONLINE_STEP.format(with_context=put_in)
     sentence = f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)})"
     alone = _without_log(saving, savings)
     if alone is not None:

@@ -184,6 +184,7 @@ class TraceRecorder(OnePerProcess):
         source: str = "",
         sent: SentCall | None = None,
         marks: Sequence[int] | None = None,
+        in_run: bool | None = None,
     ) -> int | None:
         """Write a request; return its id in the trace, or None if it could not be written.
 
@@ -198,6 +199,7 @@ class TraceRecorder(OnePerProcess):
             sent: How it was sent, besides its documents; None if that is not known.
             marks: After how many of its blocks a mark stands, ascending; 0 is behind the system
                 text. None if that is not known.
+            in_run: Whether they were retrieved in a framework's run; None if that is not known.
         """
         return self._failing.attempt(
             lambda: self._write(
@@ -206,7 +208,7 @@ class TraceRecorder(OnePerProcess):
                 ),
                 titles,
                 source,
-                _beside(sent, marks),
+                _beside(sent, marks, in_run),
             ),
             lambda: None,
         )
@@ -424,13 +426,17 @@ class TraceRecorder(OnePerProcess):
         return turn
 
 
-def _beside(sent: SentCall | None, marks: Sequence[int] | None) -> dict[str, Any]:
+def _beside(
+    sent: SentCall | None, marks: Sequence[int] | None, in_run: bool | None
+) -> dict[str, Any]:
     """Return the fields of a trace line that say how a request was sent."""
     told: dict[str, Any] = {}
     if sent is not None:
         told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
     if marks is not None:
         told["marks"] = checked_each("marks", marks, int, "an integer")
+    if in_run is not None:
+        told["in_run"] = checked_kind("in_run", in_run, bool, "True or False")
     return told
 
 

@@ -5,8 +5,8 @@ optionally `title`, for people. A trace line is a retrieval, in arrival order: `
 `query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`, `tenant`, `system`,
 `timestamp` (of its arrival, in milliseconds), `output_tokens` (of its answer), `sent` (how it was
 sent; see `sent_calls`), `marks` (after how many of its blocks a mark stood; 0 is behind the system
-text). Further fields are
-skipped.
+text), `in_run` (whether a run of a framework retrieved them, which sees its model's prompts, too).
+Further fields are skipped.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class TraceRequest:
         output_tokens: Tokens of its answer; None if they are not known.
         sent: How it was sent, besides its documents; None if that is not known.
         marks: After how many of its blocks a mark stood, ascending; None if that is not known.
+        in_run: Whether it was retrieved in a framework's run (a chain, a graph, an agent); None if
+            that is not known.
     """
 
     request_id: str | int
@@ -58,6 +60,7 @@ class TraceRequest:
     output_tokens: int | None = None
     sent: SentCall | None = None
     marks: tuple[int, ...] | None = None
+    in_run: bool | None = None
 
 
 def block_tokens(block: ContextBlock) -> int:
@@ -157,6 +160,7 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 output_tokens=output_tokens,
                 sent=sent_call_of(line),
                 marks=line.marks("marks", len(blocks)),
+                in_run=line.get("in_run", (bool,), None),
             )
         )
     return trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 import time
 from base64 import b64encode
@@ -12,7 +13,8 @@ from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any
+from socket import gaierror
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ctxreuse.context.checks import checked_header, checked_integer, checked_number, reported_count
@@ -250,14 +252,16 @@ class EngineConnection:
         kind = getattr(error, "type", None) or getattr(error, "code", None)
         if isinstance(kind, str) and kind.isidentifier() and len(kind) <= _LONGEST_NAME:
             what += f" ({kind})"
+        fault = connection_fault(error)
+        if fault:
+            what += f", {fault}"
         broken = error if isinstance(error, BrokenReplyError) else error.__cause__
         if isinstance(broken, BrokenReplyError):
             what += f", {broken}"
         if asked_s is not None:
             what += f", it asks to be left alone for {asked_s:.0f} s"
         return EngineError(
-            f"the engine at {self.host} did not answer: {what}, attempts: {attempts}; "
-            "the cause says more, and so does the engine's log",
+            f"the engine at {self.host} did not answer: {what}, attempts: {attempts}{SEE_CAUSE}",
             status,
             attempts,
             asked_s,
@@ -402,6 +406,9 @@ _LONGEST_WAIT_S = 600.0
 """Of a request without a time limit, when a server asks for one."""
 _LONGEST_HEADER = 64
 _LONGEST_NAME = 64
+_MOST_CAUSES = 16
+SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
+"""Where the words of an `EngineError` send its reader, who has the error itself."""
 
 
 def _http_libraries() -> list[Any]:
@@ -410,6 +417,23 @@ def _http_libraries() -> list[Any]:
 
 def _address_errors() -> tuple[type[BaseException], ...]:
     return (UnicodeError, *(library.InvalidURL for library in _http_libraries()))
+
+
+def connection_fault(error: BaseException | None) -> str:
+    """Return why no connection came about, as the system names it; "" if it does not say.
+
+    Args:
+        error: An error of a client; the errors that it came of are looked at, too.
+    """
+    for _ in range(_MOST_CAUSES):
+        if isinstance(error, gaierror):
+            return "host not found"
+        if isinstance(error, OSError) and error.errno is not None:
+            return os.strerror(error.errno).lower()
+        if error is None:
+            break
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def client_library_errors() -> tuple[type[BaseException], ...]:

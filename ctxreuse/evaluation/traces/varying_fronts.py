@@ -14,21 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ctxreuse.evaluation.doctor.findings import Finding, Verdict
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
-
-CHECK = "in front of the contexts"
 
 _MOST_REQUESTS = 5_000
 _MOST_SET_UPS = 8
 _MOST_WORDS = 500
 _MOST_CHARACTERS = 20_000
 _ALIKE = 0.5
-_OFTEN = 0.1
+OFTEN = 0.1
 """Share of the requests that begin in a new way from which on this is a problem."""
 _NEARLY_ALL = 0.9
-_LONGEST_OPENING = 100  # words; what is longer is a document
+_LONGEST_OPENING = 100  # words; of what is longer, the rest is a document
+_CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
 _SHOWN_BEFORE = 3
 _LONGEST_WORD = 24
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -82,7 +80,7 @@ class Variation:
     @property
     def is_often(self) -> bool:
         """Whether so many requests begin in a new way that little can hit."""
-        return self.forms > _OFTEN * self.requests
+        return self.forms > OFTEN * self.requests
 
     @property
     def kind(self) -> str:
@@ -93,42 +91,19 @@ class Variation:
         return "a name or a word"
 
 
-def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
-    """Look for what varies in front of the contexts of a recorded trace.
+def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
+    """Return what varies in front of the contexts of a trace.
+
+    Nothing is found in a recording that holds no texts.
 
     Args:
         trace: The requests, in arrival order; first turns count, the first 5,000 of them, and of
             a text its first 20,000 characters.
     """
-    requests = _first_turns(trace)
-    systems, openings = _systems(requests), list(_openings(requests))
-    if not systems and not openings:
-        return Finding(
-            CHECK,
-            Verdict.UNKNOWN,
-            f"{len(requests):,} requests, none with a system text: retrievers do not see it",
-            "record whole prompts: ctxreuse record --source openai -o recording app.py",
-            {"requests": len(requests)},
-        )
-    if systems and all(is_digest(text) for _, text in systems):
-        return _check_digests(systems)
-    often = [one for one in front_variations(trace) if one.is_often]
-    if often:
-        return _found(max(often, key=lambda one: one.requests), len(often))
-    forms = len(set(systems)) + len(set(openings))
-    found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
-    return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
-
-
-def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
-    """Return what varies in front of the contexts of a trace: see `check_fronts`.
-
-    Nothing is found in a recording that holds no texts.
-    """
-    requests = _first_turns(trace)
-    systems = [(tenant, text) for tenant, text in _systems(requests) if not is_digest(text)]
-    openings = list(_openings(requests))
-    return [*_variations("system text", systems), *_variations("first paragraph", openings)]
+    requests = first_turns(trace)
+    systems = [(tenant, text) for tenant, text in system_texts(requests) if not is_digest(text)]
+    first = list(openings(requests))
+    return [*_variations("system text", systems), *_variations("first paragraph", first)]
 
 
 def is_digest(system: str | None) -> bool:
@@ -138,59 +113,50 @@ def is_digest(system: str | None) -> bool:
 
 def front_text(part: str, request: TraceRequest) -> str:
     """Return a part of a request as far as it is compared: "" if it has none."""
-    text = request.system if part == "system text" else next((b.text for b in request.blocks), "")
-    return (text or "")[:_MOST_CHARACTERS]
+    if part == "system text":
+        return (request.system or "")[:_MOST_CHARACTERS]
+    return _opening(request)
 
 
-def _first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
+    """Return in how many of a trace's requests something stands in front that no other one has.
+
+    None where that is not so of nearly all of them, and where there are conversations, which begin
+    with their own earlier turns: there is something to gain then.
+
+    Args:
+        trace: The requests, as `front_variations` takes them.
+    """
+    requests = first_turns(trace)
+    if len(requests) < min(len(trace), _MOST_REQUESTS):
+        return None
+    hidden = Counter(text for text in system_texts(requests) if is_digest(text[1]))
+    is_whole = all(one.sent is not None for one in requests)  # else it may be a document
+    forms = [
+        (one.forms, one.requests)
+        for one in front_variations(trace)
+        if is_whole or one.part == "system text"
+    ]
+    forms += [(len(hidden), hidden.total())] if hidden else []
+    different = sum(number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_))
+    return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
+
+
+def first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return the requests that are compared."""
     return [one for one in trace if not one.turn][:_MOST_REQUESTS]
 
 
-def _systems(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
+def system_texts(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
+    """Return tenant and system text of requests that have one."""
     return [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
 
 
-def _found(worst: Variation, number: int) -> Finding:
-    first, second = worst.values
-    others = f"; so do {number - 1:,} other set-ups" if number > 1 else ""
-    return Finding(
-        CHECK,
-        Verdict.PROBLEM,
-        f"{worst.forms:,} forms of the {worst.part} in {worst.requests:,} requests; they part at "
-        f"token {worst.token:,}: “{worst.before}” is followed by “{first}” and by “{second}”"
-        f"{others}",
-        f"say {worst.kind} behind the contexts, such as in the question: nothing behind it is "
-        "found again",
-        {
-            "requests": worst.requests,
-            "forms": worst.forms,
-            "token": worst.token,
-            "set_ups": number,
-        },
-    )
-
-
-def _check_digests(systems: Sequence[tuple[str, str]]) -> Finding:
-    """Judge a recording that holds no texts: how many there are is all that it says."""
-    forms = len(set(systems))
-    figures: dict[str, int | float | str | None] = {"requests": len(systems), "forms": forms}
-    found = f"{forms:,} system texts in {len(systems):,} requests"
-    if forms <= max(1, _OFTEN * len(systems)):
-        return Finding(CHECK, Verdict.OK, found, "", figures)
-    return Finding(
-        CHECK,
-        Verdict.PROBLEM,
-        f"{found}; where they differ is not in a recording without texts",
-        "record some requests without --hash-only, and look at them: ctxreuse doctor recording",
-        figures,
-    )
-
-
-def _openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
+def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
     """Yield tenant and first block of requests whose first block is no document.
 
-    It is a short paragraph of the application's own where nearly all prompts of a tenant begin with
-    one that stands nowhere else.
+    It is a paragraph of the application's own where nearly all prompts of a tenant begin with one
+    that stands nowhere else. In a whole prompt, a document may stand behind its first words.
     """
     by_tenant: dict[str, list[TraceRequest]] = {}
     for one in requests:
@@ -198,15 +164,20 @@ def _openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
             by_tenant.setdefault(one.tenant, []).append(one)
     for tenant, own in by_tenant.items():
         later = {block.text for one in own for block in one.blocks[1:]}
-        firsts = [one.blocks[0].text for one in own]
-        short = [
-            text
-            for text in firsts
-            if text not in later and len(text.split(None, _LONGEST_OPENING)) <= _LONGEST_OPENING
-        ]
+        texts = [_opening(one) for one in own if one.blocks[0].text not in later]
+        short = [text for text in texts if text]
         varying = (one.forms for one in _set_ups(Counter(short)) if len(one.forms) > 1)
-        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(firsts)):
+        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(own)):
             yield from ((tenant, text) for text in short)
+
+
+def _opening(request: TraceRequest) -> str:
+    """Return a first block as far as it may be the application's own; "" where it is too long."""
+    text = next((block.text for block in request.blocks), "")
+    if len(text.split(None, _LONGEST_OPENING)) > _LONGEST_OPENING:
+        cut = None if request.sent is None else _CUT_OPENING.match(text)
+        text = "" if cut is None else cut[0]
+    return text[:_MOST_CHARACTERS]
 
 
 def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variation]:
@@ -243,7 +214,7 @@ def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
     """Return where texts part: the first place where a tenth of them does, in sorted order."""
     pairs = [(_parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
     pairs.sort(key=lambda pair: pair[0])
-    place, *_ = pairs[int(_OFTEN * len(pairs))]
+    place, *_ = pairs[int(OFTEN * len(pairs))]
     at, one, other = next(pair for pair in pairs if pair[0] == place)
     before = one[:at].split()[-_SHOWN_BEFORE:]
     return Variation(
