@@ -119,8 +119,8 @@ class PromptStatistics:
             cache. A tenant's first prompt does not count. After 20 of them, and more than half of
             what was planned, the log says once what to do. Of 10,000 beginnings it is known.
         joined_otherwise: Prompts that show documents which a retriever returned in the same run,
-            but not all of them, whole, in its order, with the same line breaks between each two;
-            they are sent as given.
+            but not all of them, whole, in its order, with the same line breaks between each two,
+            or those of several retrievers; they are sent as given.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
@@ -472,8 +472,9 @@ def _log_joined_otherwise() -> None:
     """Say once that a prompt shows retrieved documents in a way that cannot be planned."""
     _log.warning(
         "a prompt shows documents that a retriever returned in the same run, but not all of them, "
-        "whole, in its order and with the same line breaks between each two; it is sent as given. "
-        "Join them with format_context. Further cases are only counted, as joined_otherwise."
+        "once each, whole, in its order and with the same line breaks between each two, or those "
+        "of several retrievers; it is sent as given. Join them with format_context. Further cases "
+        "are only counted, as joined_otherwise."
     )
 
 
