@@ -125,7 +125,8 @@ class ReportedUsage:
 class ExpectedBill:
     """What prompts come to on a hosted cache, as they were retrieved and as planned.
 
-    System texts and blocks of first turns count. Where a cache has marks, both ways have those that
+    System texts and blocks of first turns count, and as planned the words that planning adds, which
+    are never read. Where a cache has marks, both ways have those that
     the planner sets.
 
     Attributes:
