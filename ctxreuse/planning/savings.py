@@ -125,8 +125,8 @@ class ReportedUsage:
 class ExpectedBill:
     """What prompts come to on a hosted cache, as they were retrieved and as planned.
 
-    Blocks of first turns count; where a cache has marks, their system texts, too, and both ways
-    have the marks that the planner sets.
+    Blocks of first turns count, and as planned the words that planning adds, which are never read;
+    where a cache has marks, system texts, too, and both ways have the marks that the planner sets.
 
     Attributes:
         as_retrieved: Tokens in the retriever's order, by what is paid for them.

@@ -203,7 +203,10 @@ class ShadowPlanner:
             if self._cache.is_hosted and not self._cache.has_marks:
                 cached = min(self._cache.readable(cached), one.tokens)
                 bill = BilledTokens(one.tokens - cached, cached)
-            self._add(one, cached, added_tokens(plan), bill, is_changed=is_changed)
+            words = added_tokens(plan)
+            if bill is not None:
+                bill += BilledTokens(words)
+            self._add(one, cached, words, bill, is_changed=is_changed)
 
     def _add(
         self,
