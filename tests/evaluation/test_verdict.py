@@ -200,7 +200,7 @@ def test_a_cache_that_is_too_small_is_the_reason():
         "because the cache has lost blocks before they come again (one worker, a cache of 50"
         in (said.sentence)
     )
-    assert said.also[1:] == ("The same with other caches: 50% fewer with an unlimited cache.",)
+    assert said.also == ("The same with other caches: 50% fewer with an unlimited cache.",)
 
 
 def test_nothing_as_retrieved_is_no_verdict():
