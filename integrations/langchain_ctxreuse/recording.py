@@ -13,6 +13,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
@@ -20,6 +21,7 @@ from langchain_core.vectorstores import VectorStore
 
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder, document_title
 from langchain_ctxreuse.documents.document_plans import by_rank, document_block
@@ -39,10 +41,23 @@ class _Asked(NamedTuple):
     in_run: bool
 
 
+class _Found(NamedTuple):
+    """A recorded request whose documents have not stood in a prompt yet."""
+
+    request_id: int
+    texts: tuple[str, ...]
+
+
+def _size(found: Sequence[_Found]) -> int:
+    return sum(len(text) for one in found for text in one.texts)
+
+
 class TraceCallbackHandler(BaseCallbackHandler):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever (compression, ensembles, several queries) the outermost counts.
+    Of the first prompt of a model in the same run that shows the documents, a hash of what stands
+    before them is recorded, too.
     The conversation is `thread_id`, `conversation_id` or `session_id` in the run's metadata, where
     LangGraph and LangSmith keep it, or that of `ctxreuse.request_context`.
 
@@ -59,6 +74,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
             _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked.query)
         )
         self._inside: LRUMap[UUID, bool] = LRUMap(_MOST_OPEN)
+        self._roots: LRUMap[UUID, UUID] = LRUMap(_MOST_OPEN)
+        self._found: LRUMap[UUID, tuple[_Found, ...]] = LRUMap(
+            _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=_size
+        )
         self._has_ended = False
 
     @property
@@ -66,7 +85,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Whether LangChain may skip it."""
         return self._has_ended
 
-    ignore_chain = ignore_retriever
+    ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever
 
     def ends(self) -> None:
         """Record nothing from now on."""
@@ -84,6 +103,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """Keep the query until the result comes."""
         if not self._note_inside(run_id, parent_run_id):
+            self._note_root(run_id, parent_run_id)
             with self._lock:
                 scope = _scope(metadata or {})
                 self._asked.put(run_id, _Asked(query, scope, parent_run_id is not None))
@@ -92,10 +112,17 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record the result."""
+        with self._lock:
+            root = self._roots.peek(run_id)
         asked = self._forget(run_id)
         if asked is None:
             return
-        _record(self._recorder, asked, documents, "LangChain retrievers")
+        request_id = _record(self._recorder, asked, documents, "LangChain retrievers")
+        texts = tuple(text for one in documents if (text := one.page_content.strip()))
+        if request_id is not None and asked.in_run and root is not None:
+            with self._lock:
+                before = self._found.peek(root) or ()
+                self._found.put(root, (*before, _Found(request_id, texts)))
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the query."""
@@ -110,14 +137,66 @@ class TraceCallbackHandler(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note whether the chain is part of a retriever."""
+        """Note which run the chain is part of, and whether it is part of a retriever."""
         self._note_inside(run_id, parent_run_id)
+        self._note_root(run_id, parent_run_id)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the chain."""
         self._forget(run_id)
 
     on_chain_error = on_retriever_error
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: Sequence[Sequence[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record what stands before the documents."""
+        for prompt in messages:
+            texts = [text for one in prompt for text in message_texts({"content": one.content})]
+            self._record_fronts("\n\n".join(texts), parent_run_id)
+
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any],
+        prompts: Sequence[str],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record what stands before the documents."""
+        for prompt in prompts:
+            self._record_fronts(prompt, parent_run_id)
+
+    def _record_fronts(self, prompt: str, parent_run_id: UUID | None) -> None:
+        if parent_run_id is None:
+            return
+        with self._lock:
+            root = self._roots.peek(parent_run_id) or parent_run_id
+            found = self._found.peek(root) or ()
+        left = []
+        for one in found:
+            places = [at for text in one.texts if (at := prompt.find(text)) >= 0]
+            if places:
+                self._recorder.record_front(one.request_id, prompt[: min(places)])
+            else:
+                left.append(one)
+        if len(left) < len(found):
+            with self._lock:
+                self._found.put(root, tuple(left))
+
+    def _note_root(self, run_id: UUID, parent_run_id: UUID | None) -> None:
+        """Note which run a part of it belongs to."""
+        if parent_run_id is not None:
+            with self._lock:
+                root = self._roots.peek(parent_run_id) or parent_run_id
+                self._roots.put(run_id, root)
 
     def _note_inside(self, run_id: UUID, parent_run_id: UUID | None) -> bool:
         with self._lock:
@@ -130,14 +209,16 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Return what a retriever was asked, if that is to be recorded."""
         with self._lock:
             self._inside.pop(run_id)
+            self._roots.pop(run_id)
+            self._found.pop(run_id)
             return self._asked.pop(run_id)
 
 
 def _record(
     recorder: TraceRecorder, asked: _Asked, documents: Sequence[Document], source: str
-) -> None:
+) -> int | None:
     ranked = by_rank(documents)
-    recorder.record(
+    return recorder.record(
         [document_block(document) for document in ranked],
         asked.query,
         conversation_id=asked.scope.conversation_id,

@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import VectorStore
@@ -23,9 +25,15 @@ from llamaindex_helpers import LetterRetriever, ListChatStore
 from test_recording import recorded
 
 import ctxreuse
+from ctxreuse.evaluation.doctor.findings import Verdict
+from ctxreuse.evaluation.doctor.front_findings import check_fronts
+from ctxreuse.evaluation.results.results_file import measure_savings
+from ctxreuse.evaluation.results.verdict import verdict
 from ctxreuse.evaluation.traces.recording import TraceRecorder, record_client
 from ctxreuse.evaluation.traces.recording import recording as recording_openai
+from ctxreuse.evaluation.traces.recording_folder import read_recording
 from ctxreuse.evaluation.traces.trace_files import read_titles
+from ctxreuse.evaluation.traces.varying_fronts import fronts_that_differ
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseRetriever
 from langchain_ctxreuse import recording as langchain_recording
@@ -83,6 +91,41 @@ def test_what_is_retrieved_outside_of_a_run_is_told_apart(tmp_path):
         (RunnablePassthrough() | Fixed()).invoke("why")
         RunnableLambda(Fixed().invoke).invoke("why")
     assert [one.in_run for one in recorded(tmp_path)[1]] == [False, True, True]
+
+
+RAG = "You are an assistant. Question: {question} \nContext: {context} \nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("template", "forms"),
+    [(RAG, 20), ("Help.\n{context}\n{question}", 1), ("{context}? {question}", 1)],
+)
+@pytest.mark.parametrize("hash_only", [True, False])
+def test_a_question_before_the_documents_is_recorded(tmp_path, template, forms, hash_only):
+    prompt = ChatPromptTemplate.from_template(template)
+    model = FakeListChatModel(responses=["Yes."])
+    context = Fixed() | (lambda found: "\n\n".join(one.page_content for one in found))
+    chain = {"context": context, "question": RunnablePassthrough()} | prompt | model
+    asked = [f"Which are number {number}?" for number in range(20)]
+    with TraceRecorder(tmp_path, hash_only=hash_only) as recorder:
+        with recording_langchain(recorder) as handler:
+            chain.batch(asked[:10])
+            for question in asked[10:]:
+                asyncio.run(chain.ainvoke(question))
+        assert not handler._found
+        assert not handler._roots
+    assert recorder.faults == 0
+    trace = read_recording(str(tmp_path))[1]
+    assert len({one.front for one in trace}) == forms
+    assert None not in {one.front for one in trace}
+    written = (tmp_path / "fronts.jsonl").read_text()
+    assert "Which" not in written
+    assert "assistant" not in written
+    assert fronts_that_differ(trace) == (20 if forms > 1 else None)
+    finding = check_fronts(trace)
+    assert (finding.verdict is Verdict.PROBLEM) == (forms > 1)
+    said = verdict(measure_savings(str(tmp_path))).sentence
+    assert said.startswith("In 20 of 20 prompts something that differs") == (forms > 1)
 
 
 class Endless(Fixed):
@@ -176,7 +219,7 @@ def test_vector_stores_that_are_asked_directly_are_recorded(tmp_path):
         chain.invoke("h", {"configurable": {"thread_id": "t"}})
     store.similarity_search("not recorded")
     Later().similarity_search("not recorded")
-    trace = recorded(tmp_path)[1]
+    trace = read_recording(str(tmp_path))[1]
     assert [(one.query, len(one.blocks)) for one in trace] == [
         *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1)),
     ]
@@ -282,7 +325,7 @@ def test_each_chat_engine_has_conversations_of_its_own(tmp_path):
             pass
         one.reset()
         one.chat("ef")
-    trace = recorded(tmp_path)[1]
+    trace = read_recording(str(tmp_path))[1]
     assert [(one.conversation_id, one.turn) for one in trace] == [
         ("chat-1", 0),
         ("chat-2", 0),

@@ -28,6 +28,9 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     """
     requests = first_turns(trace)
     systems, first = system_texts(requests), list(openings(requests))
+    fronts = [one.front for one in requests if one.front is not None]
+    if not systems and not first and fronts:
+        return _check_fronts(fronts)
     if not systems and not first:
         if requests and all(one.sent is not None for one in requests):
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
@@ -67,6 +70,20 @@ def _found(worst: Variation, number: int) -> Finding:
             "set_ups": number,
         },
     )
+
+
+def _check_fronts(fronts: Sequence[str]) -> Finding:
+    """Judge what stands before the documents in models' prompts, of which hashes are known."""
+    forms = len(set(fronts))
+    figures: dict[str, int | float | str | None] = {"requests": len(fronts), "forms": forms}
+    found = f"{forms:,} text{'s' * (forms > 1)} before the documents of {len(fronts):,} prompts"
+    if forms <= max(1, OFTEN * len(fronts)):
+        return Finding(CHECK, Verdict.OK, found, "", figures)
+    remedy = (
+        "put what differs behind the documents: in your template, {context} must stand before "
+        "{question}"
+    )
+    return Finding(CHECK, Verdict.PROBLEM, found, remedy, figures)
 
 
 def _check_digests(systems: Sequence[tuple[str, str]]) -> Finding:

@@ -2,7 +2,8 @@
 
 The files are those that `read_corpus` and `read_trace` take. In a recording
 without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
-Of requests to models, the usage and the cache diagnostics of their answers stand in a third file.
+Of requests to models, the usage and the cache diagnostics of their answers stand in a third file,
+and what stands before retrieved documents in prompts, as hashes, in a fourth one.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 
 ANSWERS = "answers.jsonl"
 """What providers say of recorded requests: a line for each answer, without its text."""
+
+FRONTS = "fronts.jsonl"
+"""What stands before the documents in models' prompts, as a hash and a number of tokens: a line for
+each request of which that is known."""
 
 _SHORT_DIGEST = 16
 _CONVERSATIONS = 10_000
@@ -146,7 +151,7 @@ class TraceRecorder(OnePerProcess):
         self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
-        self._answers: IO[bytes] | None = None
+        self._more_files: dict[str, IO[bytes]] = {}
 
     def _open(self) -> None:
         process = process_name().rstrip(".")
@@ -222,6 +227,15 @@ class TraceRecorder(OnePerProcess):
         """
         self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
 
+    def record_front(self, request_id: int, front: str) -> None:
+        """Write what the prompt of a request begins with, as a salted hash and its tokens.
+
+        Args:
+            request_id: The request, as `record` returned it.
+            front: The text before its first document.
+        """
+        self._failing.attempt(lambda: self._write_front(request_id, front), lambda: None)
+
     def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
         """Read a request to a model as it is recorded; None if there is no question of a user.
 
@@ -257,7 +271,7 @@ class TraceRecorder(OnePerProcess):
         """Close the files; what is recorded afterwards counts in `faults`."""
         with self._lock:
             self._is_closed = True
-            for file in (*self._files, *filter(None, [self._answers])):
+            for file in (*self._files, *self._more_files.values()):
                 file.close()
 
     def discard(self) -> None:
@@ -369,15 +383,25 @@ class TraceRecorder(OnePerProcess):
             }
         if miss is not None:
             line["prompt_cache_diagnostics"] = miss.as_json()
+        self._append_to(ANSWERS, line)
+
+    def _write_front(self, request_id: int, front: str) -> None:
+        front = front.strip()
+        tokens = self._count_tokens(front) if front else 0
+        name = self._digest(front).hex() if front else ""
+        self._append_to(FRONTS, {"request_id": request_id, "front": name, "front_tokens": tokens})
+
+    def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append to a file that is there only where something is known of requests later."""
         with self._lock:
             if not self._paths:
                 return  # of a request that the parent has recorded
-            if self._answers is None and not self._is_closed:
-                path = self._paths[0].with_name(ANSWERS)
-                self._answers = _new_file(path)
+            if name not in self._more_files and not self._is_closed:
+                path = self._paths[0].with_name(name)
+                self._more_files[name] = _new_file(path)
                 self._paths.append(path)
-            assert self._answers is not None, "closed"
-            _append(self._answers, line)
+            assert name in self._more_files, "closed"
+            _append(self._more_files[name], line)
 
     def _named(
         self,

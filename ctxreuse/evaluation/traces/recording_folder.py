@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import file_errors
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
+from ctxreuse.evaluation.traces.json_lines import read_lines
+from ctxreuse.evaluation.traces.recording import CORPUS, FRONTS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 
 
@@ -34,7 +36,17 @@ def read_recording(
         if path.is_dir():
             path /= TRACE
     blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
-    return blocks, read_trace(str(path), blocks)
+    return blocks, _with_fronts(read_trace(str(path), blocks), path.with_name(FRONTS))
+
+
+def _with_fronts(trace: list[TraceRequest], path: Path) -> list[TraceRequest]:
+    """Return a trace with what stands before its documents in prompts, as far as that is known."""
+    with file_errors(path, "read"):
+        if not path.is_file():
+            return trace
+    lines = read_lines(str(path))
+    fronts = {line.get("request_id", (str, int)): line.get("front", (str,)) for line in lines}
+    return [replace(one, front=fronts.get(one.request_id)) for one in trace]
 
 
 def corpus_path(trace: str) -> str:

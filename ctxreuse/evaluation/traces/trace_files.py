@@ -46,6 +46,8 @@ class TraceRequest:
         marks: After how many of its blocks a mark stood, ascending; None if that is not known.
         in_run: Whether it was retrieved in a framework's run (a chain, a graph, an agent); None if
             that is not known.
+        front: What stands for the text before its documents in the model's prompt: equal for equal
+            texts, "" for none; None if that is not known.
     """
 
     request_id: str | int
@@ -61,6 +63,7 @@ class TraceRequest:
     sent: SentCall | None = None
     marks: tuple[int, ...] | None = None
     in_run: bool | None = None
+    front: str | None = None
 
 
 def block_tokens(block: ContextBlock) -> int:

@@ -137,8 +137,10 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
         for one in front_variations(trace)
         if is_whole or one.part == "system text"
     ]
-    forms += [(len(hidden), hidden.total())] if hidden else []
-    different = sum(number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_))
+    for counts in (hidden, Counter(one.front for one in requests if one.front)):
+        forms += [(len(counts), counts.total())] if counts else []
+    varying = [number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_)]
+    different = min(len(requests), sum(varying))
     return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
 
 
