@@ -8,17 +8,14 @@ from typing import Annotated
 
 import typer
 
+from ctxreuse.cli.terminal import CACHE_HELP
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.results.published_prices import published_prices
 
 CacheSpec = Annotated[
     str,
-    typer.Option(
-        help="The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, "
-        "bedrock, gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'. "
-        "Of a provider's cache, what is shown is the bill."
-    ),
+    typer.Option(help=f"{CACHE_HELP} Of a provider's cache, what is shown is the bill."),
 ]
 PricesGiven = Annotated[
     str | None,

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ctxreuse.cli.bill_options import PricesGiven, prices_given
 from ctxreuse.cli.terminal import AsJson, CacheName, put, show
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.evaluation.lint import lint
-from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 
@@ -24,13 +24,7 @@ def lint_recording(
         typer.Option("--corpus", help="Its blocks; corpus.jsonl beside the trace if not given."),
     ] = None,
     cache: CacheName = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            help="Say it in money, too: a JSON file with input and cached_input (for a million "
-            "tokens), currency, date and source."
-        ),
-    ] = None,
+    prices: PricesGiven = None,
     as_json: AsJson = False,
 ) -> None:
     """Find in a recorded trace what keeps the prefix cache from hitting, and what it costs.
@@ -49,7 +43,7 @@ def lint_recording(
     `ctxreuse lint recording --cache anthropic`
     """
     profile = cache_profile(cache or "vllm")
-    known = None if prices is None else Prices.read(prices)
+    known = prices_given(prices, profile)
     blocks, trace = read_recording(recording, corpus)
     report = replace(lint(trace, blocks, profile), prices=known)
     if as_json:
