@@ -137,6 +137,7 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
     assert list(dict.fromkeys(kept)) == [
         *("part", "k", "workers", "scores", "failures", "word_tokens", "label", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
+        *("different_fronts", "outside_runs"),
     ]
     assert list(others) == ["format", "sessions", "request_ids", "first_token_s"]
 
