@@ -414,7 +414,7 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     assert list(written) == [
         *("format", "title", "level", "trace", "runs", "tree", "misses", "bounds"),
         *("settings", "notes", "version", "cache_tokens", "prefill_tokens_per_s", "prices"),
-        *("command", "date", "python", "causes"),
+        *("command", "date", "python", "causes", "different_fronts", "outside_runs"),
     ]
     assert {tuple(one) for one in written["runs"]} == {
         (
