@@ -307,8 +307,11 @@ def added_tokens(plan: Plan) -> int:
     The line on the ranking and those on blocks that are left out count whole, because they stand
     behind the blocks, and labels where blocks are not expected in the cache: it has them, too.
     """
-    said = filter(None, (plan.order_annotation, *plan.location_annotations))
-    words = sum(map(word_tokens, said))
+    words = 0
+    if plan.order_annotation is not None:
+        words += plan.templates.order_tokens(len(plan.parts))
+    if plan.request.history:  # only there is anything left out
+        words += sum(map(word_tokens, filter(None, plan.location_annotations)))
     if plan.is_labelled and plan.logged is not None:
         cached = plan.expected_cached_tokens
         reached = accumulate(plan.logged.prompt.tokens)

@@ -188,6 +188,9 @@ class _TurnMarks(NamedTuple):
     opening: int | None = None
 
 
+_NO_MARKS = _TurnMarks()
+
+
 class _Recorded(NamedTuple):
     """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
 
@@ -784,11 +787,12 @@ class TenantPlanner:
         """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
-        ranks, sent, keys, weights = _SentTurn.of(turn, ranks)
-        chosen, chooses = _TurnMarks(marks or ()), marks is None and self._prices is not None
-        if chooses:
-            of_turn = _SentTurn(ranks, sent, keys, weights)
-            chosen = self._chosen_marks(turn, state, of_turn, now, system_tokens)
+        of_turn = ranks, sent, keys, weights = _SentTurn.of(turn, ranks)
+        chosen, chooses = _NO_MARKS, False
+        if self._prices is not None:
+            chosen, chooses = _TurnMarks(marks or ()), marks is None
+            if chooses:
+                chosen = self._chosen_marks(turn, state, of_turn, now, system_tokens)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
@@ -951,7 +955,7 @@ class TenantPlanner:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
             if is_cut_short and recorded is not None:
                 self._tenants.note_limit("overlaps")
-        chosen = (previewed or _TurnMarks()) if recorded is None else recorded.marks
+        chosen = (previewed or _NO_MARKS) if recorded is None else recorded.marks
         return Plan(
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
