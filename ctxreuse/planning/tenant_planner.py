@@ -241,29 +241,27 @@ class TenantPlanner:
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
         turn = self._opened(request, deduplicate, strategy)
-        if self._prices is not None:
-            ranks, recorded = self._mark(turn, strategy, self._prices, now)
+        system_tokens = self._in_front(turn)
+        long: LongContext | None = None
+        ranks: Ranks | None = None
+        if self._prices is not None and _is_ordered(turn, strategy):
+            ranks = turn.context.ranks(self._arrive(turn, self._prices, now, learns=True).order())
         elif _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
             ranks = turn.context.ranks(long.order())
-            system_tokens = self._in_front(turn)
-            with self._tenants.holding(turn.tenant) as state:
+        with self._tenants.holding(turn.tenant) as state:
+            if long is not None:
                 state.online.learn_from(long)
-                recorded = self._record(
-                    turn, state, ranks, learns=True, now=now, system_tokens=system_tokens
-                )
-        else:
-            system_tokens = self._in_front(turn)
-            with self._tenants.holding(turn.tenant) as state:
+            if ranks is None:
                 ranks = self._order(turn, state, strategy)
-                recorded = self._record(
-                    turn,
-                    state,
-                    ranks,
-                    learns=strategy == "reuse",
-                    now=now,
-                    system_tokens=system_tokens,
-                )
+            recorded = self._record(
+                turn,
+                state,
+                ranks,
+                learns=strategy == "reuse",
+                now=now,
+                system_tokens=system_tokens,
+            )
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -720,27 +718,6 @@ class TenantPlanner:
                 self._tenants.note_limit,
                 learns=learns,
             )
-
-    def _mark(
-        self, turn: _PreparedRequest, strategy: Strategy, prices: MarkPrices, now: float | None
-    ) -> tuple[Ranks, _Recorded]:
-        """Order and record an arriving turn where a cache keeps marked prefixes only."""
-        if _is_ordered(turn, strategy):
-            ranks = turn.context.ranks(self._arrive(turn, prices, now, learns=True).order())
-        else:
-            with self._tenants.holding(turn.tenant) as state:
-                ranks = self._order(turn, state, strategy)
-        system_tokens = self._system_tokens(turn)
-        with self._tenants.holding(turn.tenant) as state:
-            recorded = self._record(
-                turn,
-                state,
-                ranks,
-                learns=strategy == "reuse",
-                now=now,
-                system_tokens=system_tokens,
-            )
-        return ranks, recorded
 
     def _marks_together(
         self,
