@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import pytest
@@ -41,25 +40,12 @@ def prompts(number: int = 4) -> list[list[BaseMessage]]:
     return [[HumanMessage(f"{format_context(found)}\n\nQuestion {n}?")] for n in range(number)]
 
 
-def let_all_come(server: CachingServer) -> None:
-    """Have the first call answered when another one has come, if any is sent before that."""
-    others, numbers = threading.Event(), count()
-
-    def hold() -> None:
-        if next(numbers):
-            others.set()
-        else:
-            others.wait(0.5)
-
-    server.before_first_token = hold
-
-
 def unread(server: CachingServer) -> int:
     return sum(usage.read == 0 for usage in server.usages)
 
 
 async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
-    let_all_come(server)
+    server.let_all_come()
     model = wrapped(server)
     await asyncio.gather(*map(model.ainvoke, prompts()))
     assert unread(server) == 1
@@ -67,7 +53,7 @@ async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: Caching
 
 
 def test_threads_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
-    let_all_come(server)
+    server.let_all_come()
     model = wrapped(server)
     with ThreadPoolExecutor(4) as threads:
         assert len(list(threads.map(model.invoke, prompts()))) == 4
@@ -191,7 +177,7 @@ async def test_a_call_inside_an_event_loop_does_not_wait(server: CachingServer) 
 
 
 async def test_chains_whose_retriever_has_planned_wait_too(server: CachingServer) -> None:
-    let_all_come(server)
+    server.let_all_come()
     model = wrapped(server)
     found = [Document(id=one, page_content=f"{one} " * 700) for one in ("a", "b")]
     lookup = RunnableLambda(lambda query: found)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
@@ -178,15 +176,7 @@ def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(
     chain = (
         retriever | {"context": format_context, "input": begin} | PROMPT | wrapped(server, planner)
     )
-    others, numbers = threading.Event(), count()
-
-    def hold() -> None:
-        if next(numbers):
-            others.set()
-        else:
-            others.wait(0.5)
-
-    server.before_first_token = hold
+    server.let_all_come()
     queries = ["one two three"] * 4
     if is_async:
         asyncio.run(chain.abatch(queries))

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any, TypeVar
 
 import pytest
@@ -254,19 +253,6 @@ def test_counts_that_cannot_be_right_are_unknown() -> None:
     assert reader.has_odd_counts
 
 
-def let_all_come(server: CachingServer) -> None:
-    """Have the first call answered when another one has come, if any is sent before that."""
-    others, numbers = threading.Event(), count()
-
-    def hold() -> None:
-        if next(numbers):
-            others.set()
-        else:
-            others.wait(0.5)
-
-    server.before_first_token = hold
-
-
 def shared(planner: ReusePlanner, number: int = 4) -> list[Plan]:
     """Return plans of the same documents and other questions, of which the first writes them."""
     requests = [replace(request("a", "b"), query=f"Which {n}?") for n in range(number)]
@@ -287,7 +273,7 @@ def test_calls_at_the_same_time_wait_for_the_one_that_writes(
 
         await asyncio.gather(*map(ask, shared(planner)))
 
-    let_all_come(server)
+    server.let_all_come()
     with_client(server, use)
     assert [usage.read > 0 for usage in server.usages] == [False, True, True, True]
 

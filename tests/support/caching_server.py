@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 from caching_provider import Json, Protocol, Provider, RefusedError, Usage, count_tokens
@@ -44,6 +45,18 @@ class CachingServer:
     def bill(self) -> float:
         """What all prompts cost, in uncached tokens."""
         return sum(usage.bill() for usage in self.usages)
+
+    def let_all_come(self) -> None:
+        """Have the first call answered when another one has come, if any is sent before that."""
+        others, numbers = threading.Event(), count()
+
+        def hold() -> None:
+            if next(numbers):
+                others.set()
+            else:
+                others.wait(0.5)
+
+        self.before_first_token = hold
 
     def reckon(self, body: Json, headers: dict[str, str]) -> Usage:
         with self._lock:
