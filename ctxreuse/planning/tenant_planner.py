@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import count
 from typing import Any, NamedTuple
 
 from ctxreuse.context.billed_tokens import BilledTokens
@@ -64,6 +64,14 @@ from ctxreuse.planning.sharing import (
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
 from ctxreuse.planning.token_ratio import TokenRatio, TokenRatios
+from ctxreuse.planning.turn_marks import (
+    NO_MARKS,
+    TurnMarks,
+    chosen_marks,
+    expected_bill,
+    note_marking,
+)
+from ctxreuse.planning.turns import CountedRequest, PreparedRequest, SentTurn
 
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
@@ -95,108 +103,12 @@ class PlannerSettings:
         return self.templates.order_tokens(number) if self.annotate else 0
 
 
-class _CountedRequest(NamedTuple):
-    """A request with what follows from it and the sizes of its blocks.
-
-    `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
-    `is_labelled` says whether the prompt shows blocks under labels; `digest` is that of a first
-    turn's context.
-    """
-
-    request: ContextRequest
-    tenant: str
-    tokens: Mapping[BlockKey, int]
-    system: bytes | None
-    is_labelled: bool
-    context: IndexedContext
-    digest: bytes
-
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        return root_of(self.system, self.is_labelled)
-
-
-class _PreparedRequest(NamedTuple):
-    """A request with what is known about it before its tenant's state is held.
-
-    The first seven are those of a `_CountedRequest`; `shown` holds the blocks to leave out, with
-    the labels under which the history shows them, "" for none; `outdated` holds the labels there of
-    blocks that no longer hold, as far as this has not been said, and `withdrawn` the words on those
-    without a label; `ordinals` are those of the others, in any order.
-    """
-
-    request: ContextRequest
-    tenant: str
-    tokens: Mapping[BlockKey, int]
-    system: bytes | None
-    is_labelled: bool
-    context: IndexedContext
-    digest: bytes
-    blocks: Mapping[BlockKey, ContextBlock]
-    history: History
-    shown: Mapping[BlockKey, str]
-    outdated: Mapping[str, BlockKey]
-    withdrawn: Sequence[str]
-    ordinals: Sequence[int]
-
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        return root_of(self.system, self.is_labelled)
-
-    @property
-    def weights(self) -> Mapping[BlockKey, int]:
-        """The weight of each block, in the retriever's order."""
-        return self.context.own
-
-    def order(self, ranks: Ranks) -> list[BlockKey]:
-        """Return the blocks of an order."""
-        return self.context.order(ranks)
-
-
-class _SentTurn(NamedTuple):
-    """What a turn sends.
-
-    Attributes:
-        ranks: The ranks of its blocks, in order.
-        keys: The blocks.
-        named: The blocks as the index names them.
-        weights: Their weights.
-    """
-
-    ranks: Ranks
-    keys: list[BlockKey]
-    named: list[BlockKey]
-    weights: list[int]
-
-    @classmethod
-    def of(cls, turn: _PreparedRequest, ranks: Ranks) -> _SentTurn:
-        """Return what is sent in an order: not the blocks that the history shows."""
-        if turn.shown:
-            order = zip(ranks, turn.order(ranks), strict=True)
-            ranks = tuple([rank for rank, key in order if key not in turn.shown])
-        keys = turn.order(ranks)
-        named = turn.context.named(ranks)
-        return cls(ranks, keys, named, [turn.weights[key] for key in keys])
-
-
-class _TurnMarks(NamedTuple):
-    """Where a turn is marked, and where the first turn of its conversation was; see `Plan`."""
-
-    marks: tuple[int, ...] = ()
-    opening: int | None = None
-
-
-_NO_MARKS = _TurnMarks()
-
-
 class _Recorded(NamedTuple):
     """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
 
     logged: LoggedPrompt
     cached_tokens: int
-    marks: _TurnMarks
+    marks: TurnMarks
     bill: BilledTokens | None = None
 
 
@@ -285,7 +197,7 @@ class TenantPlanner:
             return self._plan(turn, ranks, None)
         system_tokens = self._system_tokens(turn)
         with self._tenants.holding(turn.tenant) as state:
-            marks = self._chosen_marks(turn, state, _SentTurn.of(turn, ranks), now, system_tokens)
+            marks = chosen_marks(turn, state, SentTurn.of(turn, ranks), now, system_tokens)
         return self._plan(turn, ranks, None, marks)
 
     def plan_batch(
@@ -476,7 +388,7 @@ class TenantPlanner:
         tenant: str,
         deduplicate: bool | None,
         beside_labelled: bool | None = None,
-    ) -> _CountedRequest:
+    ) -> CountedRequest:
         """Return a request with its blocks counted; the tenant is given by its name in the index.
 
         A later turn has no digest: it keeps its order.
@@ -497,7 +409,7 @@ class TenantPlanner:
             is_labelled = self._finds_more_labelled(tenant, system, context)
         root = root_of(system, is_labelled)
         digest = b"" if request.history else context_digest(root, context.weights)
-        return _CountedRequest(request, tenant, tokens, system, is_labelled, context, digest)
+        return CountedRequest(request, tenant, tokens, system, is_labelled, context, digest)
 
     def _finds_more_labelled(
         self, tenant: str, system: bytes | None, context: IndexedContext
@@ -525,7 +437,7 @@ class TenantPlanner:
 
     def _context(
         self,
-        counted: _CountedRequest,
+        counted: CountedRequest,
         strategy: Strategy,
         budget: SearchBudget,
         now: float | None,
@@ -578,14 +490,14 @@ class TenantPlanner:
 
     def _opened(
         self, request: ContextRequest, deduplicate: bool | None, strategy: Strategy
-    ) -> _PreparedRequest:
+    ) -> PreparedRequest:
         tenant, beside_labelled = self._names.tenant(request.tenant), None
         if strategy == "none":  # what is sent as retrieved depends on nothing that was sent
             beside_labelled = False
         counted = self._counted(request, tenant, deduplicate, beside_labelled)
         return self._open_turn(counted, deduplicate)
 
-    def _open_turn(self, counted: _CountedRequest, deduplicate: bool | None) -> _PreparedRequest:
+    def _open_turn(self, counted: CountedRequest, deduplicate: bool | None) -> PreparedRequest:
         request, tokens = counted.request, counted.tokens
         history = self._history(request, counted.tenant)
         if deduplicate is None:
@@ -613,13 +525,13 @@ class TenantPlanner:
                 }
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
-        return _PreparedRequest(
+        return PreparedRequest(
             *counted, request.unique_blocks, history, shown, outdated, withdrawn, ordinals
         )
 
     def _order(
         self,
-        turn: _PreparedRequest,
+        turn: PreparedRequest,
         state: TenantState,
         strategy: Strategy,
         *,
@@ -666,7 +578,7 @@ class TenantPlanner:
         match.note_limits(self._tenants.note_limit)
         return match
 
-    def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
+    def _look_up(self, turn: PreparedRequest, *, learns: bool) -> LongContext:
         weights = turn.context.weights
         with self._tenants.holding(turn.tenant) as state:
             index, root = state.index, state.index.root(turn.root)
@@ -681,19 +593,19 @@ class TenantPlanner:
                 least=self._least_tokens(turn),
             )
 
-    def _least_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
+    def _least_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
         """Return how many block tokens a common beginning needs to save anything."""
         cache = self._settings.cache
         if cache is VLLM:
             return ENGINE_BLOCK_TOKENS
         return max(1, cache.least_tokens - self._system_tokens(counted))
 
-    def _in_front(self, turn: _PreparedRequest) -> int:
+    def _in_front(self, turn: PreparedRequest) -> int:
         """Return the tokens in front of the blocks; 0 where an engine's cache has no minimum."""
         is_engine = self._settings.cache.granularity == "blocks"
         return 0 if is_engine else self._system_tokens(turn)
 
-    def _system_tokens(self, counted: _CountedRequest | _PreparedRequest) -> int:
+    def _system_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
         system = counted.request.system
         if not system:
             return 0
@@ -703,7 +615,7 @@ class TenantPlanner:
         return tokens
 
     def _arrive(
-        self, turn: _PreparedRequest, prices: MarkPrices, now: float | None, *, learns: bool
+        self, turn: PreparedRequest, prices: MarkPrices, now: float | None, *, learns: bool
     ) -> Arrival:
         system_tokens, words = self._system_tokens(turn), self._settings.words(len(turn.weights))
         with self._tenants.holding(turn.tenant) as state:
@@ -721,7 +633,7 @@ class TenantPlanner:
 
     def _marks_together(
         self,
-        counted: Sequence[_CountedRequest],
+        counted: Sequence[CountedRequest],
         orders: Sequence[Sequence[BlockKey]],
         execution: Sequence[int],
         now: float | None,
@@ -752,7 +664,7 @@ class TenantPlanner:
 
     def _record(
         self,
-        turn: _PreparedRequest,
+        turn: PreparedRequest,
         state: TenantState,
         ranks: Ranks,
         *,
@@ -764,12 +676,12 @@ class TenantPlanner:
         """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
-        of_turn = ranks, sent, keys, weights = _SentTurn.of(turn, ranks)
-        chosen, chooses = _NO_MARKS, False
+        of_turn = ranks, sent, keys, weights = SentTurn.of(turn, ranks)
+        chosen, chooses = NO_MARKS, False
         if self._prices is not None:
-            chosen, chooses = _TurnMarks(marks or ()), marks is None
+            chosen, chooses = TurnMarks(marks or ()), marks is None
             if chooses:
-                chosen = self._chosen_marks(turn, state, of_turn, now, system_tokens)
+                chosen = chosen_marks(turn, state, of_turn, now, system_tokens)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
@@ -778,7 +690,7 @@ class TenantPlanner:
         if state.prefixes is not None and not request.history:
             read = state.prefixes.read(turn.root, keys, chosen.marks, now)
             marking = Marking(chosen.marks, system_tokens, now, chooses)
-            _note_marking(state, turn.root, keys, weights, marking, request_id)
+            note_marking(state, turn.root, keys, weights, marking, request_id)
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.root)
             inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
@@ -824,65 +736,22 @@ class TenantPlanner:
         expected = inserted.blocks_before if marking is None else max(0, read)
         bill = None
         if marking is not None:
-            bill = self._expected_bill(request, system_tokens, tokens, chosen.marks, read)
+            bill = expected_bill(
+                self._settings.cache,
+                system_tokens,
+                tokens,
+                chosen.marks,
+                read,
+                marks_end=request.conversation_id is not None,
+            )
         return _Recorded(logged, sum(tokens[:expected]), chosen, bill)
-
-    def _expected_bill(
-        self,
-        request: ContextRequest,
-        system_tokens: int,
-        tokens: Sequence[int],
-        marks: Sequence[int],
-        read: int,
-    ) -> BilledTokens:
-        """Return what a first turn's system text and blocks cost.
-
-        Args:
-            request: The request.
-            system_tokens: The tokens of its system text.
-            tokens: Those of the blocks, in the order in which they are sent.
-            marks: The blocks before each mark.
-            read: How many of the blocks end what is read; -1 if nothing is.
-        """
-        ends = [system_tokens, *(system_tokens + end for end in accumulate(tokens))]
-        places = list(marks)
-        if request.conversation_id is not None:
-            places.append(len(tokens))  # a turn's end is marked, for the next one
-        cache = self._settings.cache
-        found = ends[read] if read >= 0 else 0
-        written = max(
-            (ends[place] for place in places if ends[place] >= cache.least_tokens), default=0
-        )
-        by_life = {cache.time_to_live.name: written - found} if written > found else {}
-        return BilledTokens(ends[-1] - max(found, written), found, by_life)
-
-    def _chosen_marks(
-        self,
-        turn: _PreparedRequest,
-        state: TenantState,
-        sent: _SentTurn,
-        now: float | None,
-        system_tokens: int,
-    ) -> _TurnMarks:
-        """Return the marks of a turn: of a first one where it is read, or written for others.
-
-        Of a later one, the whole turn is written for the next anyway: a mark behind its documents
-        costs nothing, and serves who asks that turn again in other words.
-        """
-        request, root = turn.request, turn.root
-        if request.history:
-            opening = state.conversations.opening_mark_of(request.conversation_id, root)
-            return _TurnMarks((len(sent.keys),) if sent.keys else (), opening)
-        assert state.prefixes is not None, "only with marks"
-        path = sent.named, sent.weights
-        return _TurnMarks(state.prefixes.marked(root, system_tokens, *path, now).marks)
 
     def _plan(
         self,
-        turn: _PreparedRequest,
+        turn: PreparedRequest,
         ranks: Ranks,
         recorded: _Recorded | None,
-        previewed: _TurnMarks | None = None,
+        previewed: TurnMarks | None = None,
     ) -> Plan:
         """Return the plan for an order; None is recorded of a preview, but marks may be known."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
@@ -932,7 +801,7 @@ class TenantPlanner:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
             if is_cut_short and recorded is not None:
                 self._tenants.note_limit("overlaps")
-        chosen = (previewed or _NO_MARKS) if recorded is None else recorded.marks
+        chosen = (previewed or NO_MARKS) if recorded is None else recorded.marks
         return Plan(
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
@@ -1029,9 +898,7 @@ class TenantPlanner:
             state.index.insert(entry.root, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
             if entry.marking is not None:
-                _note_marking(
-                    state, entry.root, entry.keys, entry.weights, entry.marking, entry.uid
-                )
+                note_marking(state, entry.root, entry.keys, entry.weights, entry.marking, entry.uid)
             note = state.sent_orders.note if is_own else state.sent_orders.note_others
             note(digest, entry.ranks)
 
@@ -1085,21 +952,6 @@ class TenantPlanner:
         return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
 
 
-def _note_marking(
-    state: TenantState,
-    root: bytes | None,
-    keys: Sequence[BlockKey],
-    weights: Sequence[int],
-    marking: Marking,
-    name: RequestId,
-) -> None:
-    """Note in a state that is held what a prompt has written, and by which id it is taken back."""
-    if state.prefixes is not None:
-        marks, system_tokens, now, is_alone = marking
-        given = root, system_tokens, keys, weights, marks, now
-        state.prefixes.note(*given, learns=is_alone, name=name)
-
-
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
     """Return the words on outdated blocks that a history shows without labels; none twice."""
     gone = (
@@ -1110,12 +962,12 @@ def _withdrawn(request: ContextRequest, history: History, templates: Templates) 
     return list(dict.fromkeys(templates.quoted_outdated(block.text) for block in gone))
 
 
-def _is_ordered(turn: _PreparedRequest, strategy: Strategy) -> bool:
+def _is_ordered(turn: PreparedRequest, strategy: Strategy) -> bool:
     """Return whether a turn gets this package's order; behind a history nothing is to gain."""
     return strategy == "reuse" and not turn.request.history
 
 
-def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
+def _is_long(turn: PreparedRequest, strategy: Strategy) -> bool:
     """Return whether the order of a turn is worked out while its tenant's state is free."""
     return _is_ordered(turn, strategy) and len(turn.weights) > LONG_CONTEXT
 

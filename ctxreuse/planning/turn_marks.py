@@ -1,0 +1,95 @@
+"""Where a turn is marked for a cache that keeps marked prefixes only, and what that comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.index.request_ends import RequestId
+from ctxreuse.planning.sharing import Marking
+from ctxreuse.planning.tenant_state import TenantState
+from ctxreuse.planning.turns import PreparedRequest, SentTurn
+
+
+class TurnMarks(NamedTuple):
+    """Where a turn is marked, and where the first turn of its conversation was; see `Plan`."""
+
+    marks: tuple[int, ...] = ()
+    opening: int | None = None
+
+
+NO_MARKS = TurnMarks()
+
+
+def chosen_marks(
+    turn: PreparedRequest,
+    state: TenantState,
+    sent: SentTurn,
+    now: float | None,
+    system_tokens: int,
+) -> TurnMarks:
+    """Return the marks of a turn: of a first one where it is read, or written for others.
+
+    Of a later one, the whole turn is written for the next anyway: a mark behind its documents costs
+    nothing, and serves who asks that turn again in other words.
+
+    Args:
+        turn: The turn.
+        state: What is known of its tenant, which is held.
+        sent: What the turn sends.
+        now: As in `ReusePlanner.plan`.
+        system_tokens: The tokens of its system text.
+    """
+    request, root = turn.request, turn.root
+    if request.history:
+        opening = state.conversations.opening_mark_of(request.conversation_id, root)
+        return TurnMarks((len(sent.keys),) if sent.keys else (), opening)
+    assert state.prefixes is not None, "only with marks"
+    path = sent.named, sent.weights
+    return TurnMarks(state.prefixes.marked(root, system_tokens, *path, now).marks)
+
+
+def note_marking(
+    state: TenantState,
+    root: bytes | None,
+    keys: Sequence[BlockKey],
+    weights: Sequence[int],
+    marking: Marking,
+    name: RequestId,
+) -> None:
+    """Note in a state that is held what a prompt has written, and by which id it is taken back."""
+    if state.prefixes is not None:
+        marks, system_tokens, now, is_alone = marking
+        given = root, system_tokens, keys, weights, marks, now
+        state.prefixes.note(*given, learns=is_alone, name=name)
+
+
+def expected_bill(
+    cache: CacheProfile,
+    system_tokens: int,
+    tokens: Sequence[int],
+    marks: Sequence[int],
+    read: int,
+    *,
+    marks_end: bool,
+) -> BilledTokens:
+    """Return what a first turn's system text and blocks cost.
+
+    Args:
+        cache: The rules of the cache.
+        system_tokens: The tokens of its system text.
+        tokens: Those of the blocks, in the order in which they are sent.
+        marks: The blocks before each mark.
+        read: How many of the blocks end what is read; -1 if nothing is.
+        marks_end: Whether the turn's end is marked, for the next one.
+    """
+    ends = [system_tokens, *(system_tokens + end for end in accumulate(tokens))]
+    places = [*marks, len(tokens)] if marks_end else marks
+    found = ends[read] if read >= 0 else 0
+    written = max((ends[place] for place in places if ends[place] >= cache.least_tokens), default=0)
+    by_life = {cache.time_to_live.name: written - found} if written > found else {}
+    return BilledTokens(ends[-1] - max(found, written), found, by_life)
