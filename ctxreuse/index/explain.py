@@ -324,8 +324,7 @@ def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: Cach
     """
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
-        is_engine = cache.granularity == "blocks"
-        return _Kept(0, Cause.too_short if is_engine else Cause.below_minimum)
+        return _Kept(0, Cause.below_minimum if cache.is_hosted else Cause.too_short)
     if cache.lifetime is None and not cache.has_marks:
         return _Kept(shared)
 

@@ -53,7 +53,7 @@ class Mismatch(NamedTuple):
             is_shared: Whether the planner shares a log with others already.
             cache: The rules that it expected by.
         """
-        if self.kind == "silent" and cache.granularity == "blocks":
+        if self.kind == "silent" and not cache.is_hosted:
             return _SILENT % (ANSWERS, self.expected_tokens)
         if self.kind == "silent":
             return _SILENT_PROVIDER % (ANSWERS, self.expected_tokens, cache.name)

@@ -602,8 +602,7 @@ class TenantPlanner:
 
     def _in_front(self, turn: PreparedRequest) -> int:
         """Return the tokens in front of the blocks; 0 where an engine's cache has no minimum."""
-        is_engine = self._settings.cache.granularity == "blocks"
-        return 0 if is_engine else self._system_tokens(turn)
+        return self._system_tokens(turn) if self._settings.cache.is_hosted else 0
 
     def _system_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
         system = counted.request.system
@@ -727,7 +726,7 @@ class TenantPlanner:
         if conversation is not None:
             digest, history = text_digest(repr(conversation)), len(request.history or ())
             prompt = prompt._replace(conversation=digest, history=history)
-        if self._settings.cache.granularity != "blocks":
+        if self._settings.cache.is_hosted:
             prompt = prompt._replace(front_tokens=system_tokens, marks=chosen.marks, time_s=now)
         state.log.add(tick, prompt)
         if turn.history.is_cut_short:

@@ -135,11 +135,6 @@ class _Trace:
     variations: Sequence[Variation]
     hidden_systems: Sequence[_Request]
 
-    @property
-    def is_hosted(self) -> bool:
-        """Whether the cache has a shortest prefix and charges by the token."""
-        return self.cache.granularity != "blocks"
-
     def finding(
         self, check: str, tally: _Tally, found: str, remedy: str, factor: float | None = None
     ) -> LintFinding:
@@ -223,7 +218,7 @@ def _unknown(trace: _Trace) -> Iterator[str]:
             f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
-    if not trace.is_hosted:
+    if not trace.cache.is_hosted:
         yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
 
 
@@ -423,7 +418,7 @@ def _counted(tally: _Tally) -> str:
 
 def _minimum(trace: _Trace) -> Iterator[LintFinding]:
     """Find prompts and common beginnings that are just shorter than what is kept."""
-    if not trace.is_hosted:
+    if not trace.cache.is_hosted:
         return
     tally, least = _Tally(), trace.cache.least_tokens
     lengths = []

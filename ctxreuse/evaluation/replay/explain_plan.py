@@ -161,7 +161,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -
     system_tokens, conversation = sent.system_tokens, request.conversation_id
     if system_tokens is None:
         system_tokens = estimate_tokens(request.system or "")
-    in_front = 0 if cache.granularity == "blocks" else sent.tool_tokens + system_tokens
+    in_front = sent.tool_tokens + system_tokens if cache.is_hosted else 0
     return SentPrompt(
         request_id=request.request_id,
         tenant=request.tenant,
