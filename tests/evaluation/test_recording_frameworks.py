@@ -128,6 +128,34 @@ def test_a_question_before_the_documents_is_recorded(tmp_path, template, forms, 
     assert said.startswith("In 20 of 20 prompts something that differs") == (forms > 1)
 
 
+class Rivers(Fixed):
+    """Finds the rivers that a question names."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        names = query.removesuffix("?").split()
+        return [Document(id=name, page_content=f"{name} is a river. " * 40) for name in names]
+
+
+@pytest.mark.parametrize(("template", "is_gain"), [(RAG, False), ("{context}\n{question}", True)])
+def test_questions_that_repeat_before_the_documents_share_nothing_with_others(
+    tmp_path, template, is_gain
+):
+    prompt = ChatPromptTemplate.from_template(template)
+    context = Rivers() | (lambda found: "\n\n".join(one.page_content for one in found))
+    inputs = {"context": context, "question": RunnablePassthrough()}
+    chain = inputs | prompt | FakeListChatModel(responses=["Yes."])
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+        for question in ("Seine Loire Tiber?", "Tiber Seine Loire?", "Loire Tiber Seine?") * 4:
+            chain.invoke(question)
+    results = measure_savings(str(tmp_path))
+    assert verdict(results).is_gain == is_gain
+    assert any("begin in 3 ways" in note for note in results.notes) != is_gain
+    as_retrieved, *_, batch = results.part()
+    if not is_gain:  # what repeats word for word is found, and nothing else
+        assert batch.total == as_retrieved.total
+        assert as_retrieved.total.hit_ratio == 0.75
+
+
 class Endless(Fixed):
     async def _aget_relevant_documents(self, query, *, run_manager):
         await asyncio.Event().wait()

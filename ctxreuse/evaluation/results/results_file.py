@@ -417,6 +417,9 @@ def measure_savings(
     blocks, requests = read_recording(trace, corpus)
     if independent:
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
+    different = fronts_that_differ(requests)
+    if different is None:  # else it is said what comes of it once they are mended
+        requests = _behind_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
@@ -439,15 +442,38 @@ def measure_savings(
         blocks,
         read_titles(corpus or corpus_path(trace)) if for_report else None,
         bounds=reuse_bounds(requests, ks),
-        notes=tuple(_bill_notes(requests)) if profile.is_hosted else (),
+        notes=(*_front_notes(requests), *(_bill_notes(requests) if profile.is_hosted else ())),
         cache_tokens=next(iter(smaller), None),
         prefill_tokens_per_s=None if profile.is_hosted else rate,
         prices=prices,
         cache=profile,
         output_tokens=_output_tokens(requests),
-        different_fronts=fronts_that_differ(requests),
+        different_fronts=different,
         outside_runs=sum(one.in_run is False for one in requests),
     )
+
+
+def _behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return requests that share nothing where models' prompts begin differently before documents.
+
+    What stands there is known as a digest, which stands behind the system text.
+    """
+    if len({one.front for one in trace if one.front}) < 2:
+        return list(trace)
+    return [
+        replace(one, system=f"{one.system or ''} {one.front}") if one.front else one
+        for one in trace
+    ]
+
+
+def _front_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
+    """Yield what to do where prompts begin in several ways before their documents."""
+    fronts = len({one.front for one in trace if one.front is not None})
+    if fronts > 1:
+        yield (
+            f"The prompts begin in {fronts:,} ways before their documents and share nothing across "
+            "these: put what differs behind the documents, {context} before {question}."
+        )
 
 
 def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:

@@ -140,6 +140,7 @@ def estimate_output(results: Results) -> Iterator[Shown]:
         yield from bill_lines(bill)
         yield from results.notes
         return
+    yield from results.notes
     if too_large:
         yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
     yield _policies(runs)
