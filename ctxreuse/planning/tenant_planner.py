@@ -761,9 +761,10 @@ class TenantPlanner:
         is_labelled = turn.is_labelled
         annotation = None
         if self._settings.annotate and not request.history:
-            ranked = list(turn.weights)
-            if not templates.is_ranked(ranked, order):
-                annotation = templates.order_annotation([label_of[key] for key in ranked])
+            most = templates.most_ranked  # further ones are not named
+            best = list(turn.weights)[:most]
+            if not templates.is_ranked(best, order[:most]):
+                annotation = templates.order_annotation([label_of[key] for key in best])
         parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
         labels = dict(turn.history.labels)
         replaced: dict[BlockId, list[str]] = {}
