@@ -92,6 +92,19 @@ def test_a_recording_without_texts_shows_how_many_system_texts_there_are():
     assert "--hash-only" in one.remedy
 
 
+def test_the_question_before_the_documents_is_found_where_prompts_begin_with_it():
+    trace = [traced(n, "ab", system=None, sent=None, front=f"{n:016x}") for n in range(5)]
+    one = the_finding(trace, vllm())
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 4, 4 * 1_200)
+    assert one.found.startswith("5 texts before the documents of 5 prompts")
+    assert "{context} must stand before {question}" in one.remedy
+
+
+def test_one_text_before_the_documents_of_all_prompts_is_clean():
+    trace = [traced(n, "ab", system=None, sent=None, front="0" * 16) for n in range(5)]
+    assert found(trace, vllm()) == []
+
+
 def test_tools_in_another_order_are_found():
     sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "turn": 1}}
     orders = [TOOLS, TOOLS, TOOLS[::-1], TOOLS, TOOLS[::-1]]

@@ -56,7 +56,7 @@ from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.results.prices import Prices
 from ctxreuse.evaluation.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.evaluation.traces.trace_files import Corpus, Titles, TraceRequest, read_titles
-from ctxreuse.evaluation.traces.varying_fronts import fronts_that_differ
+from ctxreuse.evaluation.traces.varying_fronts import behind_fronts, fronts_that_differ
 from ctxreuse.index.explain import Explanation
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
@@ -419,7 +419,7 @@ def measure_savings(
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
     different = fronts_that_differ(requests)
     if different is None:  # else it is said what comes of it once they are mended
-        requests = _behind_fronts(requests)
+        requests = behind_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
@@ -451,19 +451,6 @@ def measure_savings(
         different_fronts=different,
         outside_runs=sum(one.in_run is False for one in requests),
     )
-
-
-def _behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Return requests that share nothing where models' prompts begin differently before documents.
-
-    What stands there is known as a digest, which stands behind the system text.
-    """
-    if len({one.front for one in trace if one.front}) < 2:
-        return list(trace)
-    return [
-        replace(one, system=f"{one.system or ''} {one.front}") if one.front else one
-        for one in trace
-    ]
 
 
 def _front_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
@@ -142,6 +142,19 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
     varying = [number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_)]
     different = min(len(requests), sum(varying))
     return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
+
+
+def behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return requests that share nothing where models' prompts begin differently before documents.
+
+    What stands there is known as a digest, which is put behind the system text.
+    """
+    if len({one.front for one in trace if one.front}) < 2:
+        return list(trace)
+    return [
+        replace(one, system=f"{one.system or ''} {one.front}") if one.front else one
+        for one in trace
+    ]
 
 
 def first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
