@@ -181,7 +181,8 @@ class Results:
         checked_kind("trace", trace, TraceSummary, "a TraceSummary")
         measured = checked_each("runs", runs, RunResult, "a RunResult")
         plans = checked_plans(shown, corpus)
-        explained = [one.explanation for one in explain_plan(plans, corpus)]
+        cache = more.get("cache", VLLM)
+        explained = [one.explanation for one in explain_plan(plans, corpus, cache=cache)]
         explained.sort(key=lambda one: -one.lost_tokens)
         named = _Names.of(plans, corpus, titles or {})
         return cls(
