@@ -129,6 +129,7 @@ class ReusePlanner(FixedSettings):
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
         cache: CacheProfile | str | None = None,
+        keep_best: bool = False,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         if trim_overlaps and labels is False:
@@ -148,6 +149,7 @@ class ReusePlanner(FixedSettings):
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
             cache=_checked_cache(cache),
+            keep_best=checked_kind("keep_best", keep_best, bool, "True or False"),
         )
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)
@@ -602,6 +604,7 @@ class ReusePlanner(FixedSettings):
             tenant_class=self._tenant_class,
             tracing=self._tracing,
             cache=settings.cache,
+            keep_best=settings.keep_best,
         )
 
     @property

@@ -60,6 +60,7 @@ def heaviest_path(
     root: int,
     context: Mapping[BlockKey, int],
     budget: SearchBudget | None = None,
+    first: BlockKey | None = None,
 ) -> Match:
     """Return the path of most weight that uses only blocks of the context.
 
@@ -74,6 +75,7 @@ def heaviest_path(
         root: Where the path starts.
         context: Block -> weight, in the retriever's order.
         budget: What this and other searches may compare together; None is this one alone.
+        first: The block that the path begins with; None for any.
     """
     best_gain = best_uses = 0
     best_end: tuple[int, int] | None = None
@@ -105,6 +107,8 @@ def heaviest_path(
                 if edges[child] in wanted and runs[child][0] in context and not opens_turn[child]:
                     found.append(child)
                 child = following[child]
+        if first is not None and node == root:
+            found = [child for child in found if runs[child][0] == first]
         visits += len(found)
         complete: list[tuple[int, int]] = []
         branches: tuple[int, int] | None = None

@@ -33,6 +33,7 @@ class BatchContext:
         cached: The best path for it that earlier requests left in the cache.
         is_labelled: Whether its prompt shows blocks under labels.
         system_tokens: The tokens of its system text; they count only where a cache has a minimum.
+        first: The block that it begins with, whatever is cached; None for any.
     """
 
     request: ContextRequest
@@ -40,6 +41,17 @@ class BatchContext:
     cached: tuple[BlockKey, ...]
     is_labelled: bool = False
     system_tokens: int = 0
+    first: BlockKey | None = None
+
+    @property
+    def front(self) -> tuple[BlockKey, ...]:
+        """What its prompt begins with, whatever else is in the batch."""
+        return self.cached or (() if self.first is None else (self.first,))
+
+    @property
+    def front_tokens(self) -> int:
+        """The tokens that it shares with others of the same front in any order."""
+        return sum([self.weights[key] for key in self.front])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +130,7 @@ def _arrange_reuse(
 
     behind: dict[tuple[BlockKey, ...], list[int]] = {}
     for position in group:
-        behind.setdefault(batch[position].cached, []).append(position)
+        behind.setdefault(batch[position].front, []).append(position)
     for path, positions in behind.items():
         weights: dict[BlockKey, int] = {}
         for position in positions:
@@ -175,7 +187,8 @@ def _moved_for_too_little(
         position
         for position in execution
         if not batch[position].cached
-        and shared[position] <= max(words(len(orders[position])), least)
+        and shared[position]
+        <= max(batch[position].front_tokens + words(len(orders[position])), least)
         and orders[position] != list(batch[position].weights)
     ]
 

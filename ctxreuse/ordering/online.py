@@ -236,6 +236,7 @@ class OnlineOrder:
         recent: The tenant's recent requests.
         words: About how many tokens it takes to say how a number of moved blocks rank.
         note_limit: Called with the name of a bound on the work that was reached, from any thread.
+        keeps_best: Whether the retriever's best block stays in front.
 
     Attributes:
         recent: The tenant's recent requests; the caller adds each that is sent.
@@ -248,10 +249,13 @@ class OnlineOrder:
         recent: Cooccurrence,
         words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
         note_limit: Callable[[str], object] = lambda name: None,
+        *,
+        keeps_best: bool = False,
     ) -> None:
         self.recent = recent
         self._words = words
         self._note_limit = note_limit
+        self._keeps_best = keeps_best
         self._requests = 0
         self._gains = {True: 0.0, False: 0.0}
         self.follows_cooccurrence = True
@@ -270,6 +274,10 @@ class OnlineOrder:
     def block_count(self) -> int:
         """How many blocks these nodes hold together."""
         return self._trials.block_count
+
+    def first(self, context: Iterable[BlockKey]) -> BlockKey | None:
+        """Return the block that a context begins with whatever is cached; None for any."""
+        return next(iter(context), None) if self._keeps_best else None
 
     def order(
         self,
@@ -292,7 +300,7 @@ class OnlineOrder:
         path = self._cached_path(context, tree, root, least)
         follows = self.follows_cooccurrence and _leads_on(tree, root)
         follow = self.recent.continuation if follows else None
-        return _order_behind(path, context, follow, self._note_limit, least)
+        return _order_behind(path, context, follow, self._note_limit, least, self.first(context))
 
     def learn(
         self,
@@ -308,7 +316,9 @@ class OnlineOrder:
             root = trials.root((by_cooccurrence, system))
             follows = by_cooccurrence and _leads_on(trials.tree, root)
             follow = self.recent.continuation if follows else None
-            order = _order_behind(path, context, follow, self._note_limit, least)
+            order = _order_behind(
+                path, context, follow, self._note_limit, least, self.first(context)
+            )
             self._gain(by_cooccurrence, order, context, system)
         self._compare()
 
@@ -346,6 +356,7 @@ class OnlineOrder:
             self._trial_paths(context, system, least) if learns and self._is_tried() else {},
             self._note_limit,
             least,
+            self.first(context),
         )
 
     def learn_from(self, looked_up: LongContext) -> None:
@@ -393,7 +404,7 @@ class OnlineOrder:
         self, context: Mapping[BlockKey, int], tree: NodeTree, root: int, least: int
     ) -> Match | None:
         """Return the best cached path; None where it is not worth moving blocks for."""
-        match = heaviest_path(tree, root, context)
+        match = heaviest_path(tree, root, context, first=self.first(context))
         match.note_limits(self._note_limit)
         words = self._words(len(context))
         return match if is_worth_moving(match, context, tree, root, words, least) else None
@@ -437,6 +448,7 @@ def _order_behind(
     follow: _Follow | None,
     note_limit: Callable[[str], object],
     least: int,
+    first: BlockKey | None,
 ) -> list[BlockKey]:
     """Return the order that begins with a path, unless it is shorter than an engine block.
 
@@ -446,6 +458,7 @@ def _order_behind(
         follow: Orders what stands behind the path; None keeps the retriever's order.
         note_limit: As in `OnlineOrder`.
         least: The tokens of the shortest path that saves anything.
+        first: The block that stands in front where no path does; None for any.
     """
     # of an engine's blocks even the shortest context may be one; a provider keeps nothing as short
     is_never_kept = least > ENGINE_BLOCK_TOKENS and sum(context.values()) < least
@@ -453,6 +466,8 @@ def _order_behind(
         return list(context)
     # a shorter path saves nothing and is no reason to move anything
     placed = path.path if path.weight >= least else ()
+    if first is not None:
+        placed = placed or (first,)
     taken = set(placed)
     rest = {key: weight for key, weight in context.items() if key not in taken}
     if not rest:
@@ -488,6 +503,7 @@ class LongContext:
         trials: Mapping[bool, Match | None],
         note_limit: Callable[[str], object],
         least: int = ENGINE_BLOCK_TOKENS,
+        first: BlockKey | None = None,
     ) -> None:
         self.context = context
         self.system = system
@@ -498,6 +514,7 @@ class LongContext:
         self.tried: dict[bool, list[BlockKey]] = {}
         self._note_limit = note_limit
         self._least = least
+        self._first = first
 
     def order(self) -> list[BlockKey]:
         """Return the order, and work out those of the trials; the state need not be held."""
@@ -508,4 +525,4 @@ class LongContext:
 
     def _behind(self, path: Match | None, by_cooccurrence: bool) -> list[BlockKey]:
         follow = self._follow if by_cooccurrence else None
-        return _order_behind(path, self.context, follow, self._note_limit, self._least)
+        return _order_behind(path, self.context, follow, self._note_limit, self._least, self._first)

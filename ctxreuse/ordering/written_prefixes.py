@@ -211,7 +211,11 @@ class WrittenPrefixes:
         self.block_count = 0
 
     def written_path(
-        self, root: Hashable, context: Mapping[BlockKey, int], now: float | None
+        self,
+        root: Hashable,
+        context: Mapping[BlockKey, int],
+        now: float | None,
+        first: BlockKey | None = None,
     ) -> tuple[BlockKey, ...]:
         """Return the longest path of a context that can be read.
 
@@ -219,15 +223,20 @@ class WrittenPrefixes:
             root: What stands for all that comes before the blocks.
             context: Block -> weight.
             now: Seconds; None if nothing is known of the time.
+            first: The block that it begins with; None for any.
         """
         best: _Contained | None = None
-        for one in self._contained(root, context, now):
+        for one in self._contained(root, context, now, first):
             if one.read == one.tokens and (best is None or one.read > best.read):
                 best = one
         return () if best is None else best.path()
 
     def beginning(
-        self, root: Hashable, context: Mapping[BlockKey, int], now: float | None
+        self,
+        root: Hashable,
+        context: Mapping[BlockKey, int],
+        now: float | None,
+        first: BlockKey | None = None,
     ) -> Beginning:
         """Return the path, of those that came before, that gains most: read, or written now.
 
@@ -237,10 +246,11 @@ class WrittenPrefixes:
             root: As in `written_path`.
             context: As in `written_path`.
             now: As in `written_path`.
+            first: As in `written_path`.
         """
         best, most, gain = None, 0.0, 0.0
         prices = self._prices
-        for one in self._contained(root, context, now):
+        for one in self._contained(root, context, now, first):
             node, tokens = one.node, one.tokens
             if tokens < prices.minimum:
                 continue
@@ -498,7 +508,11 @@ class WrittenPrefixes:
         return child, common
 
     def _contained(
-        self, root: Hashable, context: Mapping[BlockKey, int], now: float | None
+        self,
+        root: Hashable,
+        context: Mapping[BlockKey, int],
+        now: float | None,
+        first: BlockKey | None,
     ) -> Iterator[_Contained]:
         """Yield the prefixes that hold blocks of a context only, the longest of each run.
 
@@ -527,6 +541,8 @@ class WrittenPrefixes:
                 found = [children[key] for key in context if key in children]
             else:
                 found = [child for key, child in children.items() if key in context]
+            if first is not None and node is top:
+                found = [child for child in found if child.run[0] == first]
             following = []
             for child in found:
                 blocks, tokens = node.blocks, node.tokens

@@ -25,6 +25,7 @@ class Arrival:
         missing: Tokens that the system text lacks for the shortest prefix that is kept.
         words: How many tokens it takes to say that blocks were moved.
         note_limit: Called with the name of a bound on the work that was reached.
+        first: The block that stands in front, whatever was written; None for any.
     """
 
     context: Mapping[BlockKey, int]
@@ -33,6 +34,7 @@ class Arrival:
     missing: int
     words: int
     note_limit: Callable[[str], object]
+    first: BlockKey | None = None
 
     def order(self) -> list[BlockKey]:
         """Return the order: what gains most in front, then what may be wanted with it."""
@@ -40,11 +42,13 @@ class Arrival:
         retrieved = list(self.context)
         if path and self.beginning.gain <= self.words and list(path) != retrieved[: len(path)]:
             return retrieved
+        missing = 0 if path else self.missing
+        if not path and self.first is not None:
+            path, missing = (self.first,), max(0, missing - self.context[self.first])
         placed = set(path)
         rest = {key: weight for key, weight in self.context.items() if key not in placed}
         if not self.members or not rest:
             return [*path, *rest]
-        missing = 0 if path else self.missing
         if sum(rest.values()) < missing:
             return retrieved  # it is too short to be kept, whatever the order
         following = continuation_from(self.members, path, rest, missing)
@@ -79,7 +83,8 @@ def arrive(
         learns: Whether the orders that are to choose from are tried on it.
     """
     assert state.prefixes is not None, "only with marks"
-    beginning = state.prefixes.beginning(root, context, now)
+    first = state.online.first(context)
+    beginning = state.prefixes.beginning(root, context, now, first)
     members: Mapping[BlockKey, int] = {}
     index = state.index
     # as in `OnlineOrder`: behind a text that nothing was sent with, nothing can be shared
@@ -88,7 +93,7 @@ def arrive(
     if learns and len(context) <= LONG_CONTEXT:
         state.online.learn(context, root)
     missing = max(0, prices.minimum - system_tokens)
-    return Arrival(context, beginning, members, missing, words, note_limit)
+    return Arrival(context, beginning, members, missing, words, note_limit, first)
 
 
 class Sent(NamedTuple):

@@ -92,6 +92,7 @@ class PlannerSettings:
     labels: bool | None
     trim_overlaps: bool
     cache: CacheProfile = VLLM
+    keep_best: bool = False
 
     @property
     def estimates(self) -> bool:
@@ -137,7 +138,12 @@ class TenantPlanner:
         self._settings = settings
         cache = settings.cache
         self._prices = MarkPrices.of(cache) if cache.has_marks else None
-        self._tenants = Tenants(settings.capacity_tokens, words=settings.words, prices=self._prices)
+        self._tenants = Tenants(
+            settings.capacity_tokens,
+            words=settings.words,
+            prices=self._prices,
+            keeps_best=settings.keep_best,
+        )
         self._clock = count(1)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
@@ -445,21 +451,24 @@ class TenantPlanner:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
         request, context, root = counted.request, counted.context, counted.root
         cached: Sequence[BlockKey] = ()
+        first: BlockKey | None = None
         system_tokens = 0
         if self._settings.cache is not VLLM:
             system_tokens = self._system_tokens(counted)
         if not request.history and self._prices is not None and strategy == "reuse":
             with self._tenants.reading(counted.tenant) as state:
                 assert state.prefixes is not None, "only with marks"
-                cached = state.prefixes.written_path(root, context.weights, now)
+                first = state.online.first(context.weights)
+                cached = state.prefixes.written_path(root, context.weights, now, first)
             saved = sum(map(context.weights.__getitem__, cached)) * self._prices.saving
             if saved <= self._settings.words(len(context.weights)):
                 cached = ()
         elif not request.history:
             with self._tenants.reading(counted.tenant) as state:
                 cached = self._sent_order(state, root, counted.digest, context) or ()
+                first = state.online.first(context.weights) if strategy == "reuse" else None
                 if strategy != "reuse" or not cached:
-                    match = self._cached_path(state, root, context, budget)
+                    match = self._cached_path(state, root, context, budget, first)
                     cached = match.path if match.weight >= self._least_tokens(counted) else ()
                     if strategy == "reuse":
                         tree, node = state.index.tree, state.index.root(root)
@@ -469,8 +478,9 @@ class TenantPlanner:
                             retrieved = list(context.weights)
                             cached = retrieved[: sent_prefix(tree, node, retrieved)]
         order = context.order(context.ranks(cached))
+        best = None if first is None else next(iter(context.own))
         labelled = counted.is_labelled
-        return BatchContext(request, context.own, tuple(order), labelled, system_tokens)
+        return BatchContext(request, context.own, tuple(order), labelled, system_tokens, best)
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of the blocks that were sent there.
@@ -563,7 +573,8 @@ class TenantPlanner:
         index = state.index
         if order is None or sent_prefix(index.tree, index.root(root), order) < len(order):
             return None
-        return order
+        first = state.online.first(context.weights)  # another planner may have moved it
+        return order if first is None or order[0] == first else None
 
     def _cached_path(
         self,
@@ -571,10 +582,11 @@ class TenantPlanner:
         root: bytes | None,
         context: IndexedContext,
         budget: SearchBudget | None = None,
+        first: BlockKey | None = None,
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
         index = state.index
-        match = heaviest_path(index.tree, index.root(root), context.weights, budget)
+        match = heaviest_path(index.tree, index.root(root), context.weights, budget, first)
         match.note_limits(self._tenants.note_limit)
         return match
 

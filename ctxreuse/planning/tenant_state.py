@@ -67,6 +67,7 @@ class TenantState:
         note_limit: As in `OnlineOrder`.
         words: As in `OnlineOrder`.
         prices: Those of a cache with marks; None for another.
+        keeps_best: As in `OnlineOrder`.
 
     Attributes:
         lock: Who reads or changes what follows holds it.
@@ -98,6 +99,7 @@ class TenantState:
         note_limit: Callable[[str], object],
         words: Callable[[int], int],
         prices: MarkPrices | None = None,
+        keeps_best: bool = False,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
@@ -105,6 +107,7 @@ class TenantState:
         self._note_limit = note_limit
         self._words = words
         self._prices = prices
+        self._keeps_best = keeps_best
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name
         self.sizes = (0,) * len(DROP_OLDEST)
@@ -114,7 +117,9 @@ class TenantState:
     def _forget(self) -> None:
         """Forget all but the sizes: the totals hold them still."""
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
-        self.online = OnlineOrder(Cooccurrence(), self._words, self._note_limit)
+        self.online = OnlineOrder(
+            Cooccurrence(), self._words, self._note_limit, keeps_best=self._keeps_best
+        )
         self.sent_orders = SentOrders()
         self.journal = Journal()
         self.conversations = Conversations()

@@ -138,6 +138,7 @@ class Tenants:
         bounds: How much is remembered.
         words: As in `OnlineOrder`.
         prices: Those of a cache with marks; None for another.
+        keeps_best: As in `OnlineOrder`.
     """
 
     def __init__(
@@ -146,10 +147,13 @@ class Tenants:
         bounds: Bounds | None = None,
         words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
         prices: MarkPrices | None = None,
+        *,
+        keeps_best: bool = False,
     ) -> None:
         self._capacity_tokens = capacity_tokens
         self._words = words
         self._prices = prices
+        self._keeps_best = keeps_best
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
@@ -200,6 +204,7 @@ class Tenants:
                 self._note_limit,
                 self._words,
                 self._prices,
+                self._keeps_best,
             )
             self._states[tenant] = state
             self._names += id_size(tenant)

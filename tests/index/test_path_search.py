@@ -50,6 +50,15 @@ def test_search_finds_the_path_of_most_weight_like_a_look_at_every_prefix(sent, 
     assert sender.search(asked) == best_path(sent, asked, weights)
 
 
+@given(some_words, words.map(lambda letters: letters + "x"), letter_weights, st.sampled_from("abx"))
+def test_a_path_can_be_made_to_begin_with_a_block(sent, asked, weights, first):
+    sender = Sender(*sent, weights=weights)
+    (key,) = keys(first)
+    match = heaviest_path(*top(sender), context(asked, weights), first=key)
+    beginning_so = [one for one in sent if one.startswith(first)]
+    assert (word(match.path), match.weight) == best_path(beginning_so, asked, weights)
+
+
 def test_the_heaviest_path_wins_over_the_longest():
     sender = Sender("abc", "de", weights={"a": 1, "b": 1, "c": 1, "d": 2, "e": 2})
     assert sender.search("abcde") == ("de", 4)

@@ -28,7 +28,7 @@ _FIELDS = ("{labels}", "{numbers}", "{best}", "{top}", "{opening}")
 _TOP = 3
 _OPENING_WORDS = 6
 
-_Key: TypeAlias = tuple[str, str, bool, bool | None]
+_Key: TypeAlias = tuple[str, str, bool, bool | None, bool]
 Arrangement: TypeAlias = Literal["as retrieved", "reversed", "shuffled"]
 
 
@@ -118,6 +118,7 @@ class Arm:
         annotation: An annotation under trial; None for the planner's own, or none at all.
         is_annotated: Whether a prompt says how the retriever ranked blocks that were moved.
         deduplicate: Whether blocks that a conversation shows already are left out.
+        keep_best: Whether the retriever's best block stays in front.
         is_main: Whether it is asked all questions; the others are asked fewer.
         repetition: Tells apart arms of the same prompts, which are asked each.
     """
@@ -128,6 +129,7 @@ class Arm:
     annotation: Annotation | None = None
     is_annotated: bool = False
     deduplicate: bool = False
+    keep_best: bool = False
     is_main: bool = False
     repetition: int = 0
 
@@ -146,6 +148,8 @@ class Arm:
 AS_RETRIEVED = Arm("as retrieved", is_main=True)
 REORDERED = Arm("reordered", "reuse", is_main=True)
 ANNOTATED = Arm("annotated", "reuse", is_annotated=True, is_main=True)
+BEST_FIRST = Arm("best first", "reuse", keep_best=True, is_main=True)
+BEST_FIRST_ANNOTATED = replace(BEST_FIRST, name="best first, annotated", is_annotated=True)
 DEDUPLICATED = Arm("de-duplicated", "reuse", is_annotated=True, deduplicate=True, is_main=True)
 _OTHERS = (
     Arm("as retrieved, again", repetition=1),
@@ -181,7 +185,7 @@ def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) 
         **{f"annotated: {text}": Annotation.parse(text) for text in templates},
     }
     arms = [
-        *(AS_RETRIEVED, REORDERED, ANNOTATED, DEDUPLICATED),
+        *(AS_RETRIEVED, REORDERED, ANNOTATED, BEST_FIRST, BEST_FIRST_ANNOTATED, DEDUPLICATED),
         *_OTHERS,
         *(Arm(name, "reuse", annotation=one, is_annotated=True) for name, one in trials.items()),
     ]
@@ -291,11 +295,13 @@ class ArmPrompts:
         return self._planner(arm).plan(self._request(arm, traced, list(history)), arm.strategy)
 
     def _planner(self, arm: Arm) -> ReusePlanner:
-        planner = ReusePlanner(deduplicate=arm.deduplicate, labels=arm.labels)
+        planner = ReusePlanner(
+            deduplicate=arm.deduplicate, labels=arm.labels, keep_best=arm.keep_best
+        )
         return self._planners.setdefault(self._key(arm), planner)
 
     def _key(self, arm: Arm) -> _Key:
-        return arm.strategy, arm.arrangement, arm.deduplicate, arm.labels
+        return arm.strategy, arm.arrangement, arm.deduplicate, arm.labels, arm.keep_best
 
     def _request(
         self, arm: Arm, traced: TraceRequest, history: list[dict[str, Any]]
