@@ -34,8 +34,8 @@ MainQuestions = Annotated[
     typer.Option(
         min=1,
         help="Questions a set that the main arms are asked: as retrieved, reordered, "
-        "annotated, de-duplicated. Without it 612, 200, 200 and 100 of the four sets, and all "
-        "of others.",
+        "annotated, best first (annotated or not), de-duplicated. Without it 612, 200, 200 and "
+        "100 of the four sets, and all of others.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -51,7 +51,8 @@ ArmNames = Annotated[
     list[str] | None,
     typer.Option(
         help="An arm to compare with the answers as retrieved; several may be given: "
-        "reordered; annotated; de-duplicated; as retrieved, again (how far answers differ by "
+        "reordered; annotated; best first (reordered behind the best block, keep_best); best "
+        "first, annotated; de-duplicated; as retrieved, again (how far answers differ by "
         "themselves); reversed; shuffled (how much order matters at all to this model); "
         "annotated: NAME. "
         "Without it, all.",

@@ -33,7 +33,16 @@ from ctxreuse.cli.quality_part import (
     bench_quality,
     check_parts,
 )
-from ctxreuse.cli.terminal import AsJson, HtmlPath, check_outputs, progress, put, say, show
+from ctxreuse.cli.terminal import (
+    AsJson,
+    HtmlPath,
+    KeepBest,
+    check_outputs,
+    progress,
+    put,
+    say,
+    show,
+)
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
@@ -106,6 +115,7 @@ def estimate(
         bool,
         typer.Option("--independent", help="Take turns of conversations as independent requests."),
     ] = False,
+    keep_best: KeepBest = False,
     html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
@@ -136,6 +146,7 @@ def estimate(
         prices=known_prices,
         cache=profile,
         independent=independent,
+        keep_best=keep_best,
         for_report=html is not None or results is not None,
         progress=progress,
     )

@@ -30,6 +30,15 @@ CorpusPath = Annotated[
     typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
 ]
 
+KeepBest = Annotated[
+    bool,
+    typer.Option(
+        "--keep-best",
+        help="Keep the retriever's best block in front, for small models: "
+        "ReusePlanner(keep_best=True).",
+    ),
+]
+
 CACHE_HELP = (
     "The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, bedrock, "
     "gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'."

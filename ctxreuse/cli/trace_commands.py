@@ -24,6 +24,7 @@ from ctxreuse.cli.terminal import (
     AsJson,
     CacheName,
     CorpusPath,
+    KeepBest,
     check_outputs,
     only_one_from_standard_input,
     progress,
@@ -206,6 +207,7 @@ def plan(
             help=f"{CACHE_HELP} Where it keeps marked prefixes only, each line has 'marks'."
         ),
     ] = "vllm",
+    keep_best: KeepBest = False,
     output: Annotated[
         str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
     ] = STANDARD_STREAM,
@@ -215,7 +217,7 @@ def plan(
     _check_output(output)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)
-    planner = ReusePlanner(capacity_tokens=capacity_tokens, cache=cache)
+    planner = ReusePlanner(capacity_tokens=capacity_tokens, cache=cache, keep_best=keep_best)
     with progress("planning", len(requests)) as advance:
         planned = plan_trace(
             requests, planner, mode, strategy, conversations=dedup, advance=advance

@@ -124,6 +124,16 @@ def test_plan_takes_other_strategies(run, trace, corpus, mode):
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
+def test_plan_can_keep_the_best_block_in_front(run, trace, corpus, mode):
+    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", mode)
+    _, out, _ = run(*arguments, "--keep-best")
+    best = {line["request_id"]: line["blocks"][0] for line in TRACE}
+    assert {name: ids[0] for name, ids in orders(out)} == best
+    _, moved, _ = run(*arguments)
+    assert {name: ids[0] for name, ids in orders(moved)} != best
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
 def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
     _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--dedup")
     later = next(line for line in lines(out) if line["request_id"] == "a1")

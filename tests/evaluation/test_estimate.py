@@ -194,6 +194,28 @@ def test_an_estimate_says_how_many_words_it_counts(run, tmp_path):
     assert said in words(out)
 
 
+def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, tmp_path):
+    names = "abcd"
+    write_jsonl(
+        tmp_path / "corpus.jsonl", *({"id": one, "text": one, "tokens": 100} for one in names)
+    )
+    found = ("abcd", "adbc", "dcba")  # in another order behind the same best block, and another
+    write_jsonl(
+        tmp_path / "trace.jsonl",
+        *({"request_id": n, "query": f"{n}?", "blocks": list(one)} for n, one in enumerate(found)),
+    )
+    served = []
+    for more in ((), ("--keep-best",), ("--keep-best", "--workers", "2")):
+        code, out, err = run("estimate", tmp_path / "trace.jsonl", "--json", *more)
+        assert code == 0, err
+        result = json.loads(out)
+        by_policy = {one["policy"]: one["cached_tokens"] for one in result["runs"]}
+        served.append([by_policy[name] for name in ("ctxreuse, online", "ctxreuse, batch")])
+        shown = words(run("estimate", tmp_path / "trace.jsonl", *more)[1])
+        assert bool(more) == ("ReusePlanner(keep_best=True)" in shown)
+    assert served == [[800, 800], [400, 400], [400, 400]]
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -24,6 +24,8 @@ from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
 from ctxreuse.evaluation.quality.arms import (
     ANNOTATED,
     AS_RETRIEVED,
+    BEST_FIRST,
+    BEST_FIRST_ANNOTATED,
     DEDUPLICATED,
     REORDERED,
     TRIALS,
@@ -112,7 +114,8 @@ def test_a_model_that_reads_only_the_first_document_is_found_out(served, tmp_pat
     (result,) = measured(tmp_path).sets
     arms = by_name(result)
     assert [arm.name for arm in result.arms] == [
-        *("as retrieved", "reordered", "annotated", "as retrieved, again", "reversed", "shuffled"),
+        *("as retrieved", "reordered", "annotated", "best first", "best first, annotated"),
+        *("as retrieved, again", "reversed", "shuffled"),
         *(f"annotated: {name}" for name in TRIALS),
     ]
     assert {len(arm.scored) for arm in result.arms} == {12}
@@ -236,6 +239,21 @@ def test_an_annotated_prompt_is_the_planners_own(moved):
     assert "\n\n".join([*blocks, question]) == bare
 
 
+def test_the_best_block_is_the_first_in_the_arms_that_keep_it_there():
+    orders = ((0, 1, 2, 3), (0, 3, 2, 1), (4, 3, 2, 1))
+    asked = [
+        (TraceRequest(f"q{one}", "Which?", tuple(TOWNS[town] for town in order)),)
+        for one, order in enumerate(orders)
+    ]
+    references = {f"q{one}": ["c0"] for one in range(3)}
+    prompts = ArmPrompts(QuestionSet("towns", tuple(asked), references), 0)
+    for arm in (BEST_FIRST, BEST_FIRST_ANNOTATED):
+        shown = [re.findall(r"Town (\d)", last(prompts, arm, one)) for one in range(3)]
+        assert shown == [list("0123"), list("0123"), list("4321")]
+    assert "Read documents" not in last(prompts, BEST_FIRST, 1)
+    assert "\n\nRead documents 1, 4, 3 first.\n\n" in last(prompts, BEST_FIRST_ANNOTATED, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "place", "shown"),
     [
@@ -269,7 +287,7 @@ def test_a_context_in_the_retrievers_order_needs_no_annotation():
     alone = ((TraceRequest("q", "Which?", tuple(TOWNS[:2])),),)
     prompts = ArmPrompts(QuestionSet("one", alone, {"q": ["c0"]}), 0)
     arms = [arm for arm in arms_of([], [], has_turns=False) if arm.is_annotated]
-    assert len(arms) == 1 + len(TRIALS)
+    assert len(arms) == 2 + len(TRIALS)
     shown = {LABEL.sub("", last(prompts, arm, 0)) for arm in arms}
     assert shown == {last(prompts, AS_RETRIEVED, 0)}
 
@@ -303,6 +321,7 @@ def test_a_stopped_run_goes_on_without_asking_again(served, tmp_path):
     few = measured(tmp_path, questions=5, other_questions=2)
     assert {name: len(arm.scored) for name, arm in by_name(few.sets[0]).items()} == {
         **dict.fromkeys(("as retrieved", "reordered", "annotated"), 5),
+        **dict.fromkeys(("best first", "best first, annotated"), 5),
         **dict.fromkeys(("as retrieved, again", "reversed", "shuffled"), 2),
         **{f"annotated: {name}": 2 for name in TRIALS},
     }

@@ -86,6 +86,7 @@ class CacheWeaverPlanner(ReusePlanner):
         capacity_tokens: What the engine's cache holds; None is unlimited.
         prefers_most_served: As in `cacheweaver_order`.
         cache: The cache's rules.
+        keep_best: Without effect.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class CacheWeaverPlanner(ReusePlanner):
         capacity_tokens: int | None = None,
         prefers_most_served: bool = False,
         cache: CacheProfile = VLLM,
+        keep_best: bool = False,
     ) -> None:
         super().__init__(
             annotate=annotate,
@@ -104,6 +106,7 @@ class CacheWeaverPlanner(ReusePlanner):
             deduplicate=deduplicate,
             capacity_tokens=capacity_tokens,
             cache=cache,
+            keep_best=keep_best,
         )
         self._prefers_most_served = prefers_most_served
         self._served = ContextIndex(capacity_tokens)

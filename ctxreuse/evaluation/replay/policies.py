@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
@@ -49,6 +49,7 @@ class Policy:
         planner_class: Plans the requests.
         is_marked: Whether prompts carry the planner's marks, where a cache keeps marked prefixes
             only; else the provider's own default holds.
+        keep_best: Whether the retriever's best block stays in front where blocks are moved.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Policy:
     reorder: Reorder | None = None
     planner_class: type[ReusePlanner] = ReusePlanner
     is_marked: bool = True
+    keep_best: bool = False
 
     def planner(
         self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
@@ -76,6 +78,7 @@ class Policy:
             deduplicate=deduplicate,
             capacity_tokens=capacity_tokens,
             cache=cache,
+            keep_best=self.keep_best,
         )
 
     def labels(self, *, deduplicate: bool) -> bool | None:
@@ -96,6 +99,11 @@ OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
 TODAY = Policy("as sent today", "none", "online", is_marked=False)
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS_BATCH)
 """As it is, as papers (RAGBoost and ContextPilot; CacheWeaver) and as this package have it."""
+
+
+def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """Return policies of which our own keep the retriever's best block in front."""
+    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
 
 
 def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:

@@ -13,7 +13,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.evaluation.replay.estimate import deduplications
 from ctxreuse.evaluation.replay.plan_trace import plan_under
-from ctxreuse.evaluation.replay.policies import Policy
+from ctxreuse.evaluation.replay.policies import Policy, keeping_best
 from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.planner import Strategy
@@ -22,7 +22,7 @@ from ctxreuse.planning.sharing import Entry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
-def worker_policies(workers: int) -> tuple[Policy, Policy]:
+def worker_policies(workers: int) -> tuple[Policy, ...]:
     """Return how a number of workers order: each on its own, and with a shared log."""
     return (
         Policy(f"{workers} workers, no log", "reuse", "online"),
@@ -31,7 +31,11 @@ def worker_policies(workers: int) -> tuple[Policy, Policy]:
 
 
 def estimate_workers(
-    replay: Replay, capacities: Sequence[int | None], workers: int
+    replay: Replay,
+    capacities: Sequence[int | None],
+    workers: int,
+    *,
+    keep_best: bool = False,
 ) -> Iterator[RunResult]:
     """Yield what several workers reach, each on its own and then with a shared log.
 
@@ -39,6 +43,7 @@ def estimate_workers(
         replay: The trace.
         capacities: Tokens that the cache holds; None is unlimited.
         workers: How many there are, from 2.
+        keep_best: As in `Policy`.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -46,7 +51,10 @@ def estimate_workers(
     checked_kind("replay", replay, Replay, "a Replay")
     checked_integer("workers", workers, 2)
     sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
-    for shares, policy in enumerate(worker_policies(workers)):
+    policies = worker_policies(workers)
+    if keep_best:
+        policies = keeping_best(policies)
+    for shares, policy in enumerate(policies):
         for deduplicate in deduplications(replay.trace):
             for capacity in sizes:
                 run = Run(policy, replay.trace, deduplicate, capacity, workers=workers)
@@ -64,6 +72,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
         labels=run.policy.labels(deduplicate=run.deduplicate),
         trim_overlaps=False,
         cache=replay.cache,
+        keep_best=run.policy.keep_best,
     )
     planners = WorkerPlanners(settings, workers, shares=shares)
     planned = plan_under(

@@ -42,7 +42,7 @@ from ctxreuse.evaluation.replay.explain_plan import (
     shortened,
 )
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES, hosted_policies
+from ctxreuse.evaluation.replay.policies import POLICIES, hosted_policies, keeping_best
 from ctxreuse.evaluation.replay.prompts import checked_plans
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import (
@@ -61,6 +61,9 @@ from ctxreuse.index.explain import Explanation
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _WORST = 10
+_BEST_FIRST = (
+    "ctxreuse keeps the retriever's best block in front here: ReusePlanner(keep_best=True)."
+)
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
 
 Run = RunResult
@@ -373,6 +376,7 @@ def measure_savings(
     prices: Prices | None = None,
     cache: str | CacheProfile = VLLM,
     independent: bool = False,
+    keep_best: bool = False,
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
@@ -393,6 +397,7 @@ def measure_savings(
         prices: What tokens cost, for the verdict and the bill; None says nothing of money.
         cache: The rules of the cache, as `cache_profile` reads them.
         independent: Whether turns of conversations are taken as independent requests.
+        keep_best: Whether the retriever's best block stays in front where our policies move blocks.
         for_report: Whether to measure what only a report shows, too: several numbers of blocks a
             request, and which requests lost most.
         progress: Is told how far it is.
@@ -425,6 +430,8 @@ def measure_savings(
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
     tried = hosted_policies(profile) if profile.is_hosted else POLICIES
+    if keep_best:
+        tried = keeping_best(tried)
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
     policies = len(tried) if number is None else len(tried) + len(worker_policies(number))
@@ -432,7 +439,11 @@ def measure_savings(
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance, profile)
         runs = list(estimate(replay, sizes, tried))
-        of_workers = [] if number is None else list(estimate_workers(replay, sizes, number))
+        of_workers = (
+            []
+            if number is None
+            else list(estimate_workers(replay, sizes, number, keep_best=keep_best))
+        )
         over_k = [run for _, run in estimate_over_k(replay, ks, tried)]
     return Results.of(
         Path(trace).name,
@@ -443,7 +454,11 @@ def measure_savings(
         blocks,
         read_titles(corpus or corpus_path(trace)) if for_report else None,
         bounds=reuse_bounds(requests, ks),
-        notes=(*_front_notes(requests), *(_bill_notes(requests) if profile.is_hosted else ())),
+        notes=(
+            *((_BEST_FIRST,) if keep_best else ()),
+            *_front_notes(requests),
+            *(_bill_notes(requests) if profile.is_hosted else ()),
+        ),
         cache_tokens=next(iter(smaller), None),
         prefill_tokens_per_s=None if profile.is_hosted else rate,
         prices=prices,
