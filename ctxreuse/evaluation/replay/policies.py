@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -102,8 +102,16 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS
 
 
 def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Return policies of which our own keep the retriever's best block in front."""
-    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
+    """Return policies of which our own keep the retriever's best block in front.
+
+    Args:
+        policies: The policies.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    given = checked_each("policies", policies, Policy, "a Policy")
+    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in given)
 
 
 def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
