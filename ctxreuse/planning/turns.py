@@ -93,6 +93,7 @@ class SentTurn(NamedTuple):
         if turn.shown:
             order = zip(ranks, turn.order(ranks), strict=True)
             ranks = tuple([rank for rank, key in order if key not in turn.shown])
+        own, names = turn.context
         keys = turn.order(ranks)
-        named = turn.context.named(ranks)
-        return cls(ranks, keys, named, [turn.weights[key] for key in keys])
+        named = keys if names is own else turn.context.named(ranks)
+        return cls(ranks, keys, named, [own[key] for key in keys])

@@ -247,6 +247,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         annotate=False,
         labels=True,
         trim_overlaps=True,
+        keep_best=True,
     )
     planner.plan(big_request((1, 2)))
     sibling = planner.sibling()
@@ -266,6 +267,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "labels": True,
         "cache": VLLM,
         "trim_overlaps": True,
+        "keep_best": True,
     }
     assert planner._mode == sibling._mode == "active"
 
