@@ -766,10 +766,8 @@ class TenantPlanner:
     ) -> Plan:
         """Return the plan for an order; None is recorded of a preview, but marks may be known."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
-        if shown or recorded is None:
-            order = turn.order(ranks)
-        else:
-            order = [*recorded.logged.prompt.keys]
+        known = () if recorded is None or shown else recorded.logged.prompt.keys
+        order = list(known) or turn.order(ranks)
         labels_of_sent = templates.block_labels(turn.ordinals)
         sent = [key for key in order if key not in shown] if shown else order
         label_of = dict(zip(sent, labels_of_sent, strict=True))
