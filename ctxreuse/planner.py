@@ -102,7 +102,7 @@ class ReusePlanner(FixedSettings):
             `cache_profile` reads, such as "openai" or "anthropic(minimum=4096)". None is vLLM's.
         keep_best: Whether the retriever's best block stays in front, and blocks are moved behind it
             only: for models that weigh what they read first, as small ones do. It saves about half
-            as much for documents, and a quarter for memories.
+            as much for documents, and a quarter for memories. Only for "reuse".
         tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
             writes OpenTelemetry spans.
 

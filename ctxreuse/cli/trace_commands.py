@@ -35,7 +35,13 @@ from ctxreuse.cli.terminal import (
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
-from ctxreuse.errors import CtxreuseError, InputFileError, MissingExtraError, describe
+from ctxreuse.errors import (
+    CtxreuseError,
+    InputFileError,
+    InvalidRequestError,
+    MissingExtraError,
+    describe,
+)
 from ctxreuse.evaluation.plugins import (
     RECORDERS,
     NotInstalledError,
@@ -214,6 +220,10 @@ def plan(
 ) -> None:
     """Plan the requests of a trace: one JSON line a request, in execution order."""
     only_one_from_standard_input(trace, corpus)
+    if keep_best and strategy != "reuse":
+        raise InvalidRequestError(
+            f"--keep-best is of the strategy reuse; leave it out with --strategy {strategy}"
+        )
     _check_output(output)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)

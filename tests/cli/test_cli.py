@@ -133,6 +133,14 @@ def test_plan_can_keep_the_best_block_in_front(run, trace, corpus, mode):
     assert {name: ids[0] for name, ids in orders(moved)} != best
 
 
+@pytest.mark.parametrize("strategy", ["paper", "none"])
+def test_plan_refuses_to_keep_the_best_block_where_that_does_nothing(run, trace, corpus, strategy):
+    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "--keep-best")
+    code, out, err = run(*arguments, "--strategy", strategy)
+    assert (code, out) == (2, "")
+    assert f"leave it out with --strategy {strategy}" in words(err)
+
+
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
     _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--dedup")

@@ -100,6 +100,20 @@ def test_the_question_before_the_documents_is_found_where_prompts_begin_with_it(
     assert "{context} must stand before {question}" in one.remedy
 
 
+def test_a_few_texts_before_the_documents_are_not_said_to_be_system_texts():
+    trace = [traced(n, "ab", system=None, sent=None, front=f"{n % 3:016x}") for n in range(60)]
+    one = the_finding(trace, vllm())
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 2, 2 * 1_200)
+    assert one.found.startswith("3 texts before the documents of 60 prompts")
+
+
+def test_another_system_text_is_found_although_texts_before_the_documents_vary_too():
+    fronts, systems = ("0", "1", "0"), (None, None, "Be brief.")
+    trace = [traced(n, "ab", system=systems[n], sent=None, front=fronts[n] * 16) for n in range(3)]
+    checks = {one[0]: one[1] for one in found(trace, vllm())}
+    assert checks == {"volatile text in front": 1, "another system text": 2}
+
+
 def test_one_text_before_the_documents_of_all_prompts_is_clean():
     trace = [traced(n, "ab", system=None, sent=None, front="0" * 16) for n in range(5)]
     assert found(trace, vllm()) == []

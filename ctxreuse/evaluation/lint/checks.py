@@ -129,14 +129,14 @@ class _Trace:
         cache: The rules of the cache.
         variations: What varies in front nearly each time.
         hidden_systems: The requests of a recording without texts whose system text varies so.
-        varying_fronts: The requests whose words before the documents vary so; hashes are known.
+        new_fronts: The requests whose words before the documents are new; hashes are known.
     """
 
     requests: Sequence[_Request]
     cache: CacheProfile
     variations: Sequence[Variation]
     hidden_systems: Sequence[_Request]
-    varying_fronts: Sequence[_Request]
+    new_fronts: Sequence[_Request]
 
     def finding(
         self, check: str, tally: _Tally, found: str, remedy: str, factor: float | None = None
@@ -198,9 +198,8 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
         seen.add(request.front)
         requests.append(request)
     varying = [one for one in front_variations(trace) if one.is_often]
-    looked_at = _Trace(
-        requests, cache, varying, _hidden_systems(requests), _varying_fronts(requests)
-    )
+    hidden, new = _hidden_systems(requests), _new_fronts(requests)
+    looked_at = _Trace(requests, cache, varying, hidden, new)
     findings = [one for check in _CHECKS for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
@@ -295,21 +294,17 @@ def _hidden_systems(requests: Sequence[_Request]) -> list[_Request]:
 
 
 def _volatile_fronts(trace: _Trace) -> Iterator[LintFinding]:
-    """Find words before the documents that are new nearly each time, such as the question."""
-    tally, seen = _Tally(), set[Hashable]()
-    varying = trace.varying_fronts
-    for one in varying:
-        front = (one.root, one.traced.system)
-        if front in seen and (front, one.traced.front) not in seen:
-            tokens = one.lost(Cause.other_system)
-            if one.front_tokens + tokens >= trace.cache.least_tokens:
-                tally.add(one, tokens)
-        seen |= {front, (front, one.traced.front)}
+    """Find words before the documents that are not always the same, such as the question."""
+    tally = _Tally()
+    for one in trace.new_fronts:
+        tokens = one.lost(Cause.other_system)
+        if one.front_tokens + tokens >= trace.cache.least_tokens:
+            tally.add(one, tokens)
     if tally.tokens:
-        forms = len({one.traced.front for one in varying})
+        fronts = [one.traced.front for one in trace.requests if one.traced.front]
         found = (
-            f"{forms:,} texts before the documents of {len(varying):,} prompts; only hashes of "
-            "them are in the recording"
+            f"{len(set(fronts)):,} texts before the documents of {len(fronts):,} prompts; only "
+            "hashes of them are in the recording"
         )
         remedy = (
             "Put what differs behind the documents: in your template, {context} must stand before "
@@ -318,10 +313,17 @@ def _volatile_fronts(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding(_VOLATILE, tally, found, remedy)
 
 
-def _varying_fronts(requests: Sequence[_Request]) -> list[_Request]:
-    known = [one for one in requests if one.traced.front and not one.sent.history]
-    forms = len({one.traced.front for one in known})
-    return known if forms > max(1, _OFTEN * len(known)) else []
+def _new_fronts(requests: Sequence[_Request]) -> list[_Request]:
+    """Return requests with other words before the documents than all earlier ones like them."""
+    new, seen = [], set[Hashable]()
+    for one in requests:
+        if not one.traced.front or one.sent.history:
+            continue
+        alike = (one.root, one.traced.system)
+        if alike in seen and (alike, one.traced.front) not in seen:
+            new.append(one)
+        seen |= {alike, (alike, one.traced.front)}
+    return new
 
 
 def _tools(trace: _Trace) -> Iterator[LintFinding]:
@@ -356,14 +358,14 @@ def _causes(trace: _Trace) -> Iterator[LintFinding]:
     """Find what `explain` says of the requests."""
     volatile = {text for one in trace.variations for text in one.all_texts}
     volatile |= {front_text("system text", one.traced) for one in trace.hidden_systems}
-    fronts = {one.traced.front for one in trace.varying_fronts}
+    new_fronts = {one.number for one in trace.new_fronts}
     tallies: defaultdict[Cause, _Tally] = defaultdict(_Tally)
     for one in trace.requests:
         cause = one.explanation.cause
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
             front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
         )
-        is_told = is_told or (cause is Cause.other_system and one.traced.front in fronts)
+        is_told = is_told or (cause is Cause.other_system and one.number in new_fronts)
         if cause in _BY_CAUSE and one.lost(cause) and not is_told:
             tallies[cause].add(one, one.lost(cause))
     for cause, tally in tallies.items():

@@ -164,6 +164,8 @@ class Results:
         shown: Sequence[PlannedRequest],
         corpus: Corpus,
         titles: Titles | None = None,
+        *,
+        cache: CacheProfile = VLLM,
         **more: Any,
     ) -> Self:
         """Return results, with the tree and the misses of one policy's prompts.
@@ -176,6 +178,7 @@ class Results:
             shown: The policy's plans.
             corpus: The blocks.
             titles: The blocks' titles, as far as they have any.
+            cache: The rules of the cache.
             **more: Further attributes.
 
         Raises:
@@ -184,7 +187,6 @@ class Results:
         checked_kind("trace", trace, TraceSummary, "a TraceSummary")
         measured = checked_each("runs", runs, RunResult, "a RunResult")
         plans = checked_plans(shown, corpus)
-        cache = more.get("cache", VLLM)
         explained = [one.explanation for one in explain_plan(plans, corpus, cache=cache)]
         explained.sort(key=lambda one: -one.lost_tokens)
         named = _Names.of(plans, corpus, titles or {})
@@ -196,6 +198,7 @@ class Results:
             tree=sent_tree(plans, corpus, titles),
             misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
             causes=_cause_totals(explained),
+            cache=cache,
             **more,
         )
 
