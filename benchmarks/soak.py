@@ -29,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.planning import retrieved_order
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
@@ -47,6 +48,7 @@ PAUSE_MS = 50.0
 GROWTH = 1.10
 FULL_S = 900.0
 FILLED = 0.2
+MOST_RETRIEVED = retrieved_order.MOST_BLOCKS
 
 
 class Traffic:
@@ -214,7 +216,8 @@ class Worker:
         sent = [block.id for block in plan.blocks] + list(plan.references)
         if sorted(sent) != sorted(block.id for block in request.unique_blocks.values()):
             soak.faults.append(f"blocks {sorted(sent)} of {request}")
-        for name, part in soak.planner.statistics().parts.items():
+        sizes = {**soak.planner.statistics().parts, **soak.planner.savings.parts}
+        for name, part in sizes.items():
             if part.entries > part.bound * 1.01 + 5_000:
                 soak.faults.append(f"{name}: {part.entries:,} of {part.bound:,}")
 
@@ -227,6 +230,7 @@ class Worker:
 
 def bounded_planner(part: float) -> ReusePlanner:
     """Return a planner whose bounds are a part of the usual ones, so that all are soon reached."""
+    retrieved_order.MOST_BLOCKS = max(1, int(MOST_RETRIEVED * part))  # type: ignore[misc]
     planner = ReusePlanner()
     usual = asdict(Bounds())
     bounds = {name: max(1, int(bound * part)) for name, bound in usual.items()}
@@ -327,7 +331,7 @@ def report(soak: Soak, seconds: float, slack: float) -> int:
     for what, measured, holds in rows:
         table.add_row(what, measured, "yes" if holds else "NO")
     console.print(table)
-    for name, part in size.parts.items():
+    for name, part in {**size.parts, **soak.planner.savings.parts}.items():
         console.print(f"  {name}: {part.entries:,} of {part.bound:,}")
     for fault in soak.faults:
         console.print(fault)
