@@ -82,7 +82,8 @@ class ReusePlanner(FixedSettings):
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
-        annotate: Whether a changed order is told to the model, by an order annotation.
+        annotate: Whether a changed order is told to the model, by an order annotation. None: unless
+            `keep_best` is set, since the best block then stands where the model looks first.
         labels: Whether prompts show blocks under their labels, for answers that cite them. None:
             only where something may refer to them, as later turns of a conversation do to blocks
             of 64 tokens and more, overlaps and words of `templates`, and where other prompts can
@@ -124,7 +125,7 @@ class ReusePlanner(FixedSettings):
         *,
         templates: Templates = DEFAULT_TEMPLATES,
         deduplicate: bool = True,
-        annotate: bool = True,
+        annotate: bool | None = None,
         labels: bool | None = None,
         trim_overlaps: bool = False,
         mode: Mode = "active",
@@ -135,6 +136,9 @@ class ReusePlanner(FixedSettings):
         keep_best: bool = False,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
+        checked_kind("keep_best", keep_best, bool, "True or False")
+        if checked_kind("annotate", annotate, (bool, NoneType), "True, False or None") is None:
+            annotate = not keep_best
         if trim_overlaps and labels is False:
             raise InvalidRequestError(
                 "trim_overlaps names blocks by their labels, and labels=False shows none; leave "
@@ -152,7 +156,7 @@ class ReusePlanner(FixedSettings):
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
             cache=_checked_cache(cache),
-            keep_best=checked_kind("keep_best", keep_best, bool, "True or False"),
+            keep_best=keep_best,
         )
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)

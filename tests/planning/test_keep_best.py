@@ -45,12 +45,24 @@ def test_a_preview_is_what_is_planned_then(requests):
 def test_what_is_cached_behind_the_best_block_is_shared():
     planner = ReusePlanner(keep_best=True)
     planner.plan(big_request("abcd"))
-    plan = planner.plan(big_request("adcb"))
-    assert sent_ids(plan) == ["a", "b", "c", "d"]
-    assert plan.order_annotation == "Read documents 1, 4, 3 first."
+    assert sent_ids(planner.plan(big_request("adcb"))) == ["a", "b", "c", "d"]
     # without it, these would go behind what is cached
     assert sent_ids(planner.plan(big_request("dcba"))) == ["d", "c", "b", "a"]
     assert sent_ids(ReusePlanner().plan(big_request("dcba"))) == ["d", "c", "b", "a"]
+
+
+def test_nothing_is_said_on_what_stands_behind_the_best_block_unless_that_is_wanted():
+    said = {}
+    for annotate in (None, False, True):
+        planner = ReusePlanner(keep_best=True, annotate=annotate)
+        for one in (planner, copy(planner)):
+            one.plan(big_request("abcd"))
+            said.setdefault(annotate, []).append(one.plan(big_request("adcb")).order_annotation)
+    assert said[None] == said[False] == [None, None]
+    assert said[True] == ["Read documents 1, 4, 3 first."] * 2
+    moving = ReusePlanner()
+    moving.plan(big_request("abcd"))
+    assert moving.plan(big_request("adcb")).order_annotation is not None
 
 
 def test_the_best_block_leads_where_it_was_sent_elsewhere_before():
@@ -79,8 +91,10 @@ def test_nothing_is_moved_for_less_behind_the_best_block_than_the_words_on_it_ta
             [ContextBlock(id=one, text=one, tokens=tokens.get(one, 50)) for one in letters]
         )
 
-    batch = ReusePlanner(keep_best=True).plan_batch([asked("axz"), asked("ayz")])
-    assert [sent_ids(plan) for plan in batch.in_input_order()] == [["a", "x", "z"], ["a", "y", "z"]]
+    told = ReusePlanner(keep_best=True, annotate=True).plan_batch([asked("axz"), asked("ayz")])
+    assert [sent_ids(plan) for plan in told.in_input_order()] == [["a", "x", "z"], ["a", "y", "z"]]
+    untold = ReusePlanner(keep_best=True).plan_batch([asked("axz"), asked("ayz")])
+    assert [sent_ids(plan)[:2] for plan in untold.in_input_order()] == [["a", "z"], ["a", "z"]]
 
 
 def test_an_order_of_another_process_that_moves_the_best_block_is_not_taken_over(tmp_path):
@@ -129,5 +143,7 @@ def test_a_copy_keeps_it_and_shadow_mode_counts_with_it():
 
 
 def test_other_values_are_refused():
+    with pytest.raises(InvalidRequestError, match="annotate must be True, False or None, not 'no'"):
+        ReusePlanner(annotate="no")
     with pytest.raises(InvalidRequestError, match="keep_best must be True or False, not 1"):
         ReusePlanner(keep_best=1)

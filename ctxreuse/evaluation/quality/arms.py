@@ -296,7 +296,10 @@ class ArmPrompts:
 
     def _planner(self, arm: Arm) -> ReusePlanner:
         planner = ReusePlanner(
-            deduplicate=arm.deduplicate, labels=arm.labels, keep_best=arm.keep_best
+            annotate=True,  # so an order is the same with words on it and without
+            deduplicate=arm.deduplicate,
+            labels=arm.labels,
+            keep_best=arm.keep_best,
         )
         return self._planners.setdefault(self._key(arm), planner)
 

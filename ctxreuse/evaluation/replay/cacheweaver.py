@@ -92,7 +92,7 @@ class CacheWeaverPlanner(ReusePlanner):
     def __init__(
         self,
         *,
-        annotate: bool = False,
+        annotate: bool | None = False,
         labels: bool | None = None,
         deduplicate: bool = True,
         capacity_tokens: int | None = None,

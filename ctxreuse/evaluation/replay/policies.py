@@ -44,7 +44,8 @@ class Policy:
         strategy: The planner's strategy.
         mode: Whether requests are planned as they arrive, or all of them as one batch.
         is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
-        is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
+        is_annotated: Whether prompts say how the retriever ranked blocks that were moved, where the
+            planner would.
         reorder: Reorders the trace before it is planned; None for the planner's own policies.
         planner_class: Plans the requests.
         is_marked: Whether prompts carry the planner's marks, where a cache keeps marked prefixes
@@ -73,7 +74,7 @@ class Policy:
             cache: The cache's rules.
         """
         return self.planner_class(
-            annotate=self.is_annotated,
+            annotate=None if self.is_annotated else False,
             labels=self.labels(deduplicate=deduplicate),
             deduplicate=deduplicate,
             capacity_tokens=capacity_tokens,

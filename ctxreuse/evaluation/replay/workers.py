@@ -68,7 +68,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
         capacity_tokens=run.capacity_tokens,
         templates=DEFAULT_TEMPLATES,
         deduplicate=run.deduplicate,
-        annotate=True,
+        annotate=not run.policy.keep_best,
         labels=run.policy.labels(deduplicate=run.deduplicate),
         trim_overlaps=False,
         cache=replay.cache,
