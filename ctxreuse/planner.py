@@ -137,8 +137,7 @@ class ReusePlanner(FixedSettings):
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         checked_kind("keep_best", keep_best, bool, "True or False")
-        if checked_kind("annotate", annotate, (bool, NoneType), "True, False or None") is None:
-            annotate = not keep_best
+        checked_kind("annotate", annotate, (bool, NoneType), "True, False or None")
         if trim_overlaps and labels is False:
             raise InvalidRequestError(
                 "trim_overlaps names blocks by their labels, and labels=False shows none; leave "
@@ -152,7 +151,7 @@ class ReusePlanner(FixedSettings):
             capacity_tokens=checked_optional_integer("capacity_tokens", capacity_tokens),
             templates=checked_kind("templates", templates, Templates, "ctxreuse.Templates"),
             deduplicate=deduplicate,
-            annotate=annotate,
+            annotate=not keep_best if annotate is None else annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
             cache=_checked_cache(cache),
