@@ -1,12 +1,16 @@
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -25,8 +29,10 @@ from langchain_model_helpers import (
 from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
+from langchain_ctxreuse.chat_model.batching import BatchInput, PlannedBatch, answers, started
 
 __all__ = ["global_cache"]
 
@@ -604,3 +610,125 @@ def test_an_engine_with_a_small_cache_serves_more_from_it(way: str) -> None:
     arrival, planned = cached
     assert arrival == 0
     assert planned > 900
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """Return what work returns, or fail if it has not after a minute: it would never."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(work()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert returned, "it hangs, or has failed"
+    return returned[0]
+
+
+@every_method
+@pytest.mark.parametrize("bound", [1, 2, 3, None])
+@pytest.mark.parametrize("cache", ["openai", "anthropic"])
+def test_a_batch_whose_calls_wait_for_each_others_answers_ends(
+    method: str, bound: int | None, cache: str
+) -> None:
+    chooses = random.Random(0)
+    inputs = [
+        question("".join(chooses.sample("abcdefghijkl", chooses.choice([1, 3, 5]))), f"q{number}")
+        for number in range(30)
+    ]
+    inner = RecordingModel()
+    planner = ReusePlanner(cache=cache, token_counter=lambda text: 700)
+    wrapper = model(inner, planner=planner)
+    config = None if bound is None else {"max_concurrency": bound}
+    told = in_time(lambda: run(method, wrapper, inputs, config))
+    assert len(told) == len(inner.calls) == 30
+
+
+@st.composite
+def leaders_of_a_batch(draw: st.DrawFn) -> list[int | None]:
+    size = draw(st.integers(2, 12))
+    return [
+        draw(st.none() | st.integers(0, position - 1)) if position else None
+        for position in range(size)
+    ]
+
+
+class Sent:
+    """What the calls of a batch do, in which order; some fail."""
+
+    def __init__(self, leading: list[int | None], failing: set[int], bound: int) -> None:
+        queue: OrderedQueue[BatchInput, Any] = OrderedQueue(unused=self.given_up)
+        self.slots = [
+            Slot(queue, BatchInput(position, "", {}, None), position)
+            for position in range(len(leading))
+        ]
+        self.batch = PlannedBatch(self.slots, {"max_concurrency": bound}, leading)
+        self.leading, self.failing, self.bound = leading, failing, bound
+        self.unused: list[int] = []
+        self.sent: list[int] = []
+        self.ended: set[int] = set()
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    def given_up(self, position: int) -> None:
+        self.unused.append(position)
+
+    def begins(self, position: int) -> None:
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.sent.append(position)
+            leader = self.leading[position]
+            assert leader is None or leader in self.ended
+
+    def ends(self, position: int) -> int:
+        with self.lock:
+            self.at_once -= 1
+            self.ended.add(position)
+        if position in self.failing:
+            raise TimeoutError
+        return position
+
+    def send(self, slot: Any) -> int:
+        position, released = slot.item.position, threading.Event()
+        slot.attach(released.set)
+        released.wait()
+        self.begins(slot.take())
+        slot.leave()
+        return self.ends(position)
+
+    async def asend(self, slot: Any) -> int:
+        await TaskWaiter(slot).wait()
+        self.begins(position := slot.take())
+        slot.leave()
+        await asyncio.sleep(0)
+        return self.ends(position)
+
+    def all_answers(self) -> list[int]:
+        told: list[int] = []
+        with suppress(TimeoutError):
+            told.extend(answers(self.batch, self.send))
+        return told
+
+    def awaited(self) -> list[Any]:
+        async def run_all() -> list[Any]:
+            return await asyncio.gather(*started(self.batch, self.asend), return_exceptions=True)
+
+        return asyncio.run(run_all())
+
+
+@settings(deadline=None, max_examples=60)
+@given(leaders_of_a_batch(), st.integers(1, 4), st.sets(st.integers(0, 11), max_size=2))
+def test_no_batch_hangs_whichever_calls_wait_for_which(
+    leading: list[int | None], bound: int, failing: set[int]
+) -> None:
+    threads, tasks = Sent(leading, failing, bound), Sent(leading, failing, bound)
+    told = in_time(threads.all_answers)
+    awaited = in_time(tasks.awaited)
+    everyone = set(range(len(leading)))
+    assert sorted(tasks.sent) == list(range(len(leading)))
+    assert {one for one in awaited if isinstance(one, int)} == everyone - failing
+    # calls that have not started when one fails are given up, and their plans with them
+    assert set(threads.sent) | set(threads.unused) == everyone
+    assert not set(threads.sent) & set(threads.unused)
+    assert failing & everyone or set(told) == everyone
+    for one in (threads, tasks):
+        assert one.most_at_once <= bound
+        assert bound > 1 or one.sent == sorted(one.sent)

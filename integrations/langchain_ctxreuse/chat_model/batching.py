@@ -3,14 +3,19 @@
 What LangChain's `Runnable.batch` and its three relatives do, for calls in another order. The calls
 start in that order, but callbacks, caches and rate limiters in front of the model take different
 times. So each waits until those before it have gone on, in threads and tasks alike.
+
+A call that waits for another one's answer starts behind that. If it waited in a thread, such calls
+could hold all threads, and those that they wait for would have none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.language_models import LanguageModelInput
@@ -18,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from ctxreuse.adapters.leader_first import LeaderFirst
-from ctxreuse.adapters.ordered_release import Slot
+from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, SlotState, TaskWaiter
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from langchain_ctxreuse.messages import PromptTexts
 
@@ -49,20 +54,60 @@ class PlannedBatch(NamedTuple):
     """The calls of a batch.
 
     Attributes:
-        slots: The calls, in the order in which to send them.
+        slots: The calls, in the order in which to send them. They are lined up once they start.
         config: Its `max_concurrency` bounds how many run at a time.
-        leading: Lines up those that wait for another one's answer.
+        leaders: For each call the position of the one whose answer it waits for, or None.
     """
 
     slots: Sequence[BatchSlot]
     config: RunnableConfig
-    leading: LeaderFirst | None = None
+    leaders: Sequence[int | None]
 
-    def end(self, slot: BatchSlot) -> None:
-        """Let a call leave, and those go on that have waited for it."""
-        slot.leave()
-        if self.leading is not None:
-            self.leading.release(slot)
+
+class _Starts:
+    """Lets the calls of a batch start in their order, those with a leader once it has answered.
+
+    Args:
+        batch: The calls.
+        places: How many run at a time.
+
+    Attributes:
+        turns: Their positions, as slots in which they wait for their start.
+    """
+
+    def __init__(self, batch: PlannedBatch, places: float) -> None:
+        self._queue: OrderedQueue[int, None] = OrderedQueue()
+        self._queue.places = places
+        self._slots = batch.slots
+        self.turns = [Slot(self._queue, position) for position in range(len(batch.slots))]
+        self._leading = LeaderFirst(self._queue, self.turns, batch.leaders)
+
+    def start(self, position: int) -> BatchSlot:
+        """Return a call that starts now, lined up among those that have started."""
+        slot = self._slots[position]
+        slot.queue.line_up([slot], first=position)
+        return slot
+
+    def add_place(self, places: int) -> None:
+        """Let more calls run at a time, or fewer."""
+        with self._queue.lock:
+            self._queue.places += places
+        self._queue.release()
+
+    def give_up(self) -> None:
+        """Let no call start any more, and those leave that have not."""
+        with self._queue.lock:
+            self._queue.places = -math.inf
+        for turn in self.turns:
+            if turn.state in (SlotState.ARRIVED, SlotState.WAITING):
+                self.end(turn.item)
+
+    def end(self, position: int) -> None:
+        """Let a call leave that has ended or is given up, and those start that waited for it."""
+        turn = self.turns[position]
+        self._slots[position].leave()
+        self._leading.release(turn)  # before another one gets its place
+        turn.leave()
 
 
 def answers(
@@ -79,25 +124,42 @@ def answers(
         send: Sends one, has its slot leave, and returns its answer.
         ended: In which order to wait for the calls: as they are sent, or as they are completed.
     """
+    starts = _Starts(batch, places=0)
     if len(batch.slots) == 1:  # no thread for a single one
-        yield send(batch.slots[0])
+        yield send(starts.start(0))
         return
+    queue: SimpleQueue[int | None] = SimpleQueue()
+    for turn in starts.turns:
+        turn.attach(partial(_hand_over, starts, turn.item, queue))
 
-    def sent(slot: BatchSlot) -> _Answer:
+    def next_sent() -> _Answer:
+        starts.add_place(1)  # this thread
+        position = queue.get()
+        if position is None:
+            queue.put(None)  # for other threads
+            raise CancelledError
         try:
-            return send(slot)
+            return send(batch.slots[position])
         finally:
-            batch.end(slot)
+            starts.add_place(-1)
+            starts.end(position)
 
     with get_executor_for_config(batch.config) as executor:
-        futures = [executor.submit(sent, slot) for slot in batch.slots]
+        futures = [executor.submit(next_sent) for _ in batch.slots]
         try:
             for future in ended(futures):
                 yield future.result()
         finally:
-            for future, slot in zip(futures, batch.slots, strict=True):
-                if future.cancel():
-                    batch.end(slot)
+            for future in futures:
+                future.cancel()
+            starts.give_up()
+            queue.put(None)
+
+
+def _hand_over(starts: _Starts, position: int, queue: SimpleQueue[int | None]) -> None:
+    """Start a call, for the thread that takes its position."""
+    starts.start(position)
+    queue.put(position)
 
 
 def started(
@@ -109,17 +171,16 @@ def started(
         batch: The calls.
         send: Sends one and returns its answer.
     """
-    bound = batch.config.get("max_concurrency")
-    places = asyncio.Semaphore(bound) if bound else nullcontext()
+    starts = _Starts(batch, places=batch.config.get("max_concurrency") or math.inf)
 
-    async def run(slot: BatchSlot) -> _Answer:
-        async with places:
-            return await send(slot)
+    async def run(position: int) -> _Answer:
+        await TaskWaiter(starts.turns[position]).wait()
+        return await send(starts.start(position))
 
     tasks = []
-    for slot in batch.slots:
-        task = asyncio.create_task(run(slot))
+    for position in range(len(batch.slots)):
+        task = asyncio.create_task(run(position))
         # not in `run`: a task that is cancelled before it starts never runs
-        task.add_done_callback(lambda _, slot=slot: batch.end(slot))  # type: ignore[misc]
+        task.add_done_callback(lambda _, position=position: starts.end(position))  # type: ignore[misc]
         tasks.append(task)
     return tasks

@@ -33,7 +33,7 @@ from ctxreuse.adapters.engine_options import (
     marks_the_end,
 )
 from ctxreuse.adapters.environment import default_planner
-from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
+from ctxreuse.adapters.leader_first import leaders_needed
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -278,7 +278,7 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> PlannedBatch:
         """Return a batch's inputs, planned together; those that are not planned go last."""
         if not inputs:
-            return PlannedBatch([], {})
+            return PlannedBatch([], {}, [])
         configs, gateway = get_config_list(config, len(inputs)), self._gateway
         texts: dict[int, PromptTexts] = {}
         prompts: list[ScopedPrompt] = []
@@ -303,7 +303,7 @@ class ReuseChatModel(DelegatingChatModel):
         sent = [planned.get(n) for n in order]
         plans = [one.plans[0] if one and one.plans else None for one in sent]
         leading = leaders_needed(plans, [one.use if one else None for one in sent])
-        return PlannedBatch(slots, configs[0], LeaderFirst(queue, slots, leading))
+        return PlannedBatch(slots, configs[0], leading)
 
     def _answer(
         self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
