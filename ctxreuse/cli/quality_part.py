@@ -129,7 +129,8 @@ def check_parts(parts: Sequence[BenchPart], own: Mapping[str, Any], others: Sequ
                 "--part quality stands alone; run the other parts by themselves"
             )
         if others:
-            raise InvalidRequestError(f"{', '.join(others)}: not with --part quality")
+            written = "; what it measures is written to quality.json" if "--json" in others else ""
+            raise InvalidRequestError(f"{', '.join(others)}: not with --part quality{written}")
     elif own:
         names = ", ".join(_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in own)
         raise InvalidRequestError(f"{names}: only with --part quality")

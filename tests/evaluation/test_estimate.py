@@ -212,7 +212,9 @@ def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, 
         by_policy = {one["policy"]: one["cached_tokens"] for one in result["runs"]}
         served.append([by_policy[name] for name in ("ctxreuse, online", "ctxreuse, batch")])
         shown = words(run("estimate", tmp_path / "trace.jsonl", *more)[1])
-        assert bool(more) == ("ReusePlanner(keep_best=True)" in shown)
+        assert bool(more) == ("ReusePlanner(keep_best=True)" in shown) == ("keep_best" in result)
+        if "--workers" not in more:  # two of them gain nothing here
+            assert bool(more) == ("keep_best=True" in result["verdict"]["next_step"])
     assert served == [[800, 800], [400, 400], [400, 400]]
 
 

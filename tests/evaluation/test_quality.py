@@ -531,6 +531,16 @@ def test_conversations_that_do_not_fit_the_model_are_told_of(served, tmp_path):
     ]
 
 
+def test_an_arm_of_conversations_is_not_left_out_of_questions_silently(served, tmp_path):
+    served(answer="no")
+    results = measured(tmp_path, [questions()], arms=["de-duplicated"])
+    assert [arm.name for arm in results.sets[0].arms] == ["as retrieved"]
+    (said,) = [one for one in results.notes if "needs conversations" in one]
+    assert said.endswith(
+        ": the arm de-duplicated needs conversations, and these are single questions"
+    )
+
+
 def test_nothing_is_asked_behind_the_last_turn_that_is_scored(served, tmp_path):
     engine = served(answer="no")
     first_turns = replace(chats(), references={f"c{one}-0": ["no"] for one in range(4)})

@@ -13,7 +13,14 @@ from typing import Any
 
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
-from ctxreuse.evaluation.quality.arms import Arm, ArmPrompt, ArmPrompts, annotation_words, arms_of
+from ctxreuse.evaluation.quality.arms import (
+    DEDUPLICATED,
+    Arm,
+    ArmPrompt,
+    ArmPrompts,
+    annotation_words,
+    arms_of,
+)
 from ctxreuse.evaluation.quality.interview import Interview, OutOfTimeError
 from ctxreuse.evaluation.quality.quality_results import (
     ENGINE_GONE,
@@ -266,6 +273,11 @@ class _Benchmark:
         ]
         await self.interview.begin()
         for questions, arms in chosen:
+            if DEDUPLICATED.name in self._config.arms and DEDUPLICATED not in arms:
+                self._left_out.append(
+                    f"{questions.name}: the arm {DEDUPLICATED.name} needs conversations, and these "
+                    "are single questions"
+                )
             numbers = self._fitting(questions)
             self.sets.append(_AskedSet(questions, numbers, arms, self._config.seed))
         for asked in self.sets:

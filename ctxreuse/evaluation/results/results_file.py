@@ -130,6 +130,8 @@ class Results:
             where that is so of nearly all; else None.
         outside_runs: How many requests were retrieved outside of a framework's runs, whose models
             do not know their documents unless they are put in with `format_context`.
+        keep_best: Whether the retriever's best block stayed in front where this package's policies
+            moved blocks.
     """
 
     title: str
@@ -153,6 +155,7 @@ class Results:
     output_tokens: int | None = None
     different_fronts: int | None = None
     outside_runs: int = 0
+    keep_best: bool = False
 
     @classmethod
     def of(
@@ -217,6 +220,8 @@ class Results:
         values["prices"] = None if self.prices is None else self.prices.as_json()
         if not self.cache.is_hosted:
             del values["cache"], values["output_tokens"]
+        if not self.keep_best:
+            del values["keep_best"]
         write_text(path, json.dumps({"format": read.FORMAT, **values}) + "\n")
 
     def write_csv(self, path: str | Path) -> None:
@@ -266,6 +271,7 @@ class Results:
             output_tokens=stored.get("output_tokens", read.optional(read.integer), None),
             different_fronts=stored.get("different_fronts", read.optional(read.integer), None),
             outside_runs=stored.get("outside_runs", read.integer, 0),
+            keep_best=stored.get("keep_best", read.boolean, False),
         )
 
 
@@ -469,6 +475,7 @@ def measure_savings(
         output_tokens=_output_tokens(requests),
         different_fronts=different,
         outside_runs=sum(one.in_run is False for one in requests),
+        keep_best=keep_best,
     )
 
 

@@ -152,6 +152,7 @@ def estimate_json(results: Results) -> dict[str, Any]:
     return {
         "verdict": verdict(results).as_json(),
         **({} if bill is None else {"bill": bill.as_json()}),
+        **({"keep_best": True} if results.keep_best else {}),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
         "runs": [_run_json(run) for run in results.part()],
     }

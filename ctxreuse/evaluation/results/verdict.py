@@ -21,18 +21,17 @@ LEAST_SHARE = 0.01
 
 ONLINE_STEP = (
     "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex){with_context}; in your "
-    "template, {{context}} must stand before {{question}}. Or plan with ReusePlanner(); "
-    'ReusePlanner(mode="shadow") counts first and changes nothing.'
+    "template, {{context}} must stand before {{question}}. Or plan with {planner}; {shadow} counts "
+    "first and changes nothing."
 )
 WITH_CONTEXT = " and put the documents in with format_context"
 FRONT_STEP = (
     "put what differs (the question, the date, the user) behind the documents: in your template, "
     "{context} must stand before {question}; then record again."
 )
-BATCH_STEP = "collect requests, and plan them together: planner.plan_batch(requests)."
+BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests)."
 SHARE_STEP = (
-    "let the workers share a log of what they have sent: "
-    "ReusePlanner(shared_log=SQLiteLog(path)), or CTXREUSE_SHARED_LOG."
+    "let the workers share a log of what they have sent: {planner}, or CTXREUSE_SHARED_LOG."
 )
 LONGER_STEP = (
     "bring prompts above the minimum: put instructions and examples that all of them share in "
@@ -305,12 +304,16 @@ def _gain(
 ) -> SavingsVerdict:
     a_thousand = _a_thousand(results, saving)
     if saving.workers > 1:
-        step = SHARE_STEP
+        step = SHARE_STEP.format(planner=_planner(results, "shared_log=SQLiteLog(path)"))
+    elif saving.mode == "online":
+        step = ONLINE_STEP.format(
+            with_context=WITH_CONTEXT if results.outside_runs else "",
+            planner=_planner(results),
+            shadow=_planner(results, 'mode="shadow"'),
+        )
     else:
-        put_in = WITH_CONTEXT if results.outside_runs else ""
-        step = BATCH_STEP
-        if saving.mode == "online":
-            step = ONLINE_STEP.format(with_context=put_in)
+        named = _planner(results) if results.keep_best else "planner"
+        step = BATCH_STEP.format(planner=named)
     sentence = f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)})"
     alone = _without_log(saving, savings)
     if alone is not None:
@@ -406,7 +409,7 @@ def _of_bill(
     return SavingsVerdict(
         f"{saving.share:.0%} lower input bill than {bill.base} with {_policy(saving)} (cache "
         f"profile {spec}): {_instead(saving)}{_a_thousand(results, saving, '; ')}.",
-        _step_of_bill(bill.cache, saving),
+        _step_of_bill(results, bill.cache, saving),
         also,
         saving,
         is_gain=True,
@@ -414,8 +417,14 @@ def _of_bill(
     )
 
 
-def _step_of_bill(cache: CacheProfile, saving: Saving) -> str:
-    planner = f'ReusePlanner(cache="{profile_spec(cache)}")'
+def _planner(results: Results, *options: str) -> str:
+    """Return how to make a planner that orders as the measured one did."""
+    given = [*options, *(["keep_best=True"] if results.keep_best else ())]
+    return f"ReusePlanner({', '.join(given)})"
+
+
+def _step_of_bill(results: Results, cache: CacheProfile, saving: Saving) -> str:
+    planner = _planner(results, f'cache="{profile_spec(cache)}"')
     if saving.mode == "offline":
         return (
             f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
