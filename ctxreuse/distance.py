@@ -44,20 +44,7 @@ def context_distance(
 def pairwise_distances(
     contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
 ) -> npt.NDArray[np.float64]:
-    """Return Equation 1 for all pairs of contexts; see `ordering.paper.pairwise_distances`.
-
-    Args:
-        contexts: For each context its blocks as integers from 0, best first, without repeats.
-        alpha: Weight of the ranks.
-        chunk_pairs: How many (context, context, block) triples may be held at once.
-
-    Returns:
-        The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
-        n * (n - 1) / 2 distances in row order.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return Equation 1 for all pairs of contexts; see `ordering.paper.pairwise_distances`."""
     checked_number("alpha", alpha)
     checked_integer("chunk_pairs", chunk_pairs, 1)
     return paper.pairwise_distances(

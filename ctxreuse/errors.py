@@ -120,15 +120,7 @@ def _pip_install(extra: str) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a short, safe description of a value for an error message.
-
-    Args:
-        value: Anything, including objects whose `repr` fails or is very long.
-
-    Returns:
-        The type's name and at most 60 characters of the value; addresses in it as `shown_url` shows
-        them.
-    """
+    """Return a short, safe description of a value for an error message."""
     kind = type(value).__name__
     try:
         text = repr(value)
@@ -141,15 +133,7 @@ def describe(value: object) -> str:
 
 
 def shown_url(url: object) -> str:
-    """Return a URL as messages, logs and files may show it: without anything that may be a secret.
-
-    Args:
-        url: Anything; what is no string is described.
-
-    Returns:
-        Scheme, host, port and path: no user, password, query or fragment. What is in front of the
-        last "@" counts as user and password, because a password may hold any sign unescaped.
-    """
+    """Return a URL as messages, logs and files may show it: without secrets."""
     if not isinstance(url, str):
         return describe(url)
     scheme, separator, rest = url.rpartition("://")

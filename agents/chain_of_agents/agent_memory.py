@@ -39,15 +39,7 @@ _Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """One agent's part in a conversation's turn.
-
-    Attributes:
-        agent: Its number; `MANAGER` for the manager.
-        before: The history that the turn was sent behind.
-        prompt: The turn's user message, as it was sent.
-        answer: What the agent wrote, unchanged.
-        shown: The documents that the message shows.
-    """
+    """One agent's part in a conversation's turn."""
 
     agent: int
     before: _Messages
@@ -100,15 +92,7 @@ class _Remembered(NamedTuple):
 
 
 class AgentMemory:
-    """The agents' histories in each conversation; the tenant that holds most loses its oldest.
-
-    Forgetting one costs reuse, never content: documents are then sent again.
-
-    Args:
-        max_conversations: How many are remembered, of all tenants together.
-        max_characters: How many characters they may have together; each message and each document
-            that was shown counts 100 more.
-    """
+    """The agents' histories in each conversation; the tenant that holds most loses its oldest."""
 
     def __init__(self, max_conversations: int = 1_000, max_characters: int = 64_000_000) -> None:
         self._bounds = max_conversations, max_characters
@@ -136,23 +120,14 @@ class AgentMemory:
             }
 
     def note_tokens(self, tenant: str, estimated: int, reported: int) -> None:
-        """Remember how many tokens a model has reported of a prompt.
-
-        Args:
-            tenant: Whose prompt it was.
-            estimated: Its tokens as the planner estimates them.
-            reported: Its tokens as the model counts them.
-        """
+        """Remember how many tokens a model has reported of a prompt."""
         if estimated >= _LEAST_ESTIMATED:
             with self._lock:
                 latest = self._tokens_each.get_or_make(tenant, lambda: deque(maxlen=_LATEST))
                 latest.append(reported / estimated)
 
     def tokens_each(self, tenant: str) -> float:
-        """Return the model's tokens for each one that is estimated, the most in the latest prompts.
-
-        In steps, so that long documents are mostly cut where they were cut before.
-        """
+        """Return the model's tokens for each estimated one, the most in the latest prompts."""
         with self._lock:
             most = max(self._tokens_each.get(tenant) or (1.0,))
         return _STEP ** math.ceil(math.log(max(1.0, most), _STEP) - _ROUNDING)
@@ -168,12 +143,7 @@ class AgentMemory:
             return dict(self._conversation(key).shown_to)
 
     def record(self, key: ConversationKey | None, turns: Iterable[AgentTurn]) -> None:
-        """Append answered turns to the histories of their agents.
-
-        Where two turns of a conversation ran at the same time, the later one of an agent starts
-        from a history that has gone on since; it is left out, because it cannot be replayed as it
-        was sent.
-        """
+        """Append answered turns to the histories of their agents."""
         if key is None:
             return
         with self._lock:

@@ -46,30 +46,14 @@ class Assigner(Protocol):
     def assign(
         self, documents: Sequence[Document], agents: Sequence[int], engines: Mapping[int, str]
     ) -> Sequence[int | str]:
-        """Return the agent of each document, in the documents' order.
-
-        Args:
-            documents: The documents of one question, best first.
-            agents: The agents that can be chosen.
-            engines: The engine that each agent lives on.
-        """
+        """Return the agent of each document, in the documents' order."""
 
     def forget_agent(self, agent: int) -> None:
         """Forget what an agent has read."""
 
 
 class AgentPlacement:
-    """Assigns documents to agents, and agents to engines. May be shared by threads.
-
-    An assigner is kept for each of the 1,000 tenants that have asked last. `DocumentAffinity`
-    remembers 200,000 documents of all tenants together: the tenant that has most loses its oldest.
-    Another assigner has bounds of its own.
-
-    Args:
-        agents: The number of agents.
-        engines: The engines that they live on.
-        assignment: Makes the assigner of one tenant's documents.
-    """
+    """Assigns documents to agents, and agents to engines. May be shared by threads."""
 
     def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
         self._agents = range(agents)
@@ -102,17 +86,7 @@ class AgentPlacement:
     def assign(
         self, documents: Sequence[Document], tenant: str, shown: Mapping[BlockKey, int]
     ) -> list[int]:
-        """Return each document's agent.
-
-        Args:
-            documents: The documents of one question, best first.
-            tenant: Whose question it is; other tenants' questions do not count.
-            shown: Documents that agents have been shown in this conversation: they stay with these
-                agents, whose prompts then only point to them.
-
-        Raises:
-            EngineError: The last engine has been taken out of the pool.
-        """
+        """Return each document's agent."""
         with self._lock:
             self._look_at_engines()
             lives_on = self._lives_on  # replaced where it changes
@@ -198,13 +172,7 @@ class AgentPlacement:
 def placed(
     agents: Sequence[int], engines: Sequence[str], before: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the engine of each agent: evenly many on each, and no agent moves without need.
-
-    Args:
-        agents: The agents' numbers.
-        engines: The engines' names.
-        before: The engines that the agents live on now.
-    """
+    """Return the engine of each agent: evenly many on each, and no agent moves without need."""
     most = math.ceil(len(agents) / len(engines))
     living = Counter[str]()
     lives_on: dict[int, str] = {}

@@ -210,10 +210,7 @@ class ChainOfAgents(
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncIterator[Answer]:
-        """Yield what a task of its own answers, so that timeouts hold.
-
-        Timeouts bind to the task that they begin in, and frameworks take each piece in another one.
-        """
+        """Yield what a task of its own answers, so that timeouts hold."""
         [question] = [one async for one in inputs]
         run = self._new_run(question_of(question, config), run_manager, config)
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()

@@ -35,16 +35,7 @@ OnPiece: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
-    """A model's answer to one agent.
-
-    Attributes:
-        text: The answer; None where the model gave something other than text.
-        plan: What was sent.
-        replica: The engine that answered; empty where there is only one model.
-        prompt_tokens: Tokens of the prompt; None where the model does not report them.
-        cached_tokens: Those served from the prefix cache; None is unknown.
-        completion_tokens: Tokens of the answer.
-    """
+    """A model's answer to one agent."""
 
     text: str | None
     plan: Plan
@@ -56,15 +47,7 @@ class AgentReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """One agent's request.
-
-    Attributes:
-        context: What the agent reads and is asked.
-        replica: The engine that the agent lives on; None leaves the choice to the pool.
-        session_id: The agent's name for routers in front of engines.
-        max_tokens: Tokens of the longest answer.
-        limit_s: Seconds from being sent after which the request has failed; None waits.
-    """
+    """One agent's request."""
 
     context: ContextRequest
     replica: str | None = None
@@ -87,13 +70,7 @@ class AgentModel(Protocol):
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
     ) -> AgentReply:
-        """Send an agent's request and wait for the reply.
-
-        Args:
-            request: The request.
-            config: LangChain's, with the callbacks for this request.
-            on_piece: Asks for a streamed answer, and is called with its pieces.
-        """
+        """Send an agent's request and wait for the reply."""
 
     async def aclose(self) -> None:
         """Close what the chain has opened."""
@@ -107,15 +84,7 @@ def as_model(
     client: Mapping[str, Any],
     chain: Callable[..., Any],
 ) -> AgentModel:
-    """Return the AgentModel for what the user gives.
-
-    The arguments are those of `ChainOfAgents`, which is `chain`; `client` is for an `EnginePool`
-    that is made here.
-
-    Raises:
-        UnknownArgumentError: an option that nothing takes.
-        InvalidRequestError: wrong type, or options that belong to another kind of model.
-    """
+    """Return the AgentModel for what the user gives."""
     check_keywords("ChainOfAgents", client, chain, EnginePool, EngineClient, without=_SET_HERE)
     if isinstance(llm, EnginePool):
         if client:
@@ -144,13 +113,7 @@ def as_model(
 
 
 class PoolModel:
-    """AgentModel backed by an `EnginePool`.
-
-    Args:
-        pool: The engines.
-        params: Sent with each request: `temperature`, `extra_body`, ...
-        owned: Whether the chain has made the pool, and so closes it.
-    """
+    """AgentModel backed by an `EnginePool`."""
 
     keeps_connections = False
 
@@ -167,10 +130,7 @@ class PoolModel:
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
     ) -> AgentReply:
-        """Send a request to the agent's replica, or to the one that the pool chooses.
-
-        One that says nothing is not asked again: another one is, if there is one.
-        """
+        """Send a request to the agent's replica, or to the one that the pool chooses."""
         result = await self._ask(request, request.replica, on_piece)
         others = [name for name in self.engines.available() if name != result.replica]
         if others and not result.completion.text.strip():
@@ -210,13 +170,7 @@ class PoolModel:
 
 
 class SingleEngineModel:
-    """A model object, which counts as one engine without a name.
-
-    Args:
-        model: The model; its own settings bound its answers.
-        planner: Plans the prompts.
-        concurrency: Requests that run at a time.
-    """
+    """A model object, which counts as one engine without a name."""
 
     keeps_connections = True
     names = ("",)

@@ -160,12 +160,7 @@ def _words(text: str) -> list[str]:
 
 
 class _Repetition:
-    """What a reply says, to look whether it repeats a line of a note.
-
-    Args:
-        reply: The reply.
-        question: The question; its words repeat nothing.
-    """
+    """What a reply says, to look whether it repeats a line of a note."""
 
     def __init__(self, reply: str, question: str) -> None:
         self._reply = reply
@@ -192,10 +187,7 @@ class _Repetition:
 
 
 def _telling_words(line: str) -> set[str]:
-    """Return the words of a line without which it says something else, in small letters.
-
-    Short ones tell nothing, unless they are numbers, abbreviations, or written without spaces.
-    """
+    """Return the words of a line without which it says something else, in small letters."""
     words = _all_words(line)
     return {
         word.casefold()

@@ -27,11 +27,7 @@ Mode: TypeAlias = Literal["sequential", "parallel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a chain; see `ChainOfAgents`.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """The settings of a chain; see `ChainOfAgents`."""
 
     workers: int
     mode: Mode
@@ -71,14 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainQuestion:
-    """What a chain is asked.
-
-    Attributes:
-        text: The question.
-        documents: What there is to read, best first.
-        tenant: Whose question it is.
-        conversation: The conversation that it is a turn of.
-    """
+    """What a chain is asked."""
 
     text: str
     documents: Sequence[ContextBlock]
@@ -92,15 +81,7 @@ def conversation_name(given: object) -> str | int:
 
 
 def question_of(given: object, config: RunnableConfig | None = None) -> ChainQuestion:
-    """Return a chain's input as a question.
-
-    Args:
-        given: What the caller gave.
-        config: LangChain's config, which may name tenant and conversation.
-
-    Raises:
-        InvalidRequestError: wrong type, or no question or documents.
-    """
+    """Return a chain's input as a question."""
     if not isinstance(given, Mapping):
         raise InvalidRequestError(
             "the chain's input must be a dict with 'question' and 'documents', not "

@@ -40,18 +40,7 @@ _CUT = " ..."
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The bounds of one question's prompts, in tokens.
-
-    Attributes:
-        window: The prompt with its answer.
-        segment: What a worker reads in one call.
-        notes: What the manager reads.
-        label: What each document of a segment but the first adds besides its text.
-        location: What pointing to a document adds, in a conversation.
-        location_line: What pointing to any number of documents adds besides.
-        note: What each note adds besides its text.
-        most_notes: The number of notes with which half of what the manager reads is notes.
-    """
+    """The bounds of one question's prompts, in tokens."""
 
     window: int
     segment: int
@@ -70,21 +59,7 @@ def budget_of(
     planner: ReusePlanner,
     tokens_each: float = 1.0,
 ) -> Budget:
-    """Return the bounds of a question's prompts.
-
-    A segment's bound is the same for all questions of usual length, so that a long document is
-    always cut at the same places.
-
-    Args:
-        question: The question.
-        window: The model's context window, in tokens; None if unknown.
-        settings: The chain's.
-        planner: Counts or estimates tokens, and has the words around documents.
-        tokens_each: The model's tokens for each one that is estimated, as far as is known.
-
-    Raises:
-        InvalidRequestError: There is no room for a segment.
-    """
+    """Return the bounds of a question's prompts."""
     window = window or _DEFAULT_WINDOW_TOKENS
     prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
     note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
@@ -123,10 +98,7 @@ def budget_of(
 
 
 def _beside_a_text(label: str, templates: Templates, count_tokens: Callable[[str], int]) -> str:
-    """Return the words that a document adds to a segment besides its text.
-
-    A ranking names it, too, unless it names so few documents that there is room for them anyway.
-    """
+    """Return the words that a document adds to a segment besides its text."""
     words = render_block(label, "", templates) + templates.separator
     name = label if templates.ranks_by_label else str(_HIGH_NUMBER)
     named, most = templates.order_separator + name, templates.most_ranked
@@ -179,13 +151,7 @@ class AgentRequests:
     budget: Budget
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
-        """Return a worker's request, and a remark on it.
-
-        Args:
-            segment: What it reads.
-            note: The note before it; empty where there is none.
-            replica: The engine that it lives on.
-        """
+        """Return a worker's request, and a remark on it."""
         settings, count_tokens = self.settings, self.planner.count_tokens
         history: Sequence[Mapping[str, Any]] = ()
         remark = ""
@@ -214,11 +180,7 @@ class AgentRequests:
         return request, remark
 
     def manager(self, notes: Sequence[Note]) -> tuple[AgentRequest, str]:
-        """Return the manager's request, and a remark on it.
-
-        Args:
-            notes: The notes, in the order of the segments.
-        """
+        """Return the manager's request, and a remark on it."""
         question, settings, budget = self.question, self.settings, self.budget
         count_tokens = self.planner.count_tokens
         kept = notes[: budget.most_notes]
@@ -242,15 +204,7 @@ class AgentRequests:
         return request, remark
 
     def note_of(self, step: Step, before: str) -> tuple[Step, str]:
-        """Return a worker's step, with remarks, and its note as the next agent reads it.
-
-        Args:
-            step: What the worker has written.
-            before: The note that it was shown; empty where there was none.
-
-        Returns:
-            The note is empty where the one before stands.
-        """
+        """Return a worker's step, with remarks, and its note as the next agent reads it."""
         if step.outcome != "answered":
             return step, ""
         settings, count_tokens = self.settings, self.planner.count_tokens

@@ -32,10 +32,7 @@ _CALL_TOKENS = 100
 
 @dataclass(eq=False)
 class ChainRun:
-    """One question: the workers read, then the manager answers.
-
-    Each agent's call is a run of LangChain's inside that of `run_manager`.
-    """
+    """One question: the workers read, then the manager answers."""
 
     settings: Settings
     model: AgentModel
@@ -58,17 +55,7 @@ class ChainRun:
         return Trace(question=self.question.text, mode=self.settings.mode, steps=self._steps)
 
     async def answer(self, on_piece: OnPiece | None = None) -> str:
-        """Return the manager's answer; the trace tells the rest.
-
-        Args:
-            on_piece: Asks for a streamed answer, and is called with its pieces.
-
-        Raises:
-            InvalidRequestError: There are no documents with any text, or the model's context has
-                no room for the question.
-            UnreadError: Too little of the documents was read.
-            ManagerError: The manager does not answer.
-        """
+        """Return the manager's answer; the trace tells the rest."""
         has_text = any(block.text.strip() for block in self.question.documents)
         if not (has_text or self.memory.history(self.question.conversation, MANAGER)):
             what = "no text in documents" if self.question.documents else "documents is empty"
@@ -139,11 +126,7 @@ class ChainRun:
     async def _work(
         self, segment: Segment, note: str, requests: AgentRequests
     ) -> list[tuple[Step, str]]:
-        """Let a worker read its segment, in parts if the model has no room for the whole.
-
-        Returns:
-            The steps, in which failures stand, each with its note; empty where it has written none.
-        """
+        """Let a worker read its segment, in parts if the model has no room for the whole."""
         began = self._now()
         engine = self.placement.engine_of(segment.agent)
         request, remark = requests.worker(segment, note, engine)
@@ -200,11 +183,7 @@ class ChainRun:
         keeps_turn: bool = True,
         on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong.
-
-        An answered turn is kept until the manager has answered; then it belongs to the agent's
-        history.
-        """
+        """Send a request; return the step at its end, and the reply or what went wrong."""
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:

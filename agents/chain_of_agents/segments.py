@@ -31,16 +31,7 @@ _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one agent reads in one call.
-
-    Attributes:
-        agent: The agent's number.
-        blocks: The documents, or pieces of them, best first.
-        tokens: How long these are together; at least 1 each.
-        is_first_of_agent: Whether it is the agent's first one, which continues its history.
-        halvings: How often what it is a part of was halved, because the model refused it as too
-            long.
-    """
+    """What one agent reads in one call."""
 
     agent: int
     blocks: tuple[ContextBlock, ...]
@@ -67,15 +58,7 @@ class Segment:
 
 
 def as_blocks(documents: object) -> list[ContextBlock]:
-    """Return documents as context blocks; the same id and text twice counts once.
-
-    Args:
-        documents: Strings, `ContextBlock`s, LangChain documents, LlamaIndex nodes (scored or not)
-            or documents, dicts with `text` and perhaps `id`; best first.
-
-    Raises:
-        InvalidRequestError: wrong type of the list or of a document.
-    """
+    """Return documents as context blocks; the same id and text twice counts once."""
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidRequestError(
             f"documents must be a list, not {describe(documents)}; a single text goes into a list "
@@ -104,19 +87,7 @@ def as_sent(text: str) -> str:
 def pieces_of(
     block: ContextBlock, budget_tokens: int, count_tokens: Callable[[str], int]
 ) -> list[ContextBlock]:
-    """Cut a long document into pieces whose texts, put together, are its text.
-
-    Where the cuts are depends on the document and the budget alone, so that its pieces are the same
-    for every question.
-
-    Args:
-        block: The document.
-        budget_tokens: The longest piece.
-        count_tokens: Returns the length of a text in tokens.
-
-    Returns:
-        The document itself, if it is short enough; else its pieces, numbered in their ids.
-    """
+    """Cut a long document into pieces whose texts, put together, are its text."""
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
         return [block]
@@ -152,19 +123,7 @@ def segments_of(
     label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
-    """Put pieces together into segments, each of which is read in one call.
-
-    Args:
-        pieces: The pieces, best first.
-        agents: Each piece's agent.
-        tokens: Each piece's length.
-        budget_tokens: The longest segment; a single piece is never cut here.
-        label_tokens: What each piece but the first adds besides its text.
-        one_each: Whether each piece is a segment of its own.
-
-    Returns:
-        Segments in the order of their first pieces; each piece stands in exactly one of them.
-    """
+    """Put pieces together into segments, each of which is read in one call."""
     open_segments: dict[int, tuple[list[int], int]] = {}
     closed: list[tuple[int, list[int]]] = []
     for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):

@@ -20,9 +20,5 @@ def now() -> float:
 
 
 def planning_time(planner: ReusePlanner) -> dict[str, Any]:
-    """Return the time as `plan` and `plan_batch` take it: where entries of the cache leave by time.
-
-    Args:
-        planner: Plans for its cache.
-    """
+    """Return the time as `plan` and `plan_batch` take it: where cache entries expire."""
     return {} if planner.cache.lifetime is None else {"now": now()}

@@ -16,15 +16,7 @@ from ctxreuse.planning.plan import Plan
 
 
 class PlannedPrefix(NamedTuple):
-    """What a plan says for a cache that has marks, or that requests are routed to.
-
-    Attributes:
-        marks: After how many of its blocks a mark stands.
-        group: What names its prefix group, for the affinity id.
-        has_marks: Whether the cache has marks.
-        is_later_turn: Whether it is of a later turn, whose marks give way to others.
-        use: What it reads and writes, where others may have to wait for that.
-    """
+    """What a plan says for a cache that has marks, or that requests are routed to."""
 
     marks: tuple[int, ...]
     group: tuple[str, ...]
@@ -48,13 +40,7 @@ class PlannedPrefix(NamedTuple):
 
 
 class ContextCut(NamedTuple):
-    """Where a text that shows a plan is cut and marked.
-
-    Attributes:
-        prefix: What the plan says.
-        lengths: The lengths of the parts.
-        marked: Which of the parts are marked.
-    """
+    """Where a text that shows a plan is cut and marked."""
 
     prefix: PlannedPrefix
     lengths: tuple[int, ...] = ()
@@ -69,13 +55,7 @@ class ContextCut(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, text: str, query: str = "") -> ContextCut | None:
-        """Return how a plan's text is cut; None for a cache with neither marks nor keys.
-
-        Args:
-            plan: The plan.
-            text: What is shown of it.
-            query: The question in it; "" for none.
-        """
+        """Return how a plan's text is cut; None for a cache with neither marks nor keys."""
         prefix = PlannedPrefix.of(plan)
         if prefix is None:
             return None
@@ -98,25 +78,14 @@ class ContextCut(NamedTuple):
 
 
 class PlannedTexts(NamedTuple):
-    """Planned documents, as an application may join them into a prompt by itself.
-
-    Attributes:
-        texts: Their texts, in the planned order.
-        numbers: For each text after how many blocks of the plan it ends.
-        prefix: What the plan says.
-    """
+    """Planned documents, as an application may join them into a prompt by itself."""
 
     texts: tuple[str, ...]
     numbers: tuple[int, ...]
     prefix: PlannedPrefix
 
     def cut_in(self, text: str) -> ContextCut | None:
-        """Return how a prompt's text is cut that shows the documents; None if it shows none.
-
-        They are looked for in their order, each once; what stands between two of them belongs to
-        the second one. Where one is missing, those behind it are not looked for. No text is moved,
-        so a text that stands there by chance does no harm. Time is linear in the texts.
-        """
+        """Return how a prompt's text is cut that shows the documents; None if it shows none."""
         parts: list[ContentPart] = []
         end = 0
         for position, (one, number) in enumerate(zip(self.texts, self.numbers, strict=True)):

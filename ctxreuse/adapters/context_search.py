@@ -43,10 +43,7 @@ _FIRST_WITHOUT_SPACES = "\u0e00"
 
 
 BlockSpan: TypeAlias = tuple[BlockId, int, int, int | None, bytes, BlockKey]
-"""A block's id, where its text starts and ends in a rendering, its tokens, digest and key.
-
-A plain tuple: registries keep many for long, and the collector does not look into these.
-"""
+"""A block's id, where its text starts and ends in a rendering, its tokens, digest and key."""
 
 
 def block_span(block: ContextBlock, start: int) -> BlockSpan:
@@ -56,19 +53,7 @@ def block_span(block: ContextBlock, start: int) -> BlockSpan:
 
 @dataclass(frozen=True, slots=True)
 class FoundContext:
-    """A remembered context inside a text.
-
-    Attributes:
-        text: The context as it stands there.
-        digest: Of this text.
-        spans: Where its blocks stand in it, in the order given; a block that was given twice has
-            its place twice. None where the text shows them as planned before, so that it is to be
-            left alone.
-        is_disputed: Whether another context, which no prompt has shown yet, begins inside this one,
-            so that it is not certain which of them the application put there.
-        is_joined: Whether it has no labels: documents that the application joined itself.
-        cut: How a text that was planned before is cut into parts, if that is known.
-    """
+    """A remembered context inside a text."""
 
     text: str
     digest: bytes
@@ -91,14 +76,7 @@ Piece: TypeAlias = str | FoundContext
 
 
 class ParsedText(NamedTuple):
-    """A text as pieces that add up to it.
-
-    Attributes:
-        pieces: Remembered contexts, and plain text.
-        met: Digests of contexts that stand there too and are to be left alone, since they stand
-            inside another one, or another block or the rest of a word follows.
-        is_searched: Whether the text was searched to its end; if not, it is one plain piece.
-    """
+    """A text as pieces that add up to it."""
 
     pieces: tuple[Piece, ...]
     met: tuple[bytes, ...] = ()
@@ -113,22 +91,7 @@ class Variant(NamedTuple):
 
 
 class Rendering(NamedTuple):
-    """A rendered context, without its text.
-
-    Attributes:
-        digest: Of the whole text.
-        length: In characters.
-        head: Its first characters; how many is a power of two.
-        opening: The characters before the first block's text: a label.
-        ending: Hash of its last characters: the whole is compared only where these stand.
-        tail: Its last three characters as a number; see `_tails`.
-        continuation: What would follow if there were one more block: where that stands, the text
-            is only the beginning of a longer context.
-        variants: The blocks that it was made from, the latest last; several if different blocks
-            make the same text.
-        is_planned: Whether it was last remembered as a text that was planned before.
-        cut: How such a text is cut into parts, if that is known.
-    """
+    """A rendered context, without its text."""
 
     digest: bytes
     length: int
@@ -172,15 +135,7 @@ class Rendering(NamedTuple):
 
 
 class _SameHead:
-    """Renderings with the same head.
-
-    `search` reads without a lock, so tuples and arrays are replaced, not changed.
-
-    Attributes:
-        by_length: By length, ending and digest.
-        lengths: Their lengths, ascending, as long as these are few.
-        ends: If they are many, length and tail of each instead, by length; two rows.
-    """
+    """Renderings with the same head."""
 
     __slots__ = ("by_length", "ends", "lengths")
 
@@ -229,15 +184,7 @@ class _SameHead:
 
 
 class RenderingIndex:
-    """The renderings of one tenant, by how they begin and end.
-
-    `add` and `remove` need a lock. `search` needs none: it reads single entries and copies, so that
-    at worst it misses what is added at the same time.
-
-    Attributes:
-        unmet: By the variant's number, how often it was rendered and no prompt has shown it yet;
-            no entry for those that prompts have shown each time.
-    """
+    """The renderings of one tenant, by how they begin and end."""
 
     def __init__(self) -> None:
         self.unmet: dict[int, int] = {}
@@ -280,15 +227,7 @@ class RenderingIndex:
         self._sizes = tuple(sorted(self._head_sizes))
 
     def search(self, text: str) -> ParsedText:
-        """Return a text as pieces that add up to it: remembered contexts, and plain text.
-
-        Of contexts that overlap the one that begins first counts, and of those that begin together
-        the longest: a document that repeats a whole context is a document, not a context.
-
-        Time is linear in the text, whatever was rendered: at most one comparison for four
-        characters, and 20,000 more, are made with the endings of renderings, and at most eight
-        times the text's length is hashed. A text for which that does not do comes back plain.
-        """
+        """Return a text as pieces that add up to it: remembered contexts, and plain text."""
         found = _FoundContexts(text, self)
         for start in self._starts(text):
             if not found.look_at(start):
@@ -398,10 +337,7 @@ class _FoundContexts:
         return found
 
     def _candidates(self, start: int) -> list[tuple[int, _SameHead]]:
-        """Return lengths, ascending, of renderings that may stand at a position, and where to look.
-
-        They count as comparisons; if these are too many, some are missing.
-        """
+        """Return lengths, ascending, of renderings that may stand here, and where to look."""
         lengths: list[tuple[int, _SameHead]] = []
         for same in self._index.heads_at(self._text, start):
             # read in this order: where there are no lengths any more, there are ends

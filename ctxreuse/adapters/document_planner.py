@@ -38,13 +38,7 @@ RETRIEVALS = CallsToCome()
 
 @dataclass(frozen=True, slots=True)
 class RetrievedItems(Generic[_Item]):
-    """What one query retrieved.
-
-    Attributes:
-        items: The items, best first.
-        query: The query.
-        scope: Tenant, conversation and history of the request.
-    """
+    """What one query retrieved."""
 
     items: Sequence[_Item]
     query: str
@@ -53,13 +47,7 @@ class RetrievedItems(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class PlannedItem(Generic[_Item]):
-    """A retrieved item with its rank and label.
-
-    Attributes:
-        item: What was retrieved, untouched.
-        rank: Its position as retrieved, from 0.
-        label: The label of its block, such as "[Doc_1]"; None where planning failed.
-    """
+    """A retrieved item with its rank and label."""
 
     item: _Item
     rank: int
@@ -68,18 +56,7 @@ class PlannedItem(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class PlannedItems(Generic[_Item]):
-    """What one query retrieved, in the order in which to send it.
-
-    `items` and `left_out` together hold every retrieved item once; of items that are equal in
-    every respect, one.
-
-    Attributes:
-        items: What to send, in order.
-        left_out: What the conversation shows already; the label says where.
-        plan: The plan; None where planning failed and `items` is as retrieved.
-        annotation: What is to be said behind the documents about order and places; None if there is
-            nothing to say or the annotation mode is another.
-    """
+    """What one query retrieved, in the order in which to send it."""
 
     items: tuple[PlannedItem[_Item], ...]
     left_out: tuple[PlannedItem[_Item], ...] = ()
@@ -88,18 +65,7 @@ class PlannedItems(Generic[_Item]):
 
 
 class DocumentPlanner(Generic[_Item]):
-    """Plans what an adapter retrieves.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        block_of: Makes an item a block.
-        annotation: Where annotations go. With "off" no item is left out either, because nothing
-            would point to it.
-        component: The adapter's name, for the log.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode.
-    """
+    """Plans what an adapter retrieves."""
 
     def __init__(
         self,
@@ -123,14 +89,7 @@ class DocumentPlanner(Generic[_Item]):
         return self.plan_batch([RetrievedItems(items, query, scope)])[0]
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[PlannedItems[_Item]]:
-        """Return what several queries retrieved, each in its planned order.
-
-        Args:
-            batch: What the queries retrieved; planned together, tenants apart.
-
-        Returns:
-            The planned items of each query, in the order given.
-        """
+        """Return what several queries retrieved, each in its planned order."""
         return self._fail_open.attempt(
             lambda: self._planned_batch(batch),
             lambda: [as_retrieved(retrieved.items) for retrieved in batch],
@@ -189,40 +148,14 @@ class DocumentPlanner(Generic[_Item]):
 
 
 class _Copies(NamedTuple, Generic[_Item]):
-    """What one query retrieved, planned.
-
-    Attributes:
-        items: Copies that carry their plan or, without one, the items as they came.
-        plan: The plan, if it was planned now.
-    """
+    """What one query retrieved, planned."""
 
     items: list[_Item]
     plan: Plan | None = None
 
 
 class MetadataPlanner(Generic[_Item]):
-    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan.
-
-    If planning fails, items go through as they came. What several queries of a tenant retrieve at
-    the same time is planned together, and goes on in the planned order; `RETRIEVALS` says whether
-    others are on their way, so that one that comes alone does not wait.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        annotation: Where annotations go.
-        component: The adapter's name, for the log.
-        block_of: Makes an item a block that tells it from others.
-        without_plan: Returns items as they were before an earlier plan of the same turn; None if
-            they have to stay.
-        carrying: Returns a copy of an item that carries plan metadata.
-        annotation_item: Makes an item of an annotation's text, the plan metadata that it carries,
-            and the items that it speaks of.
-        appends: Whether "append" puts that item behind the documents; if not, only where no
-            document is left that could carry the plan.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode.
-    """
+    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan."""
 
     def __init__(
         self,
@@ -268,11 +201,7 @@ class MetadataPlanner(Generic[_Item]):
         return (await self._batcher.asubmit(given)).items
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
-        """Return what several queries retrieved, planned together, each in its planned order.
-
-        Returns:
-            The items of each query, in the order given, the annotation behind them if any.
-        """
+        """Return what several queries retrieved, planned together, each in its planned order."""
         given = [replace(one, items=_read(one.items)) for one in batch]
         return [one.items for one in self._planned_or_given(given)]
 
@@ -325,11 +254,7 @@ class MetadataPlanner(Generic[_Item]):
 
 
 def shared_names(metadata: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the names that all metadata have, empty: what an annotation among documents has.
-
-    A prompt for documents that names one of them would fail for a document that lacks it, and code
-    that lists the sources of an answer expects them.
-    """
+    """Return the names that all metadata have, empty: what an annotation among documents has."""
     names = [set(one) for one in metadata]
     return dict.fromkeys(sorted(set.intersection(*names)) if names else [], "")
 
@@ -340,12 +265,7 @@ def as_retrieved(items: Sequence[_Item]) -> PlannedItems[_Item]:
 
 
 def appended_annotation(plan: Plan, shown: Sequence[PlannedItem[Any]]) -> str | None:
-    """Return what a document behind the planned ones says; None if there is nothing to say.
-
-    Args:
-        plan: Their plan.
-        shown: The documents, in order; the prompt may show them without labels.
-    """
+    """Return what a document behind the planned ones says; None if there is nothing to say."""
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
         documents = [(one.rank, one.label or "") for one in shown]
@@ -367,10 +287,7 @@ def _is_large(batch: Sequence[RetrievedItems[Any]]) -> bool:
 
 
 def _read(items: Any) -> Any:
-    """Return what a retriever returned; of what can be read only once, a list.
-
-    Its errors are the retriever's.
-    """
+    """Return what a retriever returned; of what can be read only once, a list."""
     return list(items) if isinstance(items, Iterator) else items
 
 
@@ -380,11 +297,7 @@ def _as_they_came(items: Any) -> Any:
 
 
 def _ranks_of(items: Sequence[_Item], blocks: Sequence[ContextBlock]) -> dict[BlockKey, list[int]]:
-    """Return the ranks of the items behind each block, each of equal items once.
-
-    An item is compared with the latest 16 that differ behind the same block. A retriever that
-    returns one text more often than that, under as many metadata, may so have an item shown twice.
-    """
+    """Return the ranks of the items behind each block, each of equal items once."""
     ranks_of: dict[BlockKey, list[int]] = {}
     for rank, block in enumerate(blocks):
         ranks = ranks_of.setdefault(block.key, [])
@@ -401,10 +314,6 @@ def _are_equal(one: object, other: object) -> bool:
 
 
 def checked_annotation(annotation: object) -> AnnotationMode:
-    """Return the annotation mode.
-
-    Raises:
-        InvalidRequestError: no such annotation mode.
-    """
+    """Return the annotation mode."""
     modes = get_args(AnnotationMode)
     return cast(AnnotationMode, checked_choice("annotation mode", annotation, modes))

@@ -29,11 +29,7 @@ def is_cache_salt(value: object) -> bool:
 
 
 def checked_cache_salt(value: object) -> str | None:
-    """Return a salt as it is; None is no salt.
-
-    Raises:
-        InvalidRequestError: vLLM would refuse it.
-    """
+    """Return a salt as it is; None is no salt."""
     if value is None or (isinstance(value, str) and is_cache_salt(value)):
         return value
     raise InvalidRequestError(
@@ -43,14 +39,7 @@ def checked_cache_salt(value: object) -> str | None:
 
 
 def tenant_salt(tenant: str, key: str = "") -> str | None:
-    """Return a tenant's salt; the default tenant has none.
-
-    It does not contain the tenant's name, and without the key nobody can tell the tenant.
-
-    Args:
-        tenant: The tenant's name.
-        key: A secret of the application. Processes that share it share the cache.
-    """
+    """Return a tenant's salt; the default tenant has none."""
     if not tenant:
         return None
     return keyed_digest(key, "tenant", tenant)
@@ -64,15 +53,7 @@ def conversation_session(tenant: str, conversation_id: str | int, key: str = "")
 
 
 def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
-    """Return what to add to a call's `extra_body`: the tenant's salt.
-
-    Nothing without a tenant, or if the user has set a salt.
-
-    Args:
-        body: What the user sends there.
-        scope: Tenant of the call.
-        key: A secret for the hash.
-    """
+    """Return what to add to a call's `extra_body`: the tenant's salt."""
     salt = tenant_salt(scope.tenant or "", key)
     return {} if salt is None or "cache_salt" in body else {"cache_salt": salt}
 
@@ -84,19 +65,7 @@ def added_session(
     groups: Sequence[tuple[str, ...]] | None = None,
     header: str = SESSION_HEADER,
 ) -> dict[str, str]:
-    """Return what to add to a call's `extra_headers`: by what routers keep it in one place.
-
-    Nothing if the user has set the header, without a conversation, or without a group; see
-    `added_salt`.
-
-    Args:
-        headers: What the user sends there.
-        scope: Tenant and conversation of the call.
-        key: A secret for the hash.
-        groups: What names the prefix groups of its contexts, for the affinity id; None for the
-            conversation's session id.
-        header: The header's name.
-    """
+    """Return what to add to a call's `extra_headers`: by what routers keep it in one place."""
     if header.lower() in map(str.lower, headers):
         return {}
     if groups is not None:
@@ -109,16 +78,7 @@ def added_session(
 def added_cache_fields(
     body: Mapping[str, Any], groups: Sequence[tuple[str, ...]], profile: CacheProfile, key: str
 ) -> dict[str, Any]:
-    """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`.
-
-    Nothing without a group, for a cache that has neither, or if the user has set them.
-
-    Args:
-        body: What the user sends there.
-        groups: What names the prefix groups of the contexts in the prompt.
-        profile: The rules of the cache.
-        key: A secret for the hash.
-    """
+    """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`."""
     if not groups:
         return {}
     fields: dict[str, Any] = {}

@@ -26,22 +26,7 @@ _Value = TypeVar("_Value")
 
 
 def default_planner(environment: Mapping[str, str] | None = None, **settings: Any) -> ReusePlanner:
-    """Return a new planner with the settings that environment variables give.
-
-    A variable that is wrong fails nobody: the log says once, as an error, what is wrong with it and
-    what to do, and the planner does without it. A wrong mode stands for "shadow", which changes
-    nothing of what is sent.
-
-    Args:
-        environment: The variables; None is those of the process.
-
-            `CTXREUSE_MODE`: "active" (the default) or "shadow".
-            `CTXREUSE_CAPACITY_TOKENS`: Tokens that the engine's cache holds.
-            `CTXREUSE_SHARED_LOG`: The file of a `SQLiteLog`, or the URL of a `RedisLog`'s server;
-            not used in shadow mode.
-            `CTXREUSE_SHARED_LOG_SECRET`: The secret of the `RedisLog`.
-        **settings: Further settings of `ReusePlanner`.
-    """
+    """Return a new planner with the settings that environment variables give."""
     told = os.environ if environment is None else environment
     settings["mode"] = _read(told, MODE, _mode, "active", "shadow")
     settings["capacity_tokens"] = _read(told, CAPACITY_TOKENS, _tokens, None, None)
@@ -60,15 +45,7 @@ def _read(
     missing: _Value,
     wrong: _Value,
 ) -> _Value:
-    """Return a variable's value.
-
-    Args:
-        environment: The variables.
-        name: Its name.
-        read: Reads its text.
-        missing: What it is where it is not set, or empty.
-        wrong: What it is where it is wrong.
-    """
+    """Return a variable's value."""
     text = environment.get(name, "").strip()
     if not text:
         return missing

@@ -32,22 +32,7 @@ def format_documents(
     registry: ContextRegistry | None = None,
     tenant: str | None = None,
 ) -> str:
-    """Return documents as text for a prompt: labels, blocks, annotations.
-
-    Documents in the order of one plan are shown as that plan says, even if some of them were
-    removed since, and texts that a planned search has put into this order with its ranking. Any
-    others are shown in the order given, labels counted from 1; a model wrapper that finds the text
-    in a prompt plans it.
-
-    Args:
-        documents: The documents, in order.
-        templates: The words around them.
-        registry: Where the text is remembered; None takes the one of this process.
-        tenant: In whose prompts the text is planned; None is the default tenant.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return documents as text for a prompt: labels, blocks, annotations."""
     checked_kind("templates", templates, Templates, "Templates")
     rendered, tenant = context_registry(registry), tenant or ""
     if not any(METADATA_KEY in one.metadata for one in documents):
@@ -76,13 +61,7 @@ def format_documents(
 
 
 class PlanWords(NamedTuple):
-    """What is said of planned documents that a prompt shows without labels.
-
-    Attributes:
-        left_out: Where documents stand that are left out; true wherever it is said.
-        ranking: Which labels the documents have and how they rank, to be said behind all of them;
-            None if their order is the ranking, or if they do not stand as planned.
-    """
+    """What is said of planned documents that a prompt shows without labels."""
 
     left_out: tuple[str, ...] = ()
     ranking: str | None = None
@@ -94,12 +73,7 @@ class PlanWords(NamedTuple):
 
 
 def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> PlanWords:
-    """Return what is to be said behind documents that a prompt shows in this order.
-
-    Args:
-        documents: Documents, of one plan or not; some of a plan's may be missing.
-        templates: The words around them.
-    """
+    """Return what is to be said behind documents that a prompt shows in this order."""
     given = believed(documents)
     if any(one.is_annotation for one in given):
         return PlanWords()  # it says so itself
@@ -112,15 +86,7 @@ def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> Plan
 
 
 def unlabelled_ranking(documents: Sequence[tuple[int, str]], templates: Templates) -> str:
-    """Return the ranking of documents that stand before it without labels.
-
-    Where words rank by numbers, these count the documents from 1 as they stand there: not the
-    labels, of which one is missing or stands twice if a document does.
-
-    Args:
-        documents: Rank and label of each document, in the order in which they stand there.
-        templates: The words.
-    """
+    """Return the ranking of documents that stand before it without labels."""
     labels = [label for _, label in documents]
     places = templates.block_labels(range(1, len(documents) + 1))
     names = labels if templates.ranks_by_label else places
@@ -135,18 +101,7 @@ def cited_positions(
     templates: Templates,
     sources: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the positions of the documents that an answer cites, each once, in its order.
-
-    Args:
-        text: The answer.
-        documents: Those whose text `format_documents` returned for the prompt; with `sources` also
-            those of other turns.
-        templates: The words around them.
-        sources: What the answer says of its labels; see `labels_metadata`.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the positions of the documents that an answer cites, each once, in its order."""
     checked_kind("text", text, str, "an answer's text")
     checked_kind("templates", templates, Templates, "Templates")
     named = labels_in(text, templates)
@@ -195,10 +150,7 @@ def _positions_by_label(
 def _render_as_searched(
     blocks: Sequence[ContextBlock], templates: Templates, tenant: str
 ) -> str | None:
-    """Return blocks with the ranking of the search whose plan has put their texts into this order.
-
-    None if there is no such search of the tenant, or nothing to say of its ranking.
-    """
+    """Return blocks with the ranking of the search whose plan gave their texts this order."""
     shown = distinct_texts(blocks)
     ranks = SEARCHED_TEXTS.ranks(tenant, [block.digest for block in shown])
     if ranks is None or templates.is_ranked(sorted(ranks), ranks):
@@ -212,10 +164,7 @@ def _render_as_searched(
 def _render_as_planned(
     positions: Sequence[DocumentPosition], blocks: Sequence[ContextBlock], templates: Templates
 ) -> tuple[str, ContextCut | None] | None:
-    """Return blocks with labels, location annotations and order annotation as their plan says.
-
-    None if a label stands for two texts. Also how the text is cut, for a cache with marks or keys.
-    """
+    """Return blocks with labels, location annotations and order annotation as their plan says."""
     plan = positions[0].plan
     at: dict[str, tuple[DocumentPosition, ContextBlock]] = {}
     for position, block in zip(positions, blocks, strict=True):

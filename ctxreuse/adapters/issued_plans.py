@@ -35,13 +35,7 @@ _ALIKE = 64
 
 
 class Turn(NamedTuple):
-    """Whose turn a plan was made for.
-
-    Attributes:
-        tenant: The tenant; "" where the application names none.
-        conversation_id: The conversation, or None.
-        messages: How many messages stand before the turn; None where there are none.
-    """
+    """Whose turn a plan was made for."""
 
     tenant: str
     conversation_id: str | int | None
@@ -62,16 +56,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IssuedPlan:
-    """A plan that documents carry.
-
-    Attributes:
-        turn: The turn that it was made for.
-        number: Counts the plans of the process.
-        size: How many items it may have; long ids count as further ones.
-        plan: The plan as `plan_metadata` says it; its items carry only its digest.
-        items: Digests of what its items carry.
-        prefix: What it says for a cache that has marks or keys.
-    """
+    """A plan that documents carry."""
 
     turn: Turn
     number: int
@@ -81,12 +66,7 @@ class IssuedPlan:
     prefix: PlannedPrefix | None = None
 
     def add(self, carried: Any, owner: Any) -> None:
-        """Remember what an item carries.
-
-        Args:
-            carried: What it carries beside the plan, as JSON.
-            owner: The item's id; None where the carried names the item itself.
-        """
+        """Remember what an item carries."""
         digest = digest_of([carried, owner])
         if digest is not None:
             self.items.add(digest)
@@ -97,14 +77,7 @@ class IssuedPlan:
 
 
 class IssuedPlans:
-    """The plans that documents of this process carry; thread-safe.
-
-    When too many are remembered, the tenant with the most loses its oldest, so that no tenant makes
-    another one's documents forgotten.
-
-    Args:
-        max_items: How many items it remembers; the newest plan stays however large it is.
-    """
+    """The plans that documents of this process carry; thread-safe."""
 
     def __init__(self, max_items: int = MAX_ITEMS) -> None:
         self._max_items = max_items
@@ -153,14 +126,7 @@ class IssuedPlans:
     def issue(
         self, plan: Any, turn: Turn, size: int, prefix: PlannedPrefix | None = None
     ) -> IssuedPlan:
-        """Remember a plan as metadata shows it; its items are added later.
-
-        Args:
-            plan: The plan as metadata.
-            turn: The turn that it was made for.
-            size: How many items it may have; long ids count as further ones.
-            prefix: What it says for a cache that has marks or keys.
-        """
+        """Remember a plan as metadata shows it; its items are added later."""
         if prefix is not None:
             self._note_prefix(prefix)
         size += id_size(turn.conversation_id or "") - 1
@@ -212,11 +178,7 @@ class IssuedPlans:
             )
 
     def _forget_oldest(self, newest: str) -> None:
-        """Forget the oldest plans of whoever has the most items, but for the one just issued.
-
-        Args:
-            newest: The tenant that it was issued to.
-        """
+        """Forget the oldest plans of whoever has the most items, but for the one just issued."""
         while self._shares.is_exceeded:
             tenant = self._shares.largest()
             plans = self._of[tenant]
@@ -244,10 +206,7 @@ def _size(plans: tuple[IssuedPlan, ...]) -> int:
 
 
 def digest_of(value: Any) -> bytes | None:
-    """Return a digest of a JSON value that a round trip through JSON leaves as it is.
-
-    None where it is no JSON value: too deep, too large a number, another type.
-    """
+    """Return a digest of a JSON value that a round trip through JSON leaves as it is."""
     try:
         text = _as_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -256,13 +215,7 @@ def digest_of(value: Any) -> bytes | None:
 
 
 class SearchedText(NamedTuple):
-    """A text in the planned result of a search.
-
-    Attributes:
-        search: Counts the searches of the process.
-        position: Where the plan put it.
-        rank: Where the search ranked it, from 0.
-    """
+    """A text in the planned result of a search."""
 
     search: int
     position: int
@@ -270,12 +223,7 @@ class SearchedText(NamedTuple):
 
 
 class SearchedTexts:
-    """Texts whose planned order has no place for metadata: results of searches, as plain values.
-
-    Whoever makes documents of them in this order would show the planned order as the ranking.
-    Tenants share nothing; when too many are remembered, the tenant with the most loses its oldest.
-    Thread-safe.
-    """
+    """Texts whose planned order has no place for metadata: results of searches, as plain values."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -293,12 +241,7 @@ class SearchedTexts:
         return {"searched_texts": PartSize(self._texts.weight, MAX_ITEMS)}
 
     def remember(self, tenant: str, texts: Iterable[tuple[bytes, int]]) -> None:
-        """Remember the planned result of a search.
-
-        Args:
-            tenant: In whose scope it was made.
-            texts: Digest and rank of each text, in the planned order.
-        """
+        """Remember the planned result of a search."""
         search = next(self._numbers)
         for position, (digest, rank) in enumerate(texts):
             with self._lock:
@@ -308,15 +251,7 @@ class SearchedTexts:
                 self._texts.put(tenant, digest, (latest, *others[: _LATEST_SEARCHES - 1]))
 
     def ranks(self, tenant: str, digests: Sequence[bytes]) -> list[int] | None:
-        """Return the ranks of texts in the latest search whose plan has put them into this order.
-
-        Args:
-            tenant: Whose search it was.
-            digests: Of the texts.
-
-        Returns:
-            The ranks; None if there is no such search.
-        """
+        """Return the ranks of texts in the latest search whose plan gave them this order."""
         with self._lock:
             held = self._texts.of(tenant)
             if not digests or not len(held):

@@ -24,23 +24,14 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.planning.plan import Plan
 
 LONGEST_WAIT_S = 3.0
-"""A hosted model has mostly begun to answer by then, and who waits longer loses more than a read.
-
-A call that is not streamed does not tell when it has.
-"""
+"""A hosted model has mostly begun to answer by then; a longer wait costs more than a read."""
 _MOST_ROOTS = 1_000
 _MOST_LEADERS = 16
 _MOST_WRITTEN = 20_000
 
 
 class LeaderFirst:
-    """Lines up the slots of a batch: those that lead at once, the others when theirs lets them go.
-
-    Args:
-        queue: Where they wait.
-        slots: The slots, in the order in which to send them.
-        leaders: For each the position of its leader, which stands before it; None without one.
-    """
+    """Lines up a batch's slots: leaders at once, the others when theirs lets them go."""
 
     def __init__(
         self,
@@ -61,14 +52,7 @@ class LeaderFirst:
 
 
 def leaders(plans: Sequence[Plan | None]) -> list[int | None]:
-    """Return for each plan the position of the earlier one with which it shares the longest prefix.
-
-    Of several the earliest leads. A prefix is a system text and leading blocks or, of a later turn,
-    what the turn before it has sent. None says that it shares nothing with an earlier one.
-
-    Args:
-        plans: In the order in which they are sent; None for a request without a plan.
-    """
+    """Return for each plan the position of the earlier one whose prefix it shares longest."""
     roots: dict[Hashable, _PrefixNode] = {}
     last_turn: dict[Hashable, int] = {}
     found: list[int | None] = []
@@ -106,14 +90,7 @@ class _PrefixNode:
 
 
 class PrefixUse(NamedTuple):
-    """What a first turn reads and writes in a cache whose followers hit after the first token.
-
-    Attributes:
-        root: Whose system text it stands behind.
-        keys: Its blocks, in order.
-        lengths: How many blocks the prefixes have that it reads or writes, ascending: those up to
-            its marks or, for a cache without, all that are long enough; 0 is the system text.
-    """
+    """What a first turn reads and writes in a cache whose followers hit after the first token."""
 
     root: Hashable
     keys: tuple[BlockKey, ...]
@@ -121,12 +98,7 @@ class PrefixUse(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
-        """Return what a plan does; None for other caches, later turns, and plans made by hand.
-
-        Args:
-            plan: The plan.
-            waits: Whether followers wait; None does what the cache needs.
-        """
+        """Return what a plan does; None for other caches, later turns, and plans made by hand."""
         cache, request, logged = plan.cache, plan.request, plan.logged
         if waits is None:
             waits = cache.follower_hits == "first_token"
@@ -149,12 +121,7 @@ class PrefixUse(NamedTuple):
         return {length: named[length] for length in self.lengths if length in named}
 
     def reads(self, leader: PrefixUse, written: Collection[int]) -> bool:
-        """Return whether it reads a prefix that another one writes.
-
-        Args:
-            leader: The other one.
-            written: The lengths of the prefixes that are written.
-        """
+        """Return whether it reads a prefix that another one writes."""
         pairs = zip(self.keys, leader.keys, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return any(length <= common and length in self.lengths for length in written)
@@ -163,12 +130,7 @@ class PrefixUse(NamedTuple):
 def leaders_needed(
     plans: Sequence[Plan | None], uses: Sequence[PrefixUse | None] = ()
 ) -> list[int | None]:
-    """Return the leaders of requests whose cache lets followers hit after the first token only.
-
-    Args:
-        plans: In the order in which they are sent; None for a request without a plan.
-        uses: What those without a plan read and write, as a retriever has planned them.
-    """
+    """Return the leaders of requests whose cache lets followers hit after the first token only."""
     found: list[int | None] = [None] * len(plans)
     if any(plan is not None and plan.cache.follower_hits == "first_token" for plan in plans):
         found = leaders(plans)
@@ -186,14 +148,7 @@ def leaders_needed(
 
 
 class CallInFlight:
-    """A call from when it is about to be sent until it begins to be answered, or fails.
-
-    Args:
-        use: What it reads and writes.
-        writes: How many blocks the prefixes have that nobody has written before.
-        leader: The call that it waits for; None without one.
-        began: Called when it begins to be answered.
-    """
+    """A call from when it is about to be sent until it begins to be answered, or fails."""
 
     def __init__(
         self,
@@ -255,13 +210,7 @@ class CallInFlight:
             slot.leave()
 
     def _waits_for(self, owner: object) -> CallInFlight | None:
-        """Return the leader if it is still to be waited for.
-
-        Not where it cannot go on while this call waits, because it has made this call.
-
-        Args:
-            owner: The thread or the task that makes this call.
-        """
+        """Return the leader if it is still to be waited for."""
         self._owner = owner
         leader = self._leader
         if leader is None or leader.is_over or leader._owner == owner:
@@ -275,13 +224,7 @@ class CallInFlight:
 
 
 class CallsInFlight:
-    """Finds the leaders of single calls that run at the same time; threads and tasks may share it.
-
-    A call waits for the first one before it that is about to write a prefix which both share, once,
-    and leads itself only if it does not wait: so nobody waits in a circle. Nobody waits for what
-    was written before. Remembered are 1,000 system texts with the latest 16 leaders of each, and
-    20,000 prefixes that were written.
-    """
+    """Finds the leaders of single calls that run at the same time; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget)
@@ -292,11 +235,7 @@ class CallsInFlight:
         self._written: LRUMap[int, bool] = LRUMap(_MOST_WRITTEN)
 
     def enter(self, use: PrefixUse) -> CallInFlight:
-        """Return a call that is about to be sent.
-
-        Args:
-            use: What it reads and writes.
-        """
+        """Return a call that is about to be sent."""
         names = use.names()
         with self._lock:
             writes = [length for length, name in names.items() if name not in self._written]

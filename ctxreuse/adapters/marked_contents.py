@@ -13,24 +13,14 @@ from ctxreuse.context.prompt_forms import cut_content, marked_prompt
 
 
 class TextPosition(NamedTuple):
-    """Where a text stands: in which message, and in which part of its content.
-
-    Attributes:
-        message: Which message.
-        part: Which part; None if the content is a text.
-    """
+    """Where a text stands: in which message, and in which part of its content."""
 
     message: int
     part: int | None
 
 
 class MarkedContents(NamedTuple):
-    """What is sent.
-
-    Attributes:
-        contents: The content of each message.
-        tools: The call's tools.
-    """
+    """What is sent."""
 
     contents: list[Any]
     tools: list[Any]
@@ -46,17 +36,7 @@ def marked_contents(
     *,
     marks_end: bool = False,
 ) -> MarkedContents:
-    """Return the contents of a planned prompt's messages in parts, with marks.
-
-    Args:
-        contents: The contents, with the planned texts: a text, or a list of parts.
-        planned: The prompt as it was planned.
-        positions: Where each of its texts stands; None for what is no text.
-        profile: The rules of the cache.
-        field: What marks a part.
-        tools: The call's tools; their marks count, too.
-        marks_end: Whether the provider marks the prompt's end by itself.
-    """
+    """Return the contents of a planned prompt's messages in parts, with marks."""
     cuts: dict[int, dict[int | None, Sequence[ContentPart]]] = {}
     for position, parts in zip(positions, planned.parts, strict=True):
         if position is not None:

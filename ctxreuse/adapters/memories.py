@@ -35,12 +35,7 @@ _log = logging.getLogger("ctxreuse")
 
 Placement: TypeAlias = Literal["system", "before_question", "after_history"]
 """Where a turn's memories stand: in the system message, behind its text; in the question's message,
-before the question; or in a message of their own between history and question.
-
-What a conversation has shown stays where it is, byte for byte, and a turn adds only what is new.
-So the system message takes the memories of the first turn, and those of one that lays all out anew;
-what other turns add stands before the question.
-"""
+before the question; or in a message of their own between history and question."""
 
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
@@ -65,24 +60,12 @@ def checked_placement(placement: object) -> Placement:
 
 
 def checked_growth_limit(limit: float | None) -> float | None:
-    """Return how many times as long memories may make a prompt, or raise InvalidRequestError.
-
-    Args:
-        limit: A number from 1, or None for no limit.
-    """
+    """Return how many times as long memories may make a prompt, or raise InvalidRequestError."""
     return None if limit is None else checked_number("growth_limit", limit, 1)
 
 
 def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool:
-    """Return whether the memories that a conversation shows make its prompt too long.
-
-    To lay them out anew costs as much as it saves in the next turns, so a few are let be.
-
-    Args:
-        tokens: The prompt's length with all of them.
-        alone: Its length with those of this turn alone, in tokens, too.
-        growth_limit: The first may be so many times the second; None has no limit.
-    """
+    """Return whether the memories that a conversation shows make its prompt too long."""
     if growth_limit is None or tokens - alone < _FEW_TOKENS:
         return False
     return tokens > growth_limit * alone
@@ -166,12 +149,7 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
 
 
 class KnownMemories:
-    """The memories that an adapter has shown, by the digests of their texts; thread-safe.
-
-    A conversation may show documents of other sources, too. A store does not have those, so only
-    what came from it is looked up there. The tenant that holds most loses its oldest; what is
-    forgotten counts as it stands.
-    """
+    """The memories that an adapter has shown, by the digests of their texts; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget_all)
@@ -221,17 +199,7 @@ class KnownMemories:
     def standing_in(
         self, tenant: str, history: Iterable[Message], templates: Templates
     ) -> tuple[ContextBlock, ...]:
-        """Return the memories of a tenant whose texts stand in messages, under labels or alone.
-
-        Those are not found that stand behind so many labels and paragraphs that 16 times the
-        characters of the messages, and a million, were looked at, nor all of memories that begin
-        alike with more than 256 different lengths. What the assistant has said is no memory.
-
-        Args:
-            tenant: The tenant.
-            history: The messages.
-            templates: The words that the memories were rendered with.
-        """
+        """Return the memories of a tenant whose texts stand in messages, under labels or alone."""
         shown = [
             text
             for message in history
@@ -306,13 +274,7 @@ def _beginnings_at(text: str, first: int, after: str, separator: str) -> Iterato
 
 @dataclass(slots=True)
 class ShownMemories:
-    """The memories that earlier messages of a conversation show, and what the store has of them.
-
-    Attributes:
-        blocks: The memories as they stand there.
-        to_look_up: The ids of those that the search has not found, the latest 64.
-        stored: What the store has of these by id; None where it has nothing any more.
-    """
+    """The memories that earlier messages of a conversation show, and what the store has of them."""
 
     blocks: tuple[ContextBlock, ...] = ()
     to_look_up: tuple[BlockId, ...] = ()
@@ -326,14 +288,7 @@ class ShownMemories:
         request: ContextRequest,
         found: Iterable[ContextBlock],
     ) -> ShownMemories:
-        """Return what the messages before a turn show, to be looked up.
-
-        Args:
-            planner: The planner that has planned these messages.
-            known: The memories that the adapter has shown.
-            request: The turn; its history, conversation and tenant count.
-            found: What the turn's search has found.
-        """
+        """Return what the messages before a turn show, to be looked up."""
         if not request.history:
             return cls()
         recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
@@ -356,11 +311,7 @@ class ShownMemories:
             self.stored[memory_id] = text
 
     def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
-        """Return those that no longer hold.
-
-        Args:
-            found: What the search has found.
-        """
+        """Return those that no longer hold."""
         now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
         for block in found:
             now.setdefault(block.id, set()).add(block.text)
@@ -374,17 +325,7 @@ def without_memories(
     *,
     are_marked: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return messages without some memories that they show.
-
-    Time is linear in the messages, but for memories that begin alike.
-
-    Args:
-        messages: The messages; they are copied. Those of the assistant stay as they are.
-        texts: The memories.
-        templates: The words that they were rendered with.
-        are_marked: Whether "(removed)" stands in place of each, and of words that quote it; else
-            all words on memories go, too.
-    """
+    """Return messages without some memories that they show."""
     texts = set(texts)
     quoting = {templates.quoted_outdated(text) for text in texts} if are_marked else set()
     beginnings: dict[str, list[str]] = {}
@@ -440,16 +381,7 @@ def forgotten(
     conversation_id: str | int | None,
     tenant: str,
 ) -> list[dict[str, Any]]:
-    """Return messages of a conversation without the texts of some memories, as copies.
-
-    Args:
-        messages: The messages.
-        memory_ids: Ids of the memories.
-        planner: The planner that has planned these messages.
-        known: The memories that the adapter has shown.
-        conversation_id: The conversation; None where only what the adapter has shown is known.
-        tenant: Whose conversation it is.
-    """
+    """Return messages of a conversation without the texts of some memories, as copies."""
     gone = list(memory_ids)
     if conversation_id is not None:
         messages = planner.without_blocks(messages, gone, conversation_id, tenant)
@@ -466,15 +398,7 @@ def _memory_end(
     lengths: Sequence[int],
     templates: Templates,
 ) -> int | None:
-    """Return where the memory ends that stands at the beginning of a paragraph; None for none.
-
-    Args:
-        content: The text of a message.
-        start: Where the paragraph begins.
-        beginnings: The memories by how they begin.
-        lengths: The lengths of these beginnings, the longest first.
-        templates: The words that they were rendered with.
-    """
+    """Return where the memory ends that stands at the beginning of a paragraph; None for none."""
     first, after = start, ""
     label = templates.label_pattern.match(content, start)
     if label is not None and content.startswith(templates.before_text(label[0]), start):

@@ -181,14 +181,7 @@ class MemoryContext:
 
 @dataclass(frozen=True, slots=True)
 class MemorySearch:
-    """A call of a memory's `search`.
-
-    Attributes:
-        method: The method.
-        query: Its first argument.
-        args: Its other positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """A call of a memory's `search`."""
 
     method: Callable[..., Any]
     query: str
@@ -218,23 +211,7 @@ class MemorySearch:
 
 
 class MemoryPlanner:
-    """Plans the results of searches; an internal error lets the memories through as found.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        tenant: The tenant of the requests; None takes that of each search's filters.
-        component: The wrapper's name, for the log.
-        registry: Where contexts are remembered; None takes the one of this process.
-        labels: Whether memories stand under labels.
-        annotate: Whether a changed order is told to the model.
-        growth_limit: How long a conversation's prompt may get by the memories of earlier turns, as
-            a multiple of what it has with this turn's alone; then they are laid out anew. None has
-            no limit.
-        placement: Where new memories stand in prompts.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Plans the results of searches; an internal error lets the memories through as found."""
 
     def __init__(
         self,
@@ -266,14 +243,7 @@ class MemoryPlanner:
         return self._fail_open.faults
 
     def look_up(self, shown: ShownMemories, get: Callable[[Any], Any] | None) -> None:
-        """Look up what earlier messages show and the search has not found.
-
-        What cannot be looked up counts as it stands.
-
-        Args:
-            shown: What earlier messages show; takes note of what the store has.
-            get: Returns what the store has for an id; None where it cannot say.
-        """
+        """Look up what earlier messages show and the search has not found."""
         if not callable(get):
             return
         for memory_id in shown.to_look_up:
@@ -323,14 +293,7 @@ class MemoryPlanner:
         asked: ContextRequest,
         shown: ShownMemories,
     ) -> MemoryContext:
-        """Return a search's memories as text.
-
-        Args:
-            result: What the search returned.
-            search: The search.
-            asked: The request without its blocks and its tenant, as `asked` made it.
-            shown: What earlier messages show, looked up in the store.
-        """
+        """Return a search's memories as text."""
         opened = self._opened(asked)
         return self._fail_open.attempt(
             lambda: self._context(result, search, opened, shown),
@@ -344,10 +307,7 @@ class MemoryPlanner:
         )
 
     def _opened(self, asked: ContextRequest) -> ContextRequest:
-        """Return a request whose system text stands in one place: as `system`, or in the history.
-
-        A system message with memories begins with the system text; it stays as it was sent.
-        """
+        """Return a request whose system text stands once: as `system`, or in the history."""
         history = asked.history or ()
         opening = _system_text(history)
         if self._placement != "system" or opening is None:
@@ -359,12 +319,7 @@ class MemoryPlanner:
         return replace(asked, system=None) if is_said else asked
 
     def _placement_in(self, request: ContextRequest, *, anew: bool = False) -> Placement:
-        """Return where this turn's memories stand; what was sent already keeps its place.
-
-        Args:
-            request: The turn.
-            anew: Whether the conversation's memories are laid out anew.
-        """
+        """Return where this turn's memories stand; what was sent already keeps its place."""
         if self._placement == "system" and request.history and not anew:
             return "before_question"
         return self._placement
@@ -388,11 +343,7 @@ class MemoryPlanner:
         history: Iterable[Message],
         scope: RequestScope,
     ) -> list[dict[str, Any]]:
-        """Return messages of a conversation without the texts of memories, as copies.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return messages of a conversation without the texts of memories, as copies."""
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
         request = ContextRequest((), history=history, tenant=scope.tenant or "")
         conversation, known = scope.conversation_id, self.known
@@ -462,17 +413,7 @@ class MemoryPlanner:
         return replace(request, system=system, history=tuple(history), outdated=())
 
     def _first_turn(self, request: ContextRequest, placement: Placement) -> ContextRequest | None:
-        """Return the first turn of a conversation whose memories are laid out anew in it.
-
-        Others have begun with the same memories, and find them in the cache; but then the engine
-        computes anew all that was said since, now and whenever they are laid out anew. Behind what
-        was said they leave that in the cache. So they come first where more is found so, and where
-        they stand in the system text. None is a turn that asks behind a history.
-
-        Args:
-            request: The turn, laid out anew.
-            placement: Where its memories stand.
-        """
+        """Return the first turn of a conversation whose memories are laid out anew in it."""
         said = request.history
         if not said or not request.blocks:
             return None
@@ -489,13 +430,7 @@ class MemoryPlanner:
     def _is_too_long(
         self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories
     ) -> bool:
-        """Return whether a prompt with all memories shown so far would be too long.
-
-        Args:
-            request: The turn, behind all that was sent.
-            anew: The same laid out anew.
-            shown: The memories that earlier messages show.
-        """
+        """Return whether a prompt with all memories shown so far would be too long."""
         if anew is request:
             return False
         standing = {block.text for block in shown.blocks}
@@ -544,13 +479,7 @@ class PlansMemories:
 def asked(
     query: str, system: str | None, history: Any, conversation_id: str | int | None
 ) -> ContextRequest:
-    """Return a request without its memories, which are searched for later.
-
-    The surrounding `request_context` replaces None.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return a request without its memories, which are searched for later."""
     given = ContextRequest(
         (), query, system=system, history=history, conversation_id=conversation_id
     )
@@ -567,14 +496,7 @@ def _system_text(history: Sequence[Message]) -> str | None:
 
 
 def found_memories(result: Any) -> Sequence[MemoryRecord]:
-    """Return the memories of a search, best first.
-
-    Args:
-        result: `{"results": [...]}`, or the list itself, as older hosted clients return it.
-
-    Raises:
-        InvalidRequestError: neither of these.
-    """
+    """Return the memories of a search, best first."""
     memories = result.get(_RESULTS) if isinstance(result, Mapping) else result
     if not isinstance(memories, list):
         raise InvalidRequestError(
@@ -593,11 +515,7 @@ def texts_as_found(result: Any) -> list[str]:
 
 
 def memory_block(memory: MemoryRecord) -> ContextBlock:
-    """Return a memory as a block: id and text together, so that an updated memory is another one.
-
-    Raises:
-        InvalidBlockError: no text, as when only some fields were asked for.
-    """
+    """Return a memory as a block; an updated memory is another block."""
     memory_id = memory.get("id")
     if memory_id is not None and not isinstance(memory_id, (str, int)):
         memory_id = str(memory_id)  # a UUID
@@ -605,10 +523,7 @@ def memory_block(memory: MemoryRecord) -> ContextBlock:
 
 
 def relation_blocks(result: Any) -> list[ContextBlock]:
-    """Return a graph memory's relations as one block, none if there are none.
-
-    They are sorted, because their order means nothing, and the same ones are the same block then.
-    """
+    """Return a graph memory's relations as one block, none if there are none."""
     relations = result.get("relations") if isinstance(result, Mapping) else None
     lines: set[str] = set()
     for one in relations if isinstance(relations, (list, tuple)) else ():
@@ -621,17 +536,7 @@ def relation_blocks(result: Any) -> list[ContextBlock]:
 
 
 def result_in_order(result: Any, blocks: Sequence[ContextBlock], plan: Plan) -> Any:
-    """Return a search's result with its memories in the order of a plan, as copies.
-
-    Args:
-        result: What the search returned.
-        blocks: A block for each of its memories.
-        plan: Their plan, made with `deduplicate=False`.
-
-    Returns:
-        A dict has the plan, and each memory's rank and label, under one more key, "ctxreuse"; a
-        list has no place for it.
-    """
+    """Return a search's result with its memories in the order of a plan, as copies."""
     found = found_memories(result)
     ranks: dict[BlockKey, list[int]] = {}
     for rank, block in enumerate(blocks):

@@ -33,11 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class CallsToCome:
-    """Which calls are under way that will come to a micro-batcher, by group.
-
-    What ends a call may be Python's collector, at any time: each step is a single one of a
-    dictionary.
-    """
+    """Which calls are under way that will come to a micro-batcher, by group."""
 
     def __init__(self) -> None:
         self._start_anew()
@@ -78,38 +74,7 @@ class Scheduled(NamedTuple, Generic[_Result]):
 
 
 class MicroBatcher(Generic[_Item, _Result]):
-    """Collects single concurrent calls, plans them together, and lets them go in the planned order.
-
-    Applications that serve many users call the model once a user, from tasks or threads. Planned
-    one by one, their order is that of arrival; planned together, prompts that share a prefix run
-    back to back.
-
-    The first caller waits for the window to close and plans for all. Then each passes a release
-    token to the next waiter as it goes on, so that they reach the engine in the planned order.
-    Tasks of one event loop that follow each other go on together: it resumes them in their order.
-    Tasks of any event loop and threads may be mixed. A caller that is cancelled is passed over.
-
-    No caller depends on another one's thread or event loop to run: the first one that notices that
-    the window is over closes it, and all go on if the token does not come. A blocking call inside
-    an event loop is planned on its own, at once: the tasks that it would wait for cannot run.
-
-    Where it is known whether further calls come, a batch is closed as soon as none does, and before
-    the window is over: a call that comes alone does not wait. Tasks are given a few passes of their
-    event loop for that, in which all that were started together come.
-
-    Args:
-        schedule: Plans the items, given in the order of arrival; returns each once, in the order in
-            which to go. If it raises, every caller gets the exception.
-        window_s: Seconds for which the first caller waits for others; 0 plans each call on its own,
-            at once.
-        dropped: Called with what was planned for a caller that was cancelled while it waited.
-        group_of: Which group an item belongs to; only those of one group wait for each other.
-        others_come: Whether further calls of a group are on their way; None if nobody knows.
-        is_large: Whether items take so long to plan that it is not done on an event loop.
-
-    Raises:
-        InvalidRequestError: the window is not a number of seconds from 0 to 60.
-    """
+    """Collects concurrent calls, plans them together, and releases them in planned order."""
 
     def __init__(
         self,
@@ -210,10 +175,7 @@ class MicroBatcher(Generic[_Item, _Result]):
         batch.release_if_stalled(_STALL_TIMEOUT_S)
 
     def _close_aside(self, batch: _Batch[_Item, _Result]) -> None:
-        """Close a batch; a large one in a thread.
-
-        Nobody waits for the thread: its caller goes on when it is released, as all others do.
-        """
+        """Close a batch; a large one in a thread."""
         if not self._is_large([slot.item for slot in list(batch.arrived)]):
             self._close(batch)
             return
@@ -242,12 +204,7 @@ class MicroBatcher(Generic[_Item, _Result]):
 
 
 class _Batch(OrderedQueue[_Item, _Result]):
-    """Calls that are planned together.
-
-    Args:
-        group: Their group.
-        unused: Called with what was planned for a caller that was cancelled.
-    """
+    """Calls that are planned together."""
 
     def __init__(self, group: Hashable, unused: Callable[[_Result], object]) -> None:
         super().__init__(unused=unused, by_loop=True)
@@ -255,13 +212,7 @@ class _Batch(OrderedQueue[_Item, _Result]):
 
 
 class _Timer:
-    """Calls functions in the running event loop until it is cancelled.
-
-    Args:
-        window_s: When to call `close`, in seconds.
-        close: Called once.
-        go_on: Called after that, each time when the stall timeout has passed.
-    """
+    """Calls functions in the running event loop until it is cancelled."""
 
     def __init__(
         self, window_s: float, close: Callable[[], object], go_on: Callable[[], object]

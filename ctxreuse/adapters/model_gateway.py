@@ -30,28 +30,7 @@ _Piece = TypeVar("_Piece")
 
 
 class ModelGateway:
-    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it.
-
-    Where a cache lets followers hit after their leader's first token only, a single call waits for
-    that of another one under way which is about to write the prefix that both share; for 3 seconds
-    at most. Without a window none waits.
-
-    Args:
-        planner: Plans the contexts.
-        strategy: "reuse", "paper" or "none".
-        window_s: Seconds for which a single prompt waits for others; 0 plans each on its own. One
-            that can show no context does not wait.
-        component: The model wrapper's name, for the log.
-        registry: Where rendered contexts are remembered; None takes the one of this process.
-
-    Attributes:
-        statistics: Returns what became of the contexts in its prompts.
-        attempt: Returns what a function returns or, if it raises, what another one does.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-        UnknownStrategyError: there is no such strategy.
-    """
+    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it."""
 
     def __init__(
         self,
@@ -118,13 +97,7 @@ class ModelGateway:
     def observe(
         self, planned: PlannedPrompt | None, usage: ReportedTokens | None, seconds: float
     ) -> None:
-        """Tell the planner what the engine reports of a prompt that was answered.
-
-        Args:
-            planned: The prompt; None if it was not planned, of which nothing is told.
-            usage: What the engine reports; None without usage.
-            seconds: How long the call took.
-        """
+        """Tell the planner what the engine reports of a prompt that was answered."""
         note_beginning(planned)
         if planned is None or usage is None:
             return
@@ -143,11 +116,7 @@ class ModelGateway:
 
     @contextmanager
     def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
-        """Evict a prompt if the code that sends it raises or is cancelled.
-
-        Args:
-            planned: The prompt; None if it was not planned.
-        """
+        """Evict a prompt if the code that sends it raises or is cancelled."""
         try:
             yield
         except BaseException:
@@ -157,12 +126,7 @@ class ModelGateway:
     def stream(
         self, planned: PlannedPrompt | None, start: Callable[[], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
-        """Yield what a model streams; evict the prompt if that ends before the first piece.
-
-        Args:
-            planned: The prompt; None if it was not planned.
-            start: Makes the model stream.
-        """
+        """Yield what a model streams; evict the prompt if that ends before the first piece."""
         is_read = False
         try:
             pieces = start()
@@ -200,12 +164,7 @@ class ModelGateway:
             self.evict_unread(planned, is_read)
 
     def evict_unread(self, planned: PlannedPrompt | None, is_read: bool) -> None:
-        """Evict a prompt if the engine has answered nothing, so probably has not read it.
-
-        Args:
-            planned: The prompt; None if it was not planned.
-            is_read: Whether anything came back.
-        """
+        """Evict a prompt if the engine has answered nothing, so probably has not read it."""
         if planned is not None and not is_read:
             self.evict(planned)
 
@@ -224,10 +183,6 @@ class ModelGateway:
 
 
 def note_beginning(planned: PlannedPrompt | None) -> None:
-    """Let the calls go on that wait for one, which has begun to be answered.
-
-    Args:
-        planned: The prompt of that call; None if it was not planned.
-    """
+    """Let the calls go on that wait for one, which has begun to be answered."""
     if planned is not None and planned.in_flight is not None:
         planned.in_flight.begin()

@@ -39,18 +39,7 @@ class SlotState(Enum):
 
 
 class Slot(Generic[_Item, _Result]):
-    """One call in an `OrderedQueue`: it arrives, is lined up, is released, and leaves.
-
-    Args:
-        queue: Where it waits.
-        item: What is to be planned.
-        result: What was planned for it already.
-
-    Attributes:
-        item: What is to be planned.
-        state: How far it has come.
-        error: What its caller gets instead of a result.
-    """
+    """One call in an `OrderedQueue`: it arrives, is lined up, is released, and leaves."""
 
     def __init__(
         self, queue: OrderedQueue[_Item, _Result], item: _Item, result: _Result | None = None
@@ -77,34 +66,21 @@ class Slot(Generic[_Item, _Result]):
         self._results = [result]
 
     def attach(self, wake: Callable[[], object], loop: object = None) -> None:
-        """Call `wake` when the slot is released or leaves, at once if it has.
-
-        Args:
-            wake: Ends a wait in any thread; RuntimeError says that its event loop is closed.
-            loop: The event loop that resumes those that wait in it in the order of their wakes.
-        """
+        """Call `wake` when the slot is released or leaves, at once if it has."""
         with self.queue.lock:
             self.wake, self.loop = wake, loop
             if self.state in (SlotState.RUNNING, SlotState.LEFT):
                 wake()
 
     def take(self) -> _Result | None:
-        """Return what was planned, once; None if nothing was, or if it was taken or given up.
-
-        Raises:
-            BaseException: What the planning has raised.
-        """
+        """Return what was planned, once; None if nothing was, or if it was taken or given up."""
         if self.error is not None:
             raise self.error
         with self.queue.lock:
             return self._results.pop() if self._results else None
 
     def leave(self, release: bool = True) -> None:
-        """End, or give up waiting, and free the place. May be repeated.
-
-        Args:
-            release: Whether to release the next waiters now.
-        """
+        """End, or give up waiting, and free the place. May be repeated."""
         queue = self.queue
         with queue.lock:
             if self.state is not SlotState.LEFT:
@@ -121,11 +97,7 @@ class Slot(Generic[_Item, _Result]):
 
 
 class TaskWaiter:
-    """Waits in a task of the running event loop until a slot is released, or has left.
-
-    Args:
-        slot: The slot.
-    """
+    """Waits in a task of the running event loop until a slot is released, or has left."""
 
     def __init__(self, slot: Slot[Any, Any]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -153,28 +125,7 @@ class TaskWaiter:
 
 
 class OrderedQueue(Generic[_Item, _Result]):
-    """Releases calls in their order, some at a time; passes over those that have left.
-
-    Threads and tasks of any event loop may wait in one queue. A call may leave at any time, and
-    frees its place. With one place, calls that leave as soon as they are released are released
-    strictly one after the other.
-
-    Args:
-        places: How many calls run at a time.
-        unused: Called with the result of a call that left without having taken it.
-        lanes: How many orders there are; their calls are released in turn.
-        by_loop: Whether calls that follow each other and wait in one event loop take one place
-            together. The loop resumes them in their order, so none has to wait until the one before
-            has run; in a busy loop that takes as long as all that others do there.
-
-    Attributes:
-        lock: Guards the queue; hold it to look and act in one step.
-        arrived: The calls that wait to be planned, in the order of arrival.
-        places: How many calls may run at a time.
-        present: How many calls have come and not left.
-        running: How many of these are released.
-        moved_at: When a call was lined up or left last, in seconds of the monotonic clock.
-    """
+    """Releases calls in their order, some at a time; passes over those that have left."""
 
     def __init__(
         self,
@@ -217,14 +168,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         slots: list[Slot[_Item, _Result]],
         schedule: Callable[[list[Slot[_Item, _Result]]], list[Slot[_Item, _Result]]],
     ) -> None:
-        """Plan calls together, and line them up.
-
-        Args:
-            slots: The calls.
-            schedule: Gives each its result; returns them in the order in which to go. What it
-                raises reaches each caller. An interrupt reaches this caller alone; the others get a
-                RuntimeError.
-        """
+        """Plan calls together, and line them up."""
         line = slots
         try:
             line = schedule(slots)
@@ -241,13 +185,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def line_up(
         self, slots: Iterable[Slot[_Item, _Result]], lane: int = 0, first: int | None = None
     ) -> None:
-        """Give calls their places in the order, and release those that may run.
-
-        Args:
-            slots: The calls, in their order.
-            lane: Which order.
-            first: The place of the first of them; None is behind all others.
-        """
+        """Give calls their places in the order, and release those that may run."""
         left = []
         with self.lock:
             self.moved_at = time.monotonic()
@@ -313,12 +251,7 @@ class OrderedQueue(Generic[_Item, _Result]):
 
 
 async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:
-    """Return what planning returns; a large batch is planned in a thread.
-
-    Args:
-        work: Plans.
-        calls: How many calls it plans.
-    """
+    """Return what planning returns; a large batch is planned in a thread."""
     if calls > PLANNED_ON_THE_LOOP:
         return await asyncio.to_thread(work)
     return work()
@@ -334,11 +267,7 @@ def in_event_loop() -> bool:
 
 
 def checked_window(window_s: object) -> float:
-    """Return the window if it is valid.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the window if it is valid."""
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)):
         raise InvalidRequestError(
             f"the micro-batch window must be a number of seconds, not {describe(window_s)}"

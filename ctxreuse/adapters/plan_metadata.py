@@ -39,12 +39,7 @@ PlanMetadata: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PlannedDocument:
-    """A document of some framework, whose metadata may say where a plan put it.
-
-    Attributes:
-        block: Its id, and its text as rendered.
-        metadata: Its metadata.
-    """
+    """A document of some framework, whose metadata may say where a plan put it."""
 
     block: ContextBlock
     metadata: Metadata
@@ -59,13 +54,7 @@ class PlannedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The beginning of a text, which repeats the end of an earlier one.
-
-    Attributes:
-        characters: Its length.
-        label: The label of the earlier text.
-        digest: Of these characters, in hexadecimal, because the text may be changed later.
-    """
+    """The beginning of a text, which repeats the end of an earlier one."""
 
     characters: int
     label: str
@@ -74,15 +63,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPosition:
-    """Where a plan put a document.
-
-    Attributes:
-        rank: Its position as retrieved, from 0.
-        label: Its label, such as "[Doc_1]".
-        plan: The plan that it is part of.
-        overlap: What its rendering leaves out, if its beginning repeats an earlier block's end.
-        prefix: What the plan says for a cache that has marks or keys.
-    """
+    """Where a plan put a document."""
 
     rank: int
     label: str
@@ -93,15 +74,7 @@ class DocumentPosition:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMetadata:
-    """The metadata that the documents of one plan get.
-
-    Attributes:
-        plan_id: The digest of the plan as metadata, in hexadecimal.
-        ids: The id of each document, by label.
-        overlaps: What renderings leave out, by label.
-        issued: Remembers what the documents get, and the plan.
-        to_carry: The plan as metadata, until a document has got it.
-    """
+    """The metadata that the documents of one plan get."""
 
     plan_id: str
     ids: Mapping[str, BlockId]
@@ -118,11 +91,7 @@ class DocumentMetadata:
         return self._mark(carried)
 
     def annotation(self, text: str) -> dict[str, Any]:
-        """Return what the annotation behind the documents carries.
-
-        Args:
-            text: Its words; a document with other words does not pass for the annotation.
-        """
+        """Return what the annotation behind the documents carries."""
         carried = {"annotation": text_digest(text).hex()}
         self.issued.add(carried, None)
         return self._mark(carried)
@@ -140,11 +109,7 @@ class _Mark(dict[str, Any]):
 
 
 class MarkedMetadata(dict[str, Any]):
-    """Metadata with a plan's mark, which changes nothing of what makes two documents equal.
-
-    Frameworks that merge the results of several retrievers compare metadata or its `str()`. Neither
-    of them shows the mark; `repr()`, look-ups and JSON do.
-    """
+    """Metadata with a plan's mark, which changes nothing of what makes two documents equal."""
 
     __hash__ = None
 
@@ -169,12 +134,7 @@ def marked(metadata: Metadata, mark: Mapping[str, Any]) -> MarkedMetadata:
 
 
 def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
-    """Return the metadata for a plan's documents.
-
-    Args:
-        plan: The plan.
-        with_order: Whether its order annotation is kept.
-    """
+    """Return the metadata for a plan's documents."""
     carried = plan_metadata(plan)
     if not with_order:
         carried["order_annotation"] = None
@@ -194,12 +154,7 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
 
 
 def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the planned result of a memory search carries.
-
-    Args:
-        plan: Its plan.
-        memories: `id`, `rank` and `label` of each memory, in the result's order.
-    """
+    """Return what the planned result of a memory search carries."""
     carried = plan_metadata(plan)
     issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), 1)
     issued.add(list(memories), None)
@@ -210,15 +165,7 @@ def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict
 
 
 def memory_ranks(result: Metadata, scope: RequestScope | None = None) -> list[int] | None:
-    """Return the rank of each memory in a planned search result.
-
-    Args:
-        result: What the search returned, `{"results": [memory, ...], ...}`.
-        scope: Whose request it is; None takes the surrounding one.
-
-    Returns:
-        The ranks; None if no plan of this process has put the memories into this order.
-    """
+    """Return the rank of each memory in a planned search result."""
     carried, memories = result.get(METADATA_KEY), result.get("results")
     if carried is None or not isinstance(memories, list):
         return None
@@ -242,13 +189,7 @@ def _are_at(memories: Sequence[Any], places: Sequence[Mapping[str, Any]]) -> boo
 
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON-compatible metadata, without any text of documents or messages.
-
-    Returns:
-        `request_id`, `blocks` (ids to send, in order), `references` (ids left out),
-        `order_annotation`, `parts` (`[label, id]`, or `[label, id, words]` for one left out) and
-        `expected_cached_tokens`.
-    """
+    """Return a plan as JSON-compatible metadata, without any text of documents or messages."""
     return {
         "request_id": plain_id(plan.request_id),
         "blocks": [plain_id(block.id) for block in plan.blocks],
@@ -285,17 +226,7 @@ def position_of(metadata: Metadata) -> DocumentPosition | None:
 def believed(
     documents: Sequence[PlannedDocument], scope: RequestScope | None = None
 ) -> list[PlannedDocument]:
-    """Return documents with the plan metadata that this process wrote for them, and no other.
-
-    Metadata is believed where it stands on the document that it was written for, unaltered, and is
-    of the turn at hand: that of the scope, and of the newest plan among the documents. Where only
-    the document was altered or moved, its plan is believed but not its position, because the plan
-    says where left-out documents stand. What is not believed is counted, and logged once.
-
-    Args:
-        documents: The documents.
-        scope: Whose request it is; None takes the surrounding one.
-    """
+    """Return documents with the plan metadata that this process wrote for them, and no other."""
     if not any(METADATA_KEY in one.metadata for one in documents):
         return list(documents)
     known: dict[bytes, list[IssuedPlan]] = {}  # by the digest, which the documents of a plan share
@@ -386,10 +317,7 @@ def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:
 
 
 def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentPosition] | None:
-    """Return the positions of believed documents if they stand as one plan put them.
-
-    Some may be missing.
-    """
+    """Return the positions of believed documents if they stand as one plan put them."""
     positions: list[DocumentPosition] = []
     for one in documents:
         position = position_of(one.metadata)
@@ -416,10 +344,7 @@ def _sent_labels(positions: Sequence[DocumentPosition]) -> list[str]:
 
 
 def prefix_shown(positions: Sequence[DocumentPosition]) -> PlannedPrefix | None:
-    """Return what the plan of documents says for a cache that has marks or keys.
-
-    Marks behind a document that was taken away are left out: nobody shares that prefix.
-    """
+    """Return what the plan of documents says for a cache that has marks or keys."""
     prefix, missing = positions[0].prefix, missing_labels(positions)
     if prefix is None or not missing:
         return prefix
@@ -430,12 +355,7 @@ def prefix_shown(positions: Sequence[DocumentPosition]) -> PlannedPrefix | None:
 def planned_texts(
     documents: Sequence[PlannedDocument], scope: RequestScope | None = None
 ) -> PlannedTexts | None:
-    """Return documents of one plan as a prompt may show them; None without marks and keys.
-
-    Args:
-        documents: The documents, in order.
-        scope: Whose request it is; None takes the surrounding one.
-    """
+    """Return documents of one plan as a prompt may show them; None without marks and keys."""
     if not ISSUED_PLANS.has_prefixes:
         return None
     shown = [one for one in believed(documents, scope) if not one.is_annotation]
@@ -451,30 +371,13 @@ def planned_texts(
 def retrievers_order(
     documents: Sequence[PlannedDocument], scope: RequestScope | None = None
 ) -> list[int] | None:
-    """Return the positions of documents in the order in which they were retrieved.
-
-    So plans never nest: documents that stand as one plan put them go back to the retriever's order;
-    in any other order, such as a reranker's, they stay. Annotations that an earlier plan put behind
-    them are left out.
-
-    Args:
-        documents: The documents, in order.
-        scope: Whose request it is; None takes the surrounding one.
-
-    Returns:
-        Positions in `documents`; None says that all have to stay as they are, because the earlier
-        plan left out what the conversation shows and they say where it stands.
-    """
+    """Return the positions of documents in the order in which they were retrieved."""
     given = believed(documents, scope)
     return None if left_out_words(given) else _ranked(given)
 
 
 def ranked_positions(documents: Sequence[PlannedDocument]) -> list[int]:
-    """Return the positions of documents best first, annotations left out.
-
-    Documents that stand as one plan put them were ranked by their retriever; of others, their order
-    is the ranking.
-    """
+    """Return the positions of documents best first, annotations left out."""
     return _ranked(believed(documents))
 
 

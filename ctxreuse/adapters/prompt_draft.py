@@ -48,14 +48,7 @@ _SPEAKERS = ("user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """One part of a prompt: a message's content, or a part of it.
-
-    Attributes:
-        role: The message's role, as OpenAI names it.
-        text: The text.
-        names_places: Whether it stands for tools, or a schema, that may ask for documents by their
-            places.
-    """
+    """One part of a prompt: a message's content, or a part of it."""
 
     role: str
     text: str
@@ -71,15 +64,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class ScopedPrompt:
-    """A prompt that is about to be sent.
-
-    Attributes:
-        parts: Its texts in order.
-        scope: Whose request it is.
-        retrieved: What retrievers returned in the run of this prompt, one list of blocks each, in
-            their order; found where the application joined such a list into a text.
-        planned: Documents of this run that are planned already, for a cache with marks or keys.
-    """
+    """A prompt that is about to be sent."""
 
     parts: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
@@ -88,20 +73,7 @@ class ScopedPrompt:
 
 
 class PlacedPiece(NamedTuple):
-    """A piece of a prompt.
-
-    Attributes:
-        part: Which part it belongs to.
-        piece: A context to plan, or text.
-        key: Of what is sent for a context.
-        is_context: Whether it is a context, planned now or before.
-        labels: Those of a context that is sent as it stands, or as it was sent before.
-        stays: Whether it is planned only so that the planner knows what is sent: as given.
-        cuts: The lengths of the parts that it was sent in before.
-        deepest: Which of these had the last mark; see `SentContext`.
-        cut: How a new text that shows a plan is cut and marked.
-        group: What names its prefix group, if it was planned before.
-    """
+    """A piece of a prompt."""
 
     part: int
     piece: Piece
@@ -126,15 +98,7 @@ class PlacedPiece(NamedTuple):
 
 
 class SentContext(NamedTuple):
-    """A context as it was sent.
-
-    Attributes:
-        text: The text.
-        labels: The labels in it.
-        parts: The text cut into parts, with marks; empty where the cache has none.
-        deepest: Which part has the last mark, -1 for what stands before the text; None without one.
-        group: What names its prefix group, where a key routes requests.
-    """
+    """A context as it was sent."""
 
     text: str
     labels: ContextLabels
@@ -149,12 +113,7 @@ class SentContext(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, given: FoundContext) -> SentContext:
-        """Return what is sent for a context now that it is planned.
-
-        Args:
-            plan: Its plan.
-            given: The context as given.
-        """
+        """Return what is sent for a context now that it is planned."""
         if given.is_joined:
             text, has_labels = render_joined(plan, given)
         else:
@@ -176,23 +135,7 @@ class SentContext(NamedTuple):
 
 
 class PromptDraft:
-    """A prompt in the making, from the first piece to the last.
-
-    Attributes:
-        prompt: The prompt as given.
-        tenant: Whose it is.
-        pieces: The pieces that are still to come.
-        met: Digests of contexts that stand in the prompt and are no pieces.
-        plans: The plans of the contexts so far.
-        has_contexts: Whether contexts of the tenant stand where new ones may.
-        contexts_found: How many contexts of the tenant stand anywhere in the prompt.
-        contexts: The labels of the contexts so far.
-        groups: What names the prefix groups of the contexts so far, where that is known.
-        uses: What the contexts so far read and write; None where that is not known.
-        cuts: Of the texts that were planned before and are new here.
-        planned_before: How many texts of the prompt were planned before, and are new here.
-        joined_before: Such texts in which the application joined documents, by what names them.
-    """
+    """A prompt in the making, from the first piece to the last."""
 
     def __init__(
         self, prompt: ScopedPrompt, registry: ContextRegistry, templates: Templates
@@ -242,12 +185,7 @@ class PromptDraft:
     def sightings(
         self, number: int, sent_before: Callable[[str, bytes], SentContext | None]
     ) -> Iterator[Sighting]:
-        """Yield the contexts that were found.
-
-        Args:
-            number: The prompt's own.
-            sent_before: Returns a tenant's context as it was sent, if that is known.
-        """
+        """Yield the contexts that were found."""
         last = max((n for n, one in enumerate(self.pieces) if one.is_context), default=-1)
         for position, (part, piece, key, *_) in enumerate(self.pieces):
             if not isinstance(piece, str):
@@ -263,10 +201,7 @@ class PromptDraft:
                 yield Sighting(piece, key, number, standing, is_tool_result, is_remembered)
 
     def sent_key(self, key: bytes) -> bytes:
-        """Return under which key a context as it is sent is remembered.
-
-        Conversations that begin alike may have been sent it in different orders.
-        """
+        """Return under which key a context as it is sent is remembered."""
         conversation_id = self.prompt.scope.conversation_id
         if conversation_id is None:
             return key
@@ -277,14 +212,7 @@ class PromptDraft:
         return tuple(map(joined, self._parts))
 
     def parts(self, profile: CacheProfile) -> tuple[tuple[ContentPart, ...], ...]:
-        """Return what is sent for each part cut into content parts, with marks.
-
-        In a conversation the end is marked, too, and the end of the turn before: the next turn
-        begins with this one. Nothing is cut where the cache has no marks or no context is shown.
-
-        Args:
-            profile: The rules of the cache.
-        """
+        """Return what is sent for each part cut into content parts, with marks."""
         if not profile.has_marks or not self._shown:
             return ()
         whole = [without_blank_parts(parts) for parts in self._parts]
@@ -305,11 +233,7 @@ class PromptDraft:
         return [part.text for part, standing in parts if standing != "history"]
 
     def front(self) -> bytes | None:
-        """Return what names the words before the first context, once it is settled.
-
-        None without a context that was planned, now or before, and behind an answer, where
-        conversations differ as they should.
-        """
+        """Return what names the words before the first context, once it is settled."""
         texts: list[str] = []
         for one in self.pieces:
             if self._turns[one.part]:
@@ -323,12 +247,7 @@ class PromptDraft:
     def settle(
         self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], SentContext | None]
     ) -> Counter[str]:
-        """Turn all but the contexts to plan into text, and count them.
-
-        Args:
-            claimed: What the registry says of each context of this prompt.
-            sent_before: Returns a tenant's context as it was sent, if that is known.
-        """
+        """Turn all but the contexts to plan into text, and count them."""
         pieces: list[PlacedPiece] = []
         counts: Counter[str] = Counter()
         if self._unsearched:
@@ -401,10 +320,7 @@ class PromptDraft:
         return one._replace(cut=cut_here, group=cut_here.prefix.group)
 
     def _with_planned(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
-        """Return pieces with the text cut in which the application joined planned documents.
-
-        Nothing in it is moved or renamed.
-        """
+        """Return pieces with the text cut in which the application joined planned documents."""
         best: tuple[int, ContextCut] | None = None
         for number, one in enumerate(pieces):
             is_new = self._standings[one.part] != "history" and not one.is_context
@@ -428,10 +344,7 @@ class PromptDraft:
         return [*pieces[:number], shown, *pieces[number + 1 :]]
 
     def _with_joined(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
-        """Return pieces with the documents as a context that the application joined itself.
-
-        Not where texts show labels: those of documents that get some now would be the same.
-        """
+        """Return pieces with the documents as a context that the application joined itself."""
         texts = [part.text for part in self.prompt.parts]
         joined = joined_context(texts, self.prompt.retrieved)
         if joined is None or self.prompt.parts[joined.text].role == "assistant":
@@ -461,11 +374,7 @@ class PromptDraft:
         ]
 
     def to_remember(self, sent: SentContext) -> SentContext | None:
-        """Return what later prompts show of the next piece, a context, as it was sent.
-
-        One that the application joined itself has no place of its own to be found at, so that is
-        the whole text around it; None if it was sent as given.
-        """
+        """Return what later prompts show of the next piece, a context, as it was sent."""
         one, *behind = self.pieces
         if not (isinstance(one.piece, FoundContext) and one.piece.is_joined):
             return sent

@@ -27,13 +27,7 @@ _NAMES_OF_A_CALL = ("id", "index", "name", "tool_call_id", "type")
 
 
 class ContextLabels(NamedTuple):
-    """The labels of a context as it was sent.
-
-    Attributes:
-        ordinals: For each block, in the order given, the ordinal of the label under which it is
-            sent; the same one twice for a block that was given twice.
-        ids: The ids of the blocks.
-    """
+    """The labels of a context as it was sent."""
 
     ordinals: tuple[int, ...] = ()
     ids: tuple[BlockId, ...] = ()
@@ -41,16 +35,7 @@ class ContextLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptLabels:
-    """Which label the model sees for each that the application gave, at one place of a prompt.
-
-    The application's numbers count the blocks of the newest turn that shows any, from 1. What else
-    the model may name, a block of an earlier turn or none at all, has the numbers behind, so that
-    no two labels become one, and no other label passes for a block of that turn.
-
-    Attributes:
-        sent: The ordinals that the model sees, in the order given.
-        templates: The words around the blocks.
-    """
+    """Which label the model sees for each that the application gave, at one place of a prompt."""
 
     sent: tuple[int, ...] = ()
     templates: Templates = DEFAULT_TEMPLATES
@@ -113,13 +98,7 @@ class PromptLabels:
 
 
 class TextStream:
-    """Renames the labels in a text that comes piece by piece.
-
-    What may be the beginning of a label is kept back until the rest has come.
-
-    Args:
-        labels: The labels of the prompt that the text answers.
-    """
+    """Renames the labels in a text that comes piece by piece."""
 
     def __init__(self, labels: PromptLabels) -> None:
         self._labels = labels
@@ -155,13 +134,7 @@ class TextStream:
 
 
 def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> Any:
-    """Return a copy of nested values with all texts in them renamed; the same object if none is.
-
-    Args:
-        value: Strings, lists, tuples, mappings and Pydantic models; others stay.
-        rename: What to do with each string; keys stay.
-        depth: Levels of nested values; what lies deeper stays.
-    """
+    """Return a copy of nested values with all texts in them renamed; the same object if none is."""
     if isinstance(value, str):
         text = rename(value)
         return value if text == value else text
@@ -171,13 +144,7 @@ def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> 
 
 
 def renamed_calls(calls: Any, rename: Callable[[str], str]) -> Any:
-    """Return tool calls with the labels in their arguments renamed; the same object if none is.
-
-    Args:
-        calls: One call or a list of them, in any form that providers give them. What names a call
-            or its tool stays, whatever it looks like: it is no word of the model's.
-        rename: What to do with each string.
-    """
+    """Return tool calls with the labels in their arguments renamed; the same object if none is."""
 
     def field(name: Any, one: Any) -> Any:
         return one if name in _NAMES_OF_A_CALL else renamed(one, rename)
@@ -192,12 +159,7 @@ def renamed_calls(calls: Any, rename: Callable[[str], str]) -> Any:
 
 
 def _with_each(value: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return a copy of a value with what it holds changed; the same object if nothing is.
-
-    Args:
-        value: A list, tuple, mapping or Pydantic model; others stay.
-        change: Returns what stands for an entry, by its name (None in a list) and value.
-    """
+    """Return a copy of a value with what it holds changed; the same object if nothing is."""
     if isinstance(value, dict):
         entries = {name: change(name, one) for name, one in value.items()}
         return value if _same(value.values(), entries.values()) else entries
@@ -218,16 +180,7 @@ def _same(given: Any, new: Any) -> bool:
 
 
 def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> dict[str, Any]:
-    """Return what an answer's labels stand for, as JSON-compatible values.
-
-    Args:
-        labels: The labels of the prompt.
-        contexts: The contexts in it whose labels are known, in order.
-
-    Returns:
-        For each label, as it stands in the answer, the `id` of its block and `sent`, the label that
-        the model saw; for those of the newest turn also `rank`, the position as given, from 0.
-    """
+    """Return what an answer's labels stand for, as JSON-compatible values."""
     templates = labels.templates
     sources: dict[str, Any] = {}
     for context in contexts:
@@ -243,11 +196,7 @@ def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> 
 
 
 def answer_sources(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what an answer's metadata says of its labels, as far as `labels_metadata` wrote it.
-
-    Args:
-        metadata: The answer's; of any form, because a store may have changed it.
-    """
+    """Return what an answer's metadata says of its labels, as far as `labels_metadata` wrote it."""
     carried = metadata.get(METADATA_KEY)
     labels = carried.get("labels") if isinstance(carried, Mapping) else None
     return {
@@ -266,15 +215,7 @@ def labels_in(text: str, templates: Templates) -> list[str]:
 
 
 class _Forms(NamedTuple):
-    r"""How a label looks without the brackets around it, so that "[Doc_1, Doc_2]" is found, too.
-
-    Models that write Markdown write "Doc\_1", which shows as "Doc_1".
-
-    Attributes:
-        whole: Finds it; group 1 is the ordinal.
-        beginning: Finds a beginning of it at the end of a text.
-        longest: Characters of the longest beginning.
-    """
+    r"""How a label looks without the brackets around it, so that "[Doc_1, Doc_2]" is found, too."""
 
     whole: re.Pattern[str]
     beginning: re.Pattern[str]

@@ -45,29 +45,12 @@ _Remembered: TypeAlias = tuple[
     str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...], int | None, tuple[str, ...]
 ]
 """A context as it was sent: text, ordinals and ids of its labels, lengths of its parts, which of
-these has the last mark, and its group.
-
-A plain tuple: many are kept for long, and the collector does not look into these.
-"""
+these has the last mark, and its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """A prompt with its contexts planned.
-
-    Attributes:
-        position: Its position among the prompts that were planned together.
-        texts: The text to send for each part.
-        plans: The plans of the contexts that were planned now.
-        labels: For each part the labels that are in force behind it; none where planning failed.
-        contexts: The labels of the contexts in it, in order, where they are known.
-        tenant: Whose prompt it is.
-        parts: The text of each part in content parts, with marks; empty where the cache has none.
-        groups: What names the prefix group of each context, in order, also of those that a
-            retriever or a memory has planned, where the cache has marks or keys.
-        use: What its first context reads and writes, where others may have to wait for that.
-        in_flight: The call that it is sent in, where that waits for another one, or leads.
-    """
+    """A prompt with its contexts planned."""
 
     position: int
     texts: tuple[str, ...]
@@ -86,11 +69,7 @@ class PlannedPrompt:
         return self.labels[-1] if self.labels else PromptLabels()
 
     def answer_metadata(self) -> dict[str, Any]:
-        """Return what an answer carries, JSON-compatible, without any text; empty if nothing.
-
-        Returns:
-            `labels`: see `labels_metadata`.
-        """
+        """Return what an answer carries, JSON-compatible, without any text; empty if nothing."""
         if not self.contexts:
             return {}
         return {"labels": labels_metadata(self.answer_labels, self.contexts)}
@@ -98,43 +77,7 @@ class PlannedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptStatistics:
-    """What became of the contexts in prompts, and what a `PromptPlanner` remembers.
-
-    Attributes:
-        planned: Contexts that were planned.
-        left_alone: Texts that are equal to a rendered context and were sent as given, because it is
-            not certain that the application put them there: it was rendered less often than prompts
-            show it, or stands in another one, or twice in one prompt.
-        planned_before: Contexts whose blocks a retriever, a memory or an agent has planned; and
-            prompts that show such documents without labels, and the words that rank them.
-        in_history: Contexts that were answered before; they are sent as they were sent then, or as
-            given where that is not known.
-        too_short: Documents that the application joined itself and that are shorter than twice the
-            words that would rank them; they are sent as given.
-        kept_in_place: Documents that the application joined itself and that are sent as given,
-            because their order may matter: words around them, or a schema of the answer, speak of
-            citations, sources, numbers or places, or others that were retrieved stand beside them.
-        varying_front: Prompts with a planned context that begin in a new way: none of the tenant's
-            earlier ones has the same words before its first context, so no document of it is in the
-            cache. A tenant's first prompt does not count. After 20 of them, and more than half of
-            what was planned, the log says once what to do. Of 10,000 beginnings it is known.
-        joined_otherwise: Prompts that show documents which a retriever returned in the same run,
-            but not all of them, whole, in its order, with the same line breaks between each two,
-            or those of several retrievers; they are sent as given.
-        in_other_scope: Prompts without a context of their tenant that show what was rendered in
-            another scope.
-        not_recognised: Prompts that show the first two labels, and neither a context of their
-            tenant nor one of another scope: it was rendered in another process, or altered since.
-        without_context: Prompts in which nothing was found at all, those of the three lines above
-            included. After 20 of them, and no context in any other, the log says once what to do,
-            unless a retriever, postprocessor or memory of this process plans contexts.
-        too_long: Texts and prompts sent as given because they take too much work to plan.
-        sent_texts: Contexts as they were sent that are remembered for later turns.
-        sent_characters: How long these are together; the label of each block counts as 64, of one
-            with a long id for every 64 characters of it.
-        parts: How much of what is bounded is remembered: `sent_characters`, where each context
-            counts 100 characters more than it has, and `fronts`, the words before first contexts.
-    """
+    """What became of the contexts in prompts, and what a `PromptPlanner` remembers."""
 
     planned: int = 0
     left_alone: int = 0
@@ -154,30 +97,7 @@ class PromptStatistics:
 
 
 class PromptPlanner:
-    """Plans the contexts inside prompts and schedules the prompts.
-
-    A context that stands before a message of the assistant was sent before: it is shown again as it
-    was sent then, byte for byte, or as it stands where that is not known any more. Applications
-    put a new one into the system message of a later turn, though, and before a message of the
-    assistant at the end, which the model is to go on with: there a new one is planned.
-
-    Labels are given out once in a prompt: with another context in it that stays as given, and shows
-    labels, a context keeps the retriever's order and gets the labels after these.
-
-    Time is linear in the prompts: texts are searched in linear time, and a prompt with more than 64
-    contexts to plan is sent as given. At most 16,000,000 characters of contexts as they were sent
-    are remembered, each context counting 100 characters more than it has; the tenant that holds
-    most loses first.
-
-    Args:
-        planner: Plans the contexts; None makes one.
-        strategy: "reuse", "paper" or "none".
-        registry: Where rendered contexts are remembered; None takes the one of this process.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        UnknownStrategyError: no such strategy.
-    """
+    """Plans the contexts inside prompts and schedules the prompts."""
 
     def __init__(
         self,
@@ -216,11 +136,7 @@ class PromptPlanner:
             )
 
     def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
-        """Return the prompts in the order in which to send them, each once.
-
-        Args:
-            prompts: The prompts that wait to be sent, in the order of arrival.
-        """
+        """Return the prompts in the order in which to send them, each once."""
         drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
         waiting, time = [], planning_time(self._planner)
@@ -344,12 +260,7 @@ class PromptPlanner:
         return any(map(self._planner.templates.ranking_pattern.search, texts))
 
     def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:
-        """Go on to the draft's next context that needs a plan; show again what was sent.
-
-        Args:
-            draft: The draft.
-            plan: The plan of the context that the draft has come to; it is shown first.
-        """
+        """Go on to the draft's next context that needs a plan; show again what was sent."""
         if plan is not None:
             one = draft.pieces[0]
             assert isinstance(one.piece, FoundContext)
@@ -510,11 +421,7 @@ def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
 
 
 def planner_or_new(planner: object) -> ReusePlanner:
-    """Return the planner that was given, or for None a new one, as the environment says.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the planner that was given, or for None a new one, as the environment says."""
     if planner is None:
         return default_planner()
     wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
@@ -527,17 +434,7 @@ def plans_together(
     strategy: Strategy = "reuse",
     **options: Any,
 ) -> list[Plan]:
-    """Return the plans of requests that came together, in the order given.
-
-    A tenant's only one is planned as if it had come alone: a batch is ordered in another way, and
-    would show that others asked at the same time.
-
-    Args:
-        planner: Plans them.
-        requests: The requests.
-        strategy: As for `ReusePlanner.plan`.
-        options: As for `ReusePlanner.plan`.
-    """
+    """Return the plans of requests that came together, in the order given."""
     of_tenant = Counter(request.tenant for request in requests)
     in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
     plans: dict[int, Plan] = {}

@@ -44,26 +44,11 @@ _MAX_VARIANTS = 8
 
 
 Standing: TypeAlias = Literal["new", "renewed", "latest", "history"]
-"""How a context stands to the answers in its prompt.
-
-"new" has no answer behind it. "renewed" has, but stands where applications put another context each
-turn: in a system message, or before the beginning of an answer that the model is to go on with.
-"latest" has, and no other context stands behind it: it was answered before, unless the template
-holds the answer itself. "history" was answered before.
-"""
+"""How a context stands to the answers in its prompt."""
 
 
 class Sighting(NamedTuple):
-    """A context that stands in a prompt.
-
-    Attributes:
-        found: The context.
-        place: Names the tenant, everything that is given before it in the prompt, and its text.
-        prompt: Which of the prompts that are planned together it stands in.
-        standing: How it stands to the answers there.
-        is_tool_result: Whether it is all that the answer to a tool call says.
-        is_remembered: Whether it is known how it was sent there before.
-    """
+    """A context that stands in a prompt."""
 
     found: FoundContext
     place: bytes
@@ -86,16 +71,7 @@ Claimed: TypeAlias = FoundContext | Unplanned
 
 @dataclass(frozen=True, slots=True)
 class RegistryStatistics:
-    """What a registry holds, all tenants together.
-
-    Attributes:
-        tenants: Tenants with renderings.
-        renderings: Remembered texts.
-        spans: Positions of blocks in them; one with a long id counts once for every 64 characters.
-        places: Where prompts have shown them.
-        forgotten: How many were forgotten before a prompt has shown them: those are not planned.
-        parts: The last three with their bounds, by these names.
-    """
+    """What a registry holds, all tenants together."""
 
     tenants: int
     renderings: int
@@ -106,25 +82,7 @@ class RegistryStatistics:
 
 
 class ContextRegistry:
-    """Remembers rendered contexts, the latest ones, and finds them in prompts of the same tenant.
-
-    A rendering is planned at as many different places as it was rendered: a place is everything
-    that a prompt gives before it. At the same place it is found again, in retries, in later turns,
-    and where one text serves many questions. Anywhere else the same text is quoted, and left alone:
-    in a question, a document, an answer.
-
-    It keeps digests, positions of blocks and the first 64 characters of each rendering, not the
-    texts. Where the bounds are reached, the tenant that holds most loses first, its least recently
-    seen. Threads may share it; nothing but short steps are done under its lock.
-
-    Args:
-        max_renderings: How many are remembered, all tenants together. A rendering takes about 1.5
-            KB. A batch with more prompts than that loses the first ones before it is planned.
-        max_spans: How many blocks they may have together, each about 250 bytes; one with a long id
-            counts once for every 64 characters.
-
-    At most 100,000 places are remembered, each about 250 bytes.
-    """
+    """Remembers the latest rendered contexts and finds them in prompts of their tenant."""
 
     def __init__(self, max_renderings: int = 25_000, max_spans: int = 500_000) -> None:
         self._bounds = max_renderings, max_spans
@@ -176,16 +134,7 @@ class ContextRegistry:
         templates: Templates = DEFAULT_TEMPLATES,
         tenant: str = "",
     ) -> str:
-        """Return the blocks as a context in the order given, and remember it.
-
-        Labels count positions from 1, so that `[Doc_3]` is the third block given, also where the
-        second is the first one again. A context whose blocks are all blank is not remembered.
-
-        Args:
-            blocks: The blocks; the same id and text twice is shown once.
-            templates: The words around them.
-            tenant: In whose prompts it is to be found.
-        """
+        """Return the blocks as a context in the order given, and remember it."""
         given = ContextRequest(blocks).blocks
         first: dict[BlockKey, int] = {}
         for position, block in enumerate(given):
@@ -211,30 +160,12 @@ class ContextRegistry:
         return text
 
     def remember_planned(self, text: str, tenant: str = "", cut: ContextCut | None = None) -> None:
-        """Remember a text that shows blocks as they were planned, annotations included.
-
-        It is found as a context without blocks: nobody plans it again, not even where another
-        context that was rendered before has the same beginning, and what stands in it is no
-        context.
-
-        Args:
-            text: The text.
-            tenant: In whose prompts it is to be found.
-            cut: How it is cut into content parts, where the cache needs that.
-        """
+        """Remember a text that shows blocks as they were planned, annotations included."""
         if text.strip():
             self._remember(tenant, Rendering.of(text)._replace(cut=cut))
 
     def remember_plan(self, plan: Plan, tenant: str | None = None) -> None:
-        """Remember what a plan shows, so that it is not planned again and its labels stay its own.
-
-        Without the question where that comes last: with it, the same question asked elsewhere about
-        documents without a plan would pass for planned.
-
-        Args:
-            plan: The plan.
-            tenant: In whose prompts it is to be found besides those of the plan's tenant.
-        """
+        """Remember what a plan shows: it is not planned again, and its labels stay its own."""
         if plan.order_annotation is None or plan.templates.order_position == "before_question":
             text, query = plan.rendered(), ""
         else:
@@ -244,11 +175,7 @@ class ContextRegistry:
             self.remember_planned(text, one, cut)
 
     def parse(self, text: str, tenant: str = "") -> ParsedText:
-        """Return a text as pieces that add up to it: a tenant's contexts, and plain text.
-
-        See `RenderingIndex.search`. After a text that takes too long to search, what the tenant has
-        rendered so far is found at known places only: it may stand anywhere in that text.
-        """
+        """Return a text as pieces that add up to it: a tenant's contexts, and plain text."""
         index = self._indexes.get(tenant)
         if index is None:
             return ParsedText((text,) if text else ())
@@ -264,11 +191,7 @@ class ContextRegistry:
         return index is not None and any(map(index.may_stand_in, texts))
 
     def is_rendered_elsewhere(self, texts: Iterable[str], tenant: str) -> bool:
-        """Return whether texts show what was rendered outside of this tenant's scope.
-
-        Looked for is what was rendered without a tenant or, for a prompt without one, what the
-        tenant did who rendered last.
-        """
+        """Return whether texts show what was rendered outside of this tenant's scope."""
         other = "" if tenant else self._latest_tenant
         index = self._indexes.get(other)
         if index is None or other == tenant:
@@ -279,27 +202,7 @@ class ContextRegistry:
     def claim(
         self, tenant: str, sightings: Sequence[Sighting], met: Iterable[bytes] = ()
     ) -> list[Claimed]:
-        """Return the contexts among sightings that the application put there.
-
-        A context is one if its place is known or if it was rendered for it: it has to be the only
-        one of this text at a new place of its prompt, histories included, and in prompts that are
-        planned together, those at new places have to be no more than were rendered and not shown
-        yet. If blocks of different ids or borders make the same text, they have to be those that
-        were rendered and not shown yet, or those known at that place. All others are left alone.
-        Each sighting counts as shown.
-
-        One that may have been answered before is planned if it was rendered and not shown yet, and
-        its place is new or nobody remembers how it was sent there: another model or another
-        conversation has shown it then.
-
-        Args:
-            tenant: The tenant of all prompts.
-            sightings: The contexts found in prompts that are planned together.
-            met: Digests of further contexts that stand in the prompts, to be left alone.
-
-        Returns:
-            For each sighting the context, or why it is not planned.
-        """
+        """Return the contexts among sightings that the application put there."""
         claimed: list[Claimed] = list(map(_unplanned, sightings))
         by_digest: dict[bytes, list[int]] = {}
         for number, one in enumerate(sightings):
@@ -426,10 +329,7 @@ class _Claim:
         return found
 
     def _quoting_prompts(self, sightings: Sequence[Sighting], known: Sequence[bool]) -> set[int]:
-        """Return the prompts that show the text at several new places: one may be a quotation.
-
-        Only the application answers tool calls; several of them may have found the same.
-        """
+        """Return the prompts that show the text at several new places: one may be a quotation."""
         if len(sightings) < 2:
             return set()
         new = [one for one, is_known in zip(sightings, known, strict=True) if not is_known]
@@ -498,14 +398,7 @@ def _shared_registry() -> ContextRegistry:
 
 
 def context_registry(registry: ContextRegistry | None = None) -> ContextRegistry:
-    """Return the registry given or, for None, the one that this process shares.
-
-    The shared one is made when it is first asked for. It lets plain functions render what a model
-    wrapper finds, without a handle.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the registry given or, for None, the one that this process shares."""
     if registry is None:
         with _sharing:
             return _shared_registry()

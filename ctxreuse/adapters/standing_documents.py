@@ -52,14 +52,7 @@ _MOST_LOOKED_FOR = 16
 
 
 class StandingDocuments(NamedTuple):
-    """Documents that stand in a text.
-
-    Attributes:
-        start: Where they begin in it.
-        text: All of them as they stand there, with what stands between them.
-        spans: For each document that is not blank its position among those given, and where it
-            begins and ends in `text`, in characters.
-    """
+    """Documents that stand in a text."""
 
     start: int
     text: str
@@ -72,13 +65,7 @@ class StandingDocuments(NamedTuple):
 
 
 class JoinedContext(NamedTuple):
-    """Documents that an application joined into one of a prompt's texts.
-
-    Attributes:
-        text: Which of the texts.
-        start: Where they begin in it.
-        found: They themselves.
-    """
+    """Documents that an application joined into one of a prompt's texts."""
 
     text: int
     start: int
@@ -88,15 +75,7 @@ class JoinedContext(NamedTuple):
 def joined_context(
     texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]
 ) -> JoinedContext | None:
-    """Return the documents that an application joined into the texts of a prompt.
-
-    Of several lists the longest is found that stands in one of the texts; none if it stands in
-    two, or if another one stands outside of it, since words about "the documents" could mean any.
-
-    Args:
-        texts: The texts.
-        retrieved: What was retrieved for this prompt, each list in its order.
-    """
+    """Return the documents that an application joined into the texts of a prompt."""
     longest: tuple[int, StandingDocuments] | None = None
     found: JoinedContext | None = None
     for blocks in sorted(retrieved, key=len, reverse=True):
@@ -122,17 +101,7 @@ def joined_context(
 def may_be_moved(
     joined: JoinedContext, texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]
 ) -> bool:
-    """Return whether joined documents mean the same in another order.
-
-    They have no labels, so words, or an answer, may tell them by their places: a citation, a list
-    of their sources, "the main document". And what is said behind them of "the documents above" has
-    to hold: no other document that was retrieved may stand in the prompt.
-
-    Args:
-        joined: The documents.
-        texts: The prompt's texts.
-        retrieved: What was retrieved for it.
-    """
+    """Return whether joined documents mean the same in another order."""
     around = list(texts)
     given = around[joined.text]
     end = joined.start + len(joined.found.text)
@@ -146,14 +115,7 @@ def may_be_moved(
 
 
 def shows_several(texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]) -> bool:
-    """Return whether texts show two different documents of one list, in whatever way.
-
-    Of each list the best 16 are looked for.
-
-    Args:
-        texts: A prompt's texts.
-        retrieved: What was retrieved for it.
-    """
+    """Return whether texts show two different documents of one list, in whatever way."""
     for blocks in retrieved:
         documents = {one.text.strip() for one in blocks[:_MOST_LOOKED_FOR]}
         shown = (
@@ -167,40 +129,17 @@ def shows_several(texts: Sequence[str], retrieved: Sequence[Sequence[ContextBloc
 
 
 def names_places(text: str) -> bool:
-    """Return whether a text may tell documents by their place, or ask an answer to do so.
-
-    Linear in the text. It looks for words, most of them English, so it may err either way.
-    """
+    """Return whether a text may tell documents by their place, or ask an answer to do so."""
     return _PLACES.search(text) is not None
 
 
 def asks_for_places(schema: str) -> bool:
-    """Return whether tools or an answer's schema may ask for the places of documents.
-
-    Args:
-        schema: It, as JSON.
-    """
+    """Return whether tools or an answer's schema may ask for the places of documents."""
     return names_places(schema.replace("_", " ")) or _NUMBERS.search(schema) is not None
 
 
 def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments | None:
-    r"""Return how documents stand in a text: all, whole, in this order, once; None if they do not.
-
-    White space at their ends may be missing there. Equal documents are interchangeable, so each
-    stands for any of them. Not found are: documents that are all equal, and any between which more
-    than line breaks and a rule stands, or not the same each time; and any that are not set apart
-    from the text around them, by a line break, a colon or markup. Time is linear in text and
-    documents.
-
-    Args:
-        text: The text.
-        documents: The texts of the documents, in the order in which they were retrieved; blank
-            ones need not stand there.
-
-    Example:
-        >>> standing_documents("Read:\na b\n\nc d\n\nWhich?", ["a b", "c d"]).text
-        'a b\n\nc d'
-    """
+    r"""Return how documents stand in a text, all, whole, in order, once; else None."""
     whole = {number: one for number, one in enumerate(documents) if one.strip()}
     bare = {number: one.strip() for number, one in whole.items()}
     if len(set(bare.values())) < 2:
@@ -209,34 +148,14 @@ def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments
 
 
 def is_worth_ranking(found: FoundContext, templates: Templates) -> bool:
-    """Return whether joined documents are long enough for the words that rank them.
-
-    Only what repeats saves anything; documents shorter than the words behind them would cost more
-    to say in another order than to read anew.
-
-    Args:
-        found: The documents as given.
-        templates: The words.
-    """
+    """Return whether joined documents are long enough for the words that rank them."""
     labels = templates.block_labels(range(1, len(found.spans) + 1))
     words = templates.with_legend(templates.order_annotation(labels), labels)
     return len(found.text) >= _LEAST_LENGTH * len(words)
 
 
 def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
-    """Return what is sent for joined documents now that they are planned.
-
-    They stand as the application joined them, in the planned order, what repeats one of them behind
-    all others; where the plan's order is another one than the retriever's, words behind them say
-    their labels and their ranking.
-
-    Args:
-        plan: Their plan.
-        given: The documents as given.
-
-    Returns:
-        The text, and whether it says labels.
-    """
+    """Return what is sent for joined documents now that they are planned."""
     planned = [block.text for block in plan.blocks]
     as_given = [given.text[start:end] for _, start, end, *_ in given.spans]
     texts = [*planned, *(Counter(as_given) - Counter(planned)).elements()]

@@ -28,14 +28,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 
 
 class PromptPiece(NamedTuple):
-    """A content part of a prompt, as a cache sees it.
-
-    Attributes:
-        content: What stands there; equal texts are equal content.
-        tokens: Its length in tokens.
-        is_marked: Whether the prefix that ends with it is to be kept.
-        life: The time to live of what is written here, by its name; None is the profile's own.
-    """
+    """A content part of a prompt, as a cache sees it."""
 
     content: str
     tokens: int
@@ -44,11 +37,7 @@ class PromptPiece(NamedTuple):
 
 
 def checked_pieces(pieces: Iterable[PromptPiece], key: str) -> list[PromptPiece]:
-    """Return the content parts of a prompt as a list.
-
-    Raises:
-        InvalidRequestError: wrong type, of them, of what they hold, or of the key.
-    """
+    """Return the content parts of a prompt as a list."""
     checked_kind("key", key, str, "a string")
     prompt = checked_each("pieces", pieces, PromptPiece, "a PromptPiece")
     for one in prompt:
@@ -59,28 +48,7 @@ def checked_pieces(pieces: Iterable[PromptPiece], key: str) -> list[PromptPiece]
 
 
 class BreakpointCache:
-    """What a hosted cache with marks serves and charges.
-
-    Of more marks than a request may write, the latest count. Requests with different keys share
-    nothing. Expired entries are dropped as time goes on.
-
-    Args:
-        profile: The rules; one with marks.
-        marks_end: Whether the provider itself marks the end of each prompt, as today's defaults do;
-            it counts as one of the marks.
-
-    Raises:
-        InvalidRequestError: wrong type, or a cache without marks.
-
-    Example:
-        >>> from ctxreuse import cache_profile
-        >>> cache = BreakpointCache(cache_profile("anthropic"))
-        >>> document = PromptPiece("document", 2_000, is_marked=True)
-        >>> cache.serve([document, PromptPiece("Why?", 2)], now=0.0)
-        BilledTokens(uncached=2, read=0, written={'5m': 2000})
-        >>> cache.serve([document, PromptPiece("How?", 2)], now=299.0).read
-        2000
-    """
+    """What a hosted cache with marks serves and charges."""
 
     def __init__(self, profile: CacheProfile, *, marks_end: bool = False) -> None:
         checked_kind("profile", profile, CacheProfile, "a CacheProfile")
@@ -106,19 +74,7 @@ class BreakpointCache:
         return self._unread.tokens
 
     def serve(self, pieces: Iterable[PromptPiece], *, now: float, key: str = "") -> BilledTokens:
-        """Run one prompt; what it writes can be read by the next one.
-
-        Args:
-            pieces: The prompt.
-            now: Seconds, of any clock; not before those of an earlier call.
-            key: The request's `prompt_cache_key`, or whatever routes it.
-
-        Returns:
-            Its tokens, by what is paid for them.
-
-        Raises:
-            InvalidRequestError: wrong type, or a time to live that the profile lacks.
-        """
+        """Run one prompt; what it writes can be read by the next one."""
         checked_number("now", now)
         prompt = checked_pieces(pieces, key)
         self._sweep(now)
@@ -190,11 +146,7 @@ class _Entry:
 
 
 class UnreadWrites:
-    """Counts what was written and never read.
-
-    Attributes:
-        tokens: How many tokens that are so far.
-    """
+    """Counts what was written and never read."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -22,17 +22,11 @@ _MOST_BLOCKS = 500_000
 """The most blocks that these answers may have together, about 250 bytes each."""
 
 _Block: TypeAlias = tuple[str, BlockKey]
-"""A block of a tenant. That of another one is not the same, whether or not the engine, which may
-separate tenants by a salt, has computed it twice: the index holds it twice."""
+"""A block of a tenant."""
 
 
 class _ObservedPrompt(NamedTuple):
-    """What one answered request stored anew and found, in the engine's cache.
-
-    Attributes:
-        tokens: All tokens that it stored.
-        blocks: Each block with its tokens, and whether it was found.
-    """
+    """What one answered request stored anew and found, in the engine's cache."""
 
     tokens: int
     blocks: tuple[tuple[_Block, int, bool], ...]

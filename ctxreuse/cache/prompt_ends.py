@@ -75,10 +75,7 @@ def block_ends(
 
 
 def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | None:
-    """Return where each token begins and ends in a text, in characters, from one encoding.
-
-    None if the tokenizer does not tell, or not in the text's order.
-    """
+    """Return where each token begins and ends in a text, in characters, from one encoding."""
     if getattr(tokenizer, "is_fast", False) is True:  # of transformers
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = encoded["offset_mapping"]
@@ -100,15 +97,7 @@ def _ends_by_offsets(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) ->
 
 
 def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
-    """Estimate where each block of a plan ends, from the share of the prompt's characters.
-
-    The estimates are too late rather than too early, so that too few blocks count as held: they
-    assume words that the chat template puts before the messages, and round up.
-
-    Args:
-        plan: The plan that was sent.
-        prompt_tokens: The length of its prompt in tokens.
-    """
+    """Estimate where each block of a plan ends, from the share of the prompt's characters."""
     messages = plan.messages()
     before = sum(len(text) for message in messages[:-1] for text in message_texts(message))
     characters = before + len(plan.content)
@@ -129,11 +118,7 @@ def character_ends(plan: Plan) -> list[int]:
 
 
 def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:
-    """Return ends as a list.
-
-    Raises:
-        InvalidRequestError: not one ascending integer a block.
-    """
+    """Return ends as a list."""
     listed = checked_list("block_ends", ends, "a list of integers")
     if len(listed) != blocks or not all(isinstance(end, int) for end in listed):
         raise InvalidRequestError(

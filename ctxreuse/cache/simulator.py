@@ -78,11 +78,7 @@ class CacheUsage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningPrompt:
-    """A running prompt, which holds its blocks.
-
-    Attributes:
-        usage: Its tokens, and how many of them came from the cache.
-    """
+    """A running prompt, which holds its blocks."""
 
     usage: CacheUsage
     _tokens: array[int]
@@ -229,11 +225,7 @@ class PrefixCacheSimulator:
     def _take(
         self, hashes: list[ContentHash], prompt_tokens: int, room_for: int
     ) -> tuple[list[BlockNumber], int] | None:
-        """Take a prompt's blocks, and register the full ones.
-
-        Returns:
-            The blocks, and the prompt's tokens that were cached; None if there is no room.
-        """
+        """Take a prompt's blocks, and register the full ones."""
         held: list[BlockNumber] = []
         for content in hashes[: max(0, prompt_tokens - 1) // self.block_size]:
             copies = self._blocks_with.get(content)
@@ -334,11 +326,7 @@ class PrefixCacheSimulator:
 
 
 def token_array(token_ids: Sequence[int]) -> array[int]:
-    """Return token ids in a compact form.
-
-    Raises:
-        InvalidRequestError: not integers of 64 bits.
-    """
+    """Return token ids in a compact form."""
     if isinstance(token_ids, array) and token_ids.typecode == "q":
         return token_ids
     try:

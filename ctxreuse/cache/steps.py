@@ -18,26 +18,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 
 
 class StepCache:
-    """What such a cache serves and charges; pieces of prompts are equal or have nothing in common.
-
-    Requests with different keys share nothing. Expired entries are dropped as time goes on. Where
-    writing costs no more than computing, nothing counts as written, as providers report it.
-
-    Args:
-        profile: The rules; one without marks.
-
-    Raises:
-        InvalidRequestError: wrong type, or a cache with marks.
-
-    Example:
-        >>> from ctxreuse import cache_profile
-        >>> cache = StepCache(cache_profile("openai-before-5.6"))
-        >>> document = PromptPiece("document", 2_000)
-        >>> cache.serve([document, PromptPiece("Why?", 2)], now=0.0)
-        BilledTokens(uncached=2002, read=0, written={})
-        >>> cache.serve([document, PromptPiece("How?", 2)], now=299.0)
-        BilledTokens(uncached=82, read=1920, written={})
-    """
+    """What such a cache serves and charges; pieces are equal or share nothing."""
 
     def __init__(self, profile: CacheProfile) -> None:
         checked_kind("profile", profile, CacheProfile, "a CacheProfile")
@@ -59,19 +40,7 @@ class StepCache:
         return self._unread.tokens
 
     def serve(self, pieces: Iterable[PromptPiece], *, now: float, key: str = "") -> BilledTokens:
-        """Run one prompt; what it has in common with a later one can be read there.
-
-        Args:
-            pieces: The prompt; marks change nothing.
-            now: Seconds, of any clock; not before those of an earlier call.
-            key: What routes the request.
-
-        Returns:
-            Its tokens, by what is paid for them.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Run one prompt; what it has in common with a later one can be read there."""
         checked_number("now", now)
         prompt = checked_pieces(pieces, key)
         self._sweep(now)

@@ -15,11 +15,7 @@ from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 BlockId: TypeAlias = str | int
 Message: TypeAlias = Mapping[str, Any]
 OpenAIMessage: TypeAlias = Any
-"""A chat message that is to be sent: a dict with `role` and `content`.
-
-`Any`, because each client has a type of its own for it, such as openai's
-`ChatCompletionMessageParam`, that a dict has only where that client is imported.
-"""
+"""A chat message that is to be sent: a dict with `role` and `content`."""
 
 BlockKey = NewType("BlockKey", bytes)
 """A block's identity: 16 bytes that stand for its id (type included) and its text."""
@@ -118,15 +114,7 @@ class ContextBlock:
 def known_block(
     text: str, block_id: BlockId, tokens: int | None, digest: bytes, key: BlockKey
 ) -> ContextBlock:
-    """Return a block again, without the work of checking and hashing that it took at first.
-
-    Args:
-        text: As the block has it; so are the others.
-        block_id: Its id.
-        tokens: Its length in tokens, or None.
-        digest: Its digest.
-        key: Its identity.
-    """
+    """Return a block again, without the work of checking and hashing that it took at first."""
     block = object.__new__(ContextBlock)
     put = object.__setattr__
     put(block, "text", text)
@@ -249,11 +237,7 @@ def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def copied_message(message: Message) -> dict[str, Any]:
-    """Return a copy that shares nothing that can change, so that edits of one leave the other.
-
-    Raises:
-        InvalidRequestError: a part of it cannot be copied, or is nested too deeply for that.
-    """
+    """Return a copy that shares nothing that can change, so that edits of one leave the other."""
     copied: dict[str, Any] = {}
     for name, value in message.items():
         try:
@@ -268,15 +252,7 @@ def copied_message(message: Message) -> dict[str, Any]:
 
 
 def checked_blocks(name: str, blocks: Any) -> list[ContextBlock]:
-    """Return blocks as a list.
-
-    Args:
-        name: The argument's name, for the message.
-        blocks: What the caller passed.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return blocks as a list."""
     if isinstance(blocks, (str, bytes, Mapping)) or not isinstance(blocks, Iterable):
         raise InvalidRequestError(f"{name} must be a list of ContextBlock, not {describe(blocks)}")
     words = "a ContextBlock; build one with ContextBlock(id=..., text='...')"

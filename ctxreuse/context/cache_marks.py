@@ -39,12 +39,7 @@ def mark_field(profile: CacheProfile) -> MarkField:
 
 
 def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
-    """Return what the field holds.
-
-    Args:
-        field: The field.
-        life: The time to live; OpenAI's stands in `prompt_cache_options`.
-    """
+    """Return what the field holds."""
     if field == "prompt_cache_breakpoint":
         return {"mode": "explicit"}
     kind = dict([_FIELDS[field]])
@@ -57,12 +52,7 @@ def cache_options(profile: CacheProfile) -> dict[str, str]:
 
 
 def marks_in(value: object, path: Path = ()) -> Iterator[Path]:
-    """Yield where marks stand in messages, content parts or tools, in their order.
-
-    Args:
-        value: A message, a tool, or a list of them; in the JSON of any provider.
-        path: What leads to it.
-    """
+    """Yield where marks stand in messages, content parts or tools, in their order."""
     if isinstance(value, Mapping):
         if any(_is_mark(value.get(name), name) for name in _FIELDS):
             yield path
@@ -104,13 +94,7 @@ def is_cache_point(part: object) -> bool:
 
 
 def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
-    """Return how many of our marks a request still takes; say once if these are not all.
-
-    Args:
-        profile: The rules.
-        taken: Marks of the user.
-        wanted: Marks of ours.
-    """
+    """Return how many of our marks a request still takes; say once if these are not all."""
     room = max(0, profile.marks - taken)
     if taken and profile.has_marks and (room < wanted or taken > profile.marks):
         _log_too_many(profile.marks)
@@ -118,13 +102,7 @@ def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
 
 
 def fitting_life(profile: CacheProfile, before: Sequence[str], behind: Sequence[str]) -> str:
-    """Return a time to live for marks of ours that keeps longer ones in front of shorter ones.
-
-    Args:
-        profile: The rules, and the time to live that is wanted.
-        before: Those of the user's marks in front of ours.
-        behind: Those of the user's marks behind ours.
-    """
+    """Return a time to live for marks of ours that keeps longer ones in front of shorter ones."""
     life = profile.time_to_live.name
     if life == _LONGEST_FIRST[0] and _LONGEST_FIRST[1] in before:
         return _LONGEST_FIRST[1]

@@ -190,14 +190,7 @@ class CacheProfile:
 
 
 def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheProfile:
-    """Return the profile of vLLM, where every full block of an earlier prompt hits.
-
-    Args:
-        block_tokens: Tokens of a block: 16, or 1,536 to 3,584 for models with hybrid attention.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of vLLM, where every full block of an earlier prompt hits."""
     return CacheProfile(
         name="vllm",
         granularity="blocks",
@@ -222,15 +215,7 @@ def sglang() -> CacheProfile:
 
 
 def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
-    """Return the profile of OpenAI's API from GPT-5.6 on, with explicit breakpoints.
-
-    Args:
-        minimum: Tokens of the shortest prefix.
-        life: The time to live; "30m".
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of OpenAI's API from GPT-5.6 on, with explicit breakpoints."""
     return CacheProfile(
         name="openai",
         granularity="marks",
@@ -250,15 +235,7 @@ def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
 
 
 def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheProfile:
-    """Return the profile of OpenAI's API for models before GPT-5.6.
-
-    Args:
-        minimum: Tokens of the shortest prefix.
-        read_factor: What a token read costs: 0.1 to 0.5, by model.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of OpenAI's API for models before GPT-5.6."""
     return CacheProfile(
         name="openai-before-5.6",
         granularity="steps",
@@ -274,15 +251,7 @@ def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CachePro
 
 
 def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
-    """Return the profile of Anthropic's API.
-
-    Args:
-        minimum: Tokens of the shortest prefix: 512, 1,024, 2,048 or 4,096, by model.
-        life: The time to live of what is written: "5m" or "1h".
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of Anthropic's API."""
     return CacheProfile(
         name="anthropic",
         granularity="marks",
@@ -299,15 +268,7 @@ def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
 
 
 def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
-    """Return the profile of Claude models on Amazon Bedrock, whose marks are cache points.
-
-    Args:
-        minimum: Tokens of the shortest prefix, by model.
-        life: The time to live of what is written: "5m" or, for some models, "1h".
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of Claude models on Amazon Bedrock, whose marks are cache points."""
     return replace(
         anthropic(minimum, life),
         name="bedrock",
@@ -317,14 +278,7 @@ def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
 
 
 def gemini(minimum: int = 4096) -> CacheProfile:
-    """Return the profile of Gemini's implicit cache.
-
-    Args:
-        minimum: Tokens of the shortest prefix: 4,096 (Gemini 3) or 2,048 (2.5).
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of Gemini's implicit cache."""
     return CacheProfile(
         name="gemini",
         granularity="steps",
@@ -337,14 +291,7 @@ def gemini(minimum: int = 4096) -> CacheProfile:
 
 
 def deepseek(read_factor: float = 0.1) -> CacheProfile:
-    """Return the profile of DeepSeek's disk cache.
-
-    Args:
-        read_factor: What a token read costs: 0.02 to 0.2, by model.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the profile of DeepSeek's disk cache."""
     return CacheProfile(
         name="deepseek",
         granularity="steps",
@@ -411,12 +358,7 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
 
 
 def profile_spec(profile: CacheProfile) -> str:
-    """Return what `cache_profile` reads as a profile; the name of one that is the user's own.
-
-    Example:
-        >>> profile_spec(anthropic(life="1h"))
-        'anthropic(life=1h)'
-    """
+    """Return what `cache_profile` reads as a profile; the name of one that is the user's own."""
     make = READY_PROFILES.get(profile.name)
     if make is None:
         return profile.name

@@ -22,16 +22,7 @@ _MOST_REPORTED = 2**53
 
 
 def refuse_wrapped(name: str, value: object, wrappers: type | tuple[type, ...]) -> None:
-    """Refuse what is wrapped already: it would be planned, and counted, twice.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        wrappers: The classes of wrappers.
-
-    Raises:
-        InvalidRequestError: it is one of them.
-    """
+    """Refuse what is wrapped already: it would be planned, and counted, twice."""
     if isinstance(value, wrappers):
         kind = type(value).__name__
         raise InvalidRequestError(f"{name} is a {kind} already; pass what it wraps: once is enough")
@@ -40,17 +31,7 @@ def refuse_wrapped(name: str, value: object, wrappers: type | tuple[type, ...]) 
 def checked_integer(
     name: str, value: Any, at_least: int = 0, *, error: type[CtxreuseError] = InvalidRequestError
 ) -> int:
-    """Return the value if it is an integer from `at_least`.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        at_least: The smallest value allowed.
-        error: The error to raise.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the value if it is an integer from `at_least`."""
     if not _is_integer(value, at_least):
         raise error(f"{name} must be an integer from {at_least}, not {describe(value)}")
     return value
@@ -72,16 +53,7 @@ def _is_integer(value: object, at_least: int) -> TypeGuard[int]:
 
 
 def checked_number(name: str, value: Any, at_least: float = 0) -> float:
-    """Return the value if it is a finite number from `at_least`.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        at_least: The smallest value allowed.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the value if it is a finite number from `at_least`."""
     # an integer that no float can hold would fail later, in the arithmetic
     if not isinstance(value, (int, float)) or not at_least <= value <= sys.float_info.max:
         raise InvalidRequestError(f"{name} must be a number from {at_least}, not {describe(value)}")
@@ -89,11 +61,7 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
 
 
 def checked_positive(name: str, value: Any) -> float:
-    """Return a finite number above 0.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return a finite number above 0."""
     number = checked_number(name, value)
     if not number:
         raise InvalidRequestError(f"{name} must be more than 0, not {describe(value)}")
@@ -101,30 +69,14 @@ def checked_positive(name: str, value: Any) -> float:
 
 
 def reported_count(value: object) -> int | None:
-    """Return a number of tokens that a model or server reports; None for what cannot be one.
-
-    What comes from outside may be anything: -5, "ten", NaN, true. That must not get into sums.
-
-    Args:
-        value: What is reported.
-    """
+    """Return a number of tokens that a model or server reports; None for what cannot be one."""
     return value if _is_integer(value, 0) and value <= _MOST_REPORTED else None
 
 
 def checked_kind(
     name: str, value: Any, kind: type[_Kind] | tuple[type[_Kind], ...], words: str
 ) -> _Kind:
-    """Return the value if it is of a kind.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        kind: The class or classes.
-        words: The kind in words, such as "a ReusePlanner"; a remedy may follow "; ".
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the value if it is of a kind."""
     if not isinstance(value, kind):
         allowed, separator, remedy = words.partition("; ")
         raise InvalidRequestError(
@@ -134,11 +86,7 @@ def checked_kind(
 
 
 def check_function(name: str, value: Any, words: str = "a function or None") -> None:
-    """Check an argument that is a function or, if the words say so, None.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Check an argument that is a function or, if the words say so, None."""
     if not callable(value) and not (value is None and words.endswith("None")):
         raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
 
@@ -146,17 +94,7 @@ def check_function(name: str, value: Any, words: str = "a function or None") -> 
 def check_keywords(
     owner: str, given: Iterable[str], *takers: Callable[..., Any], without: Collection[str] = ()
 ) -> None:
-    """Check the names of arguments that are handed on, as Python does for a function's own.
-
-    Args:
-        owner: What the caller has called, for the message.
-        given: The names.
-        *takers: Who takes them, the owner first.
-        without: Names that no caller may give.
-
-    Raises:
-        UnknownArgumentError: an unknown name.
-    """
+    """Check the names of arguments that are handed on, as Python does for a function's own."""
     known = [name for taker in takers for name in signature(taker).parameters]
     for name in given:
         if name not in known or name in without:
@@ -169,48 +107,20 @@ def check_keywords(
 
 
 def checked_list(name: str, value: Any, words: str) -> list[Any]:
-    """Return a list of something as one.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed; a text is no list.
-        words: The list in words, such as "a list of block ids".
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return a list of something as one."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
     return list(value)
 
 
 def checked_each(name: str, value: Any, kind: type[_Kind], words: str) -> list[_Kind]:
-    """Return a list of objects of one kind as one.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        kind: The class.
-        words: One of them in words, such as "a TraceRequest"; a remedy may follow "; ".
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return a list of objects of one kind as one."""
     listed = checked_list(name, value, f"a list, each {words.partition('; ')[0]}")
     return [checked_kind(f"each of {name}", one, kind, words) for one in listed]
 
 
 def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[str]:
-    """Return a list of texts as one.
-
-    Args:
-        name: The argument's name, for the message.
-        value: What the caller passed.
-        words: The list in words.
-
-    Raises:
-        InvalidRequestError: wrong type; a single text is none, and the message holds none of them.
-    """
+    """Return a list of texts as one."""
     if not isinstance(value, (str, bytes)) and isinstance(value, Iterable):
         texts = []
         for text in value:
@@ -223,22 +133,14 @@ def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[s
 
 
 def checked_id(name: str, value: Any) -> str | int:
-    """Return the value if it can name a request or a conversation.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the value if it can name a request or a conversation."""
     if not isinstance(value, (str, int)):
         raise InvalidRequestError(f"{name} must be a string or an integer, not {describe(value)}")
     return value
 
 
 def checked_path(name: str, value: Any) -> Path:
-    """Return a path as one; nothing is looked up.
-
-    Raises:
-        InvalidRequestError: wrong type, or no file can have this name.
-    """
+    """Return a path as one; nothing is looked up."""
     try:
         path = Path(value)
         if b"\0" not in os.fsencode(path):
@@ -251,14 +153,7 @@ def checked_path(name: str, value: Any) -> Path:
 
 
 def checked_header(name: str, value: Any) -> str:
-    """Return the value if it can be sent as a header.
-
-    HTTP libraries show what they refuse, and it may be a secret, so it is refused here. Most often
-    a key has kept the line break of the file that it was read from.
-
-    Raises:
-        InvalidRequestError: wrong type, or a sign that no header holds; the message shows neither.
-    """
+    """Return the value if it can be sent as a header."""
     if not (isinstance(value, str) and value.isascii() and value.isprintable()):
         raise InvalidRequestError(
             f"{name} must be printable ASCII text, without a line break, to be sent as a header; "
@@ -274,17 +169,7 @@ def checked_choice(
     *,
     error: type[CtxreuseError] = InvalidRequestError,
 ) -> str:
-    """Return the value if it is one of the choices.
-
-    Args:
-        what: What is chosen, such as "mode".
-        value: What the caller passed.
-        choices: The names that exist.
-        error: The error to raise.
-
-    Raises:
-        InvalidRequestError: no such choice.
-    """
+    """Return the value if it is one of the choices."""
     for choice in choices:
         if isinstance(value, str) and value == choice:
             return choice

@@ -15,16 +15,7 @@ from ctxreuse.context.rendering import SentBlock, Templates, TurnPart, turn_piec
 
 
 class ContentPart(NamedTuple):
-    """A part of a message's text.
-
-    Attributes:
-        text: The text; the parts of a message add up to it.
-        is_marked: Whether the prefix that ends with it is to be kept.
-        block: The block that it shows, for one of a turn.
-        label: The block's label; "" without one.
-        beside: What the user has put on the part besides its text.
-        is_spare: Whether its mark is left out first where there is no room for all.
-    """
+    """A part of a message's text."""
 
     text: str
     is_marked: bool = False
@@ -58,12 +49,7 @@ def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
 
 
 def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
-    """Return a part for each piece of a text, each with the separator in front of it.
-
-    Args:
-        pieces: The pieces.
-        separator: What stands between two of them.
-    """
+    """Return a part for each piece of a text, each with the separator in front of it."""
     return [ContentPart(separator + one if n else one) for n, one in enumerate(pieces)]
 
 
@@ -76,16 +62,7 @@ def turn_parts(
     *,
     is_labelled: bool = True,
 ) -> list[ContentPart]:
-    """Return what `render_turn` returns cut into parts: each block is a part of its own.
-
-    Args:
-        turn: What the turn shows.
-        order_annotation: The ranking in words, or None.
-        query: The question; "" for none.
-        templates: The words around the blocks.
-        marks: After how many of the blocks a mark stands.
-        is_labelled: Whether blocks are shown under their labels.
-    """
+    """Return what `render_turn` returns cut into parts: each block is a part of its own."""
     shown = [one for one in turn if isinstance(one, SentBlock) or one.annotation]
     pieces = turn_pieces(shown, order_annotation, query, templates, is_labelled=is_labelled)
     parts = separated(pieces, templates.separator)
@@ -101,11 +78,7 @@ def turn_parts(
 
 
 def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:
-    """Return parts that add up to the same text, none of which is blank.
-
-    Providers refuse blank ones. A blank part goes to the front of the one behind it; those at the
-    end stay at the end of the last one. A mark on a blank part moves to the part before it.
-    """
+    """Return parts that add up to the same text, none of which is blank."""
     kept: list[ContentPart] = []
     blank = ""
     for part in parts:

@@ -20,11 +20,7 @@ _MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
 
 
 def converse_form(messages: Iterable[Mapping[str, Any]]) -> Json:
-    """Return chat messages as `messages` and, if there is any, `system`.
-
-    Args:
-        messages: In OpenAI's form; parts may be marked in any provider's words.
-    """
+    """Return chat messages as `messages` and, if there is any, `system`."""
     system: list[Json] = []
     turns: list[Json] = []
     for message in messages:

@@ -11,10 +11,7 @@ _Made = TypeVar("_Made")
 
 
 def made_with(make: Callable[..., _Made], *args: Any, **options: Any) -> tuple[Any, ...]:
-    """Return what `__reduce__` returns for an object whose copies are made by the same call.
-
-    What an object has learned is about what its own process sent, so a copy begins without it.
-    """
+    """Return what `__reduce__` returns for an object whose copies are made by the same call."""
     return _make, (make, args, options)
 
 
@@ -29,11 +26,7 @@ class OnePerProcess:
     """
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            InvalidRequestError: always.
-        """
+        """Refuse."""
         name = type(self).__name__
         raise InvalidRequestError(
             f"{name} cannot be copied or pickled, because it holds connections, threads or open "

@@ -18,14 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class FailOpen:
-    """Runs the work of one component, and something plain instead when that fails.
-
-    Args:
-        component: What the log line names, as users know it: "ReuseRetriever".
-        instead: What happens instead, for the log line: "documents go through as retrieved".
-        work: What fails, for the log line: "planning", "bookkeeping".
-        tell: Called for each error, too, such as `ReusePlanner.note_failure`.
-    """
+    """Runs the work of one component, and something plain instead when that fails."""
 
     def __init__(
         self,

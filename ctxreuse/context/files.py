@@ -40,11 +40,7 @@ _PRIVATE_FOLDER = 0o700
 
 
 def read_whole(path: FilePath) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        InputFileError: It cannot be read, or is larger than 1 GiB.
-    """
+    """Return a file's bytes."""
     with file_errors(path, "read"), open(path, "rb") as stream:
         data = stream.read(_LARGEST + 1)
     if len(data) > _LARGEST:
@@ -53,15 +49,7 @@ def read_whole(path: FilePath) -> bytes:
 
 
 def bounded_lines(stream: IO[bytes], name: object) -> Iterator[bytes]:
-    """Yield the lines of an open file.
-
-    Args:
-        stream: The file.
-        name: Its name in errors.
-
-    Raises:
-        InputFileError: A line is longer than 256 MiB.
-    """
+    """Yield the lines of an open file."""
     number = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         number += 1
@@ -75,15 +63,7 @@ def bounded_lines(stream: IO[bytes], name: object) -> Iterator[bytes]:
 
 @contextmanager
 def file_errors(path: object, done: str) -> Iterator[None]:
-    """Name the file in errors of the operating system.
-
-    Args:
-        path: The file.
-        done: What is done in this context: "read" or "written".
-
-    Raises:
-        InputFileError: The operating system refuses it, or no file can have this name.
-    """
+    """Name the file in errors of the operating system."""
     try:
         if b"\0" in os.fsencode(str(path)):
             raise OSError(errno.EINVAL, "its name holds a null character")
@@ -103,22 +83,7 @@ def file_errors(path: object, done: str) -> Iterator[None]:
 
 @contextmanager
 def written_file(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a file that stands under its name once all of it is written.
-
-    Until then it has another name in the same folder. If anything fails, that one is deleted, and
-    what stood under the name stays as it was.
-
-    A file of the user's own that is replaced keeps its mode. A link stays a link, and the file that
-    it names is replaced; a link that belongs to another user, who could make it lead to any of
-    this user's files, is refused. A device or a pipe is written to.
-
-    Args:
-        path: The file.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        InputFileError: It cannot be written.
-    """
+    """Open a file that stands under its name once all of it is written."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         if Path(path).exists() and not Path(path).is_file():
@@ -141,12 +106,7 @@ def written_file(path: FilePath) -> Iterator[IO[bytes]]:
 
 
 def check_writable(path: FilePath) -> None:
-    """Check that `written_file` could write a file, without touching what stands there.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        InputFileError: It could not.
-    """
+    """Check that `written_file` could write a file, without touching what stands there."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         if Path(path).is_dir():
@@ -158,24 +118,14 @@ def check_writable(path: FilePath) -> None:
 
 
 def write_text(path: FilePath, text: str) -> None:
-    """Write a text as UTF-8; see `written_file`.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        InputFileError: It cannot be written.
-    """
+    """Write a text as UTF-8; see `written_file`."""
     encoded = text.encode("utf-8")
     with written_file(path) as file:
         file.write(encoded)
 
 
 def make_folder(path: FilePath) -> None:
-    """Make a folder and those above it, as far as they are missing, for their owner only.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        InputFileError: It cannot be made, or is a file.
-    """
+    """Make a folder and those above it, as far as they are missing, for their owner only."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         folder = Path(path)
@@ -187,11 +137,7 @@ def make_folder(path: FilePath) -> None:
 
 
 def _behind_links(path: Path) -> Path:
-    """Return the file that a path leads to, which need not exist.
-
-    A kernel refuses other users' links in shared folders (`fs.protected_symlinks`) where it opens
-    a file; it cannot do so for who reads where a link leads, and then writes there.
-    """
+    """Return the file that a path leads to, which need not exist."""
     for _ in range(_MOST_LINKS):
         if not path.is_symlink():
             return path

@@ -32,19 +32,7 @@ class FixedSettings:
 def split_settings(
     kind: type, update: Iterable[str], own: Iterable[str], inner: object = None
 ) -> tuple[set[str], set[str]]:
-    """Return which names of a copy's update are settings of a wrapper, and which of what is inside.
-
-    Pydantic takes any name, and nobody would read it.
-
-    Args:
-        kind: The wrapper's class.
-        update: The names.
-        own: The wrapper's settings.
-        inner: What is inside; its fields are its settings.
-
-    Raises:
-        InvalidRequestError: a name that is a setting of neither.
-    """
+    """Return which names of an update are a wrapper's settings, and which its inner object's."""
     names, ours = set(update), set(own)
     of_inner = (names - ours) & set(getattr(type(inner), "model_fields", ()))
     for name in sorted(names - ours - of_inner):

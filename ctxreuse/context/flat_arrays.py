@@ -33,11 +33,7 @@ _NEWER = 1
 
 
 def with_room(objects: Objects | None = None) -> Objects:
-    """Return objects in an array that has room for more.
-
-    It is doubled, and a large one becomes a far larger one, because to copy a million objects takes
-    longer than others may have to wait; room that is not used takes no memory.
-    """
+    """Return objects in an array that has room for more."""
     if objects is None:
         return np.empty(16, dtype=object)
     size = len(objects)
@@ -122,11 +118,7 @@ class LinkedNumbers:
 
 
 class HashedNumbers:
-    """Numbers from 1, each found by its hash of 64 bits; two of them never have the same.
-
-    They stand in chains, which are halved one at a time as numbers are added, never all at once
-    (linear hashing, Litwin 1980). One thread changes it at a time; others may look meanwhile.
-    """
+    """Numbers from 1, each found by its hash of 64 bits; two of them never have the same."""
 
     __slots__ = ("_changes", "_first", "_halved", "_hashes", "_mask", "_next")
 
@@ -205,10 +197,7 @@ class HashedNumbers:
 
 
 class FlatOrderedDict(Generic[Key, Value]):
-    """What an `OrderedDict` can do, for plain keys and values.
-
-    Keys are strings, bytes or numbers; values hold nothing but such, in tuples if need be.
-    """
+    """What an `OrderedDict` can do, for plain keys and values."""
 
     __slots__ = ("_free", "_keys", "_number_of", "_order", "_values")
 

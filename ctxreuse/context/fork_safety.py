@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:  # noqa: N801 - as functools names it
-        """Computes an attribute when it is first asked for; two threads may both compute it.
-
-        As in `functools`, without the lock that Python 3.11 gives it. That one belongs to the
-        class, not to the object: in a process that was forked while another thread computed the
-        property of any object, it would never be free again.
-        """
+        """Computes an attribute when it is first asked for; two threads may both compute it."""
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
             self._compute = compute
@@ -43,17 +38,11 @@ else:
 _log = logging.getLogger("ctxreuse")
 
 importing_late = RLock()
-"""Hold it to import what only some calls need; a fork waits for that.
-
-An import that another thread has begun never ends in a child, and the child's own waits for it.
-"""
+"""Hold it to import what only some calls need; a fork waits for that."""
 
 
 class _Method:
-    """A method that does not keep its owner alive.
-
-    (`weakref.WeakMethod` prints errors where it dies together with its owner.)
-    """
+    """A method that does not keep its owner alive."""
 
     __slots__ = ("_function", "_owner")
 
@@ -70,13 +59,7 @@ class _Method:
 
 
 class ForkSafeLock:
-    """A lock, re-entrant, that is free in a child even if a thread of the parent holds it.
-
-    Args:
-        forget: A method that empties the state that the lock guards. A child calls it before it
-            uses a state that another thread was changing when the process was forked. None is for
-            states that are whole at any moment.
-    """
+    """A lock, re-entrant, that is free in a child even if a thread of the parent holds it."""
 
     __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock", "_owner")
 
@@ -132,30 +115,19 @@ class ForkSafeLock:
 
 
 def renew_after_fork(renew: Callable[[], object]) -> None:
-    """Call a method in each child that is forked, as long as its object lives.
-
-    Args:
-        renew: Makes anew what only the parent has: threads, event loops, connections. It only
-            assigns: it takes no lock and does no I/O.
-    """
+    """Call a method in each child that is forked, as long as its object lives."""
     number = next(_numbers)
     forget = _renewals.pop  # at the end of the process the module's names are gone
     _renewals[number] = _Method(renew, lambda _: forget(number, None))
 
 
 def leave_to_parent(*belongings: object) -> None:
-    """Keep what belongs to the parent from being finalized in a child.
-
-    An event loop that is closed here would stop the parent's: both processes share its selector.
-    """
+    """Keep what belongs to the parent from being finalized in a child."""
     _of_parent.extend(belongings)
 
 
 def process_name() -> str:
-    """Return what tells the names made in this process from those of its relatives.
-
-    It is "" in a process that was not forked, "3." in the third child, "3.1." in its first child.
-    """
+    """Return what tells the names made in this process from those of its relatives."""
     return _name
 
 

@@ -53,11 +53,7 @@ FORMER_PATHS = {
 
 
 class _FormerPaths:
-    """Finds a former path; the first in line, or a package's own folder would be read twice.
-
-    A finder and a loader without the base classes of `importlib.abc`, whose import takes as long as
-    all of this package's core.
-    """
+    """Finds a former path; the first in line, or a package's own folder would be read twice."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

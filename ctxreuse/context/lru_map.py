@@ -21,13 +21,7 @@ Name = TypeVar("Name", str, tuple[int, str])
 
 
 class PartSize(NamedTuple):
-    """How large a part of what is remembered is.
-
-    Attributes:
-        entries: What it holds, in the unit of its name; of ids and names, a long one counts once
-            for every 64 characters.
-        bound: How much it holds at most.
-    """
+    """How large a part of what is remembered is."""
 
     entries: int
     bound: int
@@ -43,16 +37,7 @@ def _count_one(value: object) -> int:
 
 
 class LRUMap(Generic[Key, Value]):
-    """Keys and values, the least recently used first; not locked, its owner does that.
-
-    Args:
-        max_entries: How many entries it keeps.
-        max_weight: How much the entries may weigh together. The newest entry stays however heavy it
-            is.
-        weight_of: The weight of a value; the same for one value at any time.
-        is_plain: Whether keys and values are as `FlatOrderedDict` asks for, so that the garbage
-            collector need not look at them.
-    """
+    """Keys and values, the least recently used first; not locked, its owner does that."""
 
     __slots__ = ("_entries", "_max_entries", "_max_weight", "_weight_of", "weight")
 
@@ -101,11 +86,7 @@ class LRUMap(Generic[Key, Value]):
         return self._entries.get(key)
 
     def put(self, key: Key, value: Value) -> list[tuple[Key, Value]]:
-        """Keep a value as the most recently used.
-
-        Returns:
-            The entries that had to go for it: an earlier one of its key, and the oldest.
-        """
+        """Keep a value as the most recently used."""
         entries, gone = self._entries, []
         if key in entries:
             earlier = cast("Value", entries.pop(key))
@@ -142,17 +123,7 @@ class LRUMap(Generic[Key, Value]):
 
 
 class TenantShares(Generic[Name]):
-    """How much of a bound each tenant holds; not locked, its owner does that.
-
-    A tenant's name is whatever tenants that hold equally much are sorted by.
-
-    Args:
-        bound: How much all tenants may hold together; their holder sees to it.
-
-    Attributes:
-        bound: The bound.
-        total: How much all tenants hold together.
-    """
+    """How much of a bound each tenant holds; not locked, its owner does that."""
 
     __slots__ = ("_held", "_largest", "bound", "total")
 
@@ -193,10 +164,7 @@ class TenantShares(Generic[Name]):
                     self._largest = []
 
     def largest(self) -> Name:
-        """Return the tenant that holds most, of several the first; one must hold something.
-
-        Takes O(log tenants) for each change since it was asked last.
-        """
+        """Return the tenant that holds most, of several the first; one must hold something."""
         if not self._largest:
             self._largest = [(-held, tenant) for tenant, held in self._held.items()]
             heapq.heapify(self._largest)
@@ -212,18 +180,7 @@ class TenantShares(Generic[Name]):
 
 
 class TenantLRUMap(Generic[Key, Value]):
-    """The entries of several tenants within common bounds; the tenant that holds most loses first.
-
-    A tenant's name counts as further entries if it is long: one for every 64 characters.
-
-    So nobody's traffic makes the map forget what a tenant keeps who holds no more than an equal
-    share of the bounds. Not locked, its owner does that; a step takes O(log tenants).
-
-    Args:
-        max_entries: How many entries all tenants keep together.
-        max_weight: How much they may weigh together.
-        weight_of: The weight of a value; the same for one value at any time.
-    """
+    """The entries of several tenants in common bounds; who holds most loses first."""
 
     def __init__(
         self,
@@ -276,13 +233,7 @@ class TenantLRUMap(Generic[Key, Value]):
         return None if entries is None else entries.get(key)
 
     def put(self, tenant: str, key: Key, value: Value) -> list[tuple[str, Key, Value]]:
-        """Keep a value as the most recently used of its tenant.
-
-        Returns:
-            Tenant, key and value of the entries that had to go for it: an earlier one of its key,
-            and the oldest of the tenants that hold most. The new one is among them if it alone is
-            more than an equal share.
-        """
+        """Keep a value as the most recently used of its tenant."""
         entries = self._maps.get(tenant)
         if entries is None:
             entries = self._maps[tenant] = LRUMap(weight_of=self._weight_of)

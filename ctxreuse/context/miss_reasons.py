@@ -53,7 +53,7 @@ _TERMS: Final[Mapping[str, tuple[MissReason, ...]]] = MappingProxyType(
     }
 )
 """What each term of OpenAI and Anthropic may mean, the likeliest first; a model is named together
-with how it is asked. A term that is not here tells nothing."""
+with how it is asked."""
 
 _SAME = "cache_hit"
 _UNTOLD = ("unavailable", "comparison_response_not_found", "pending")
@@ -106,12 +106,7 @@ class ReportedMiss:
 
 
 def reported_miss(response: object) -> ReportedMiss | None:
-    """Return what a provider says of a miss; None if it was not asked, or the answer lacks it.
-
-    Args:
-        response: A response, or the diagnostics alone; a dict, or an object with these fields, of
-            OpenAI's responses or Anthropic's messages; or an `EngineClient`'s completion.
-    """
+    """Return what a provider says of a miss; None if it was not asked, or the answer lacks it."""
     told = response
     for name in ("prompt_cache_diagnostics", "diagnostics", "miss"):
         if reported_field(response, name) is not None:

@@ -40,12 +40,7 @@ _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
 
 
 class MarkedPrompt(NamedTuple):
-    """A prompt with as many marks as a provider takes.
-
-    Attributes:
-        messages: The messages.
-        tools: The request's tools.
-    """
+    """A prompt with as many marks as a provider takes."""
 
     messages: list[Json]
     tools: list[Any]
@@ -59,21 +54,7 @@ def marked_prompt(
     *,
     cites: bool = False,
 ) -> MarkedPrompt:
-    """Return a prompt in OpenAI's form with as many marks as a provider takes.
-
-    The user's marks come first, but for those at the ends of turns that later ones have left
-    behind. Where there is no room for all of ours, spare ones are left out, then those behind the
-    first: at that the prompt may be read, and a prefix that is written further behind holds those
-    before it.
-
-    Args:
-        messages: The messages. Parts of a content that are ContentParts are ours.
-        profile: The rules.
-        field: What marks a part.
-        tools: The request's tools, which may be marked, too.
-        cites: Whether our parts that show a block become Anthropic's search results, for citations:
-            with the block's own text, without label and separator.
-    """
+    """Return a prompt in OpenAI's form with as many marks as a provider takes."""
     taken = [(-1, path) for path in marks_in(list(tools))]
     taken += [(n, path) for n, message in enumerate(messages) for path in marks_in(message)]
     gone: list[tuple[int, Path]] = []
@@ -134,18 +115,7 @@ def prompt_body(
     *,
     citations: bool = False,
 ) -> Json:
-    """Return messages as the fields of a request's body in a protocol, with marks.
-
-    Args:
-        messages: In OpenAI's form; parts of a content that are ContentParts are ours.
-        profile: The rules of the cache.
-        form: The protocol.
-        tools: The request's tools, in the form of the protocol.
-        citations: Whether our blocks become Anthropic's search results.
-
-    Raises:
-        InvalidRequestError: no such form, or one without search results.
-    """
+    """Return messages as the fields of a request's body in a protocol, with marks."""
     checked_choice("form", form, get_args(PromptForm))
     checked_kind("citations", citations, bool, "True or False")
     if citations and form != "anthropic":
@@ -169,13 +139,7 @@ def prompt_body(
 
 
 def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]]) -> Any:
-    """Return a message's content with its texts in content parts; what is else on them stays.
-
-    Args:
-        content: A text, or a list of texts, text parts and others.
-        parts: By the position in the list, or None for a text, its parts. One part without a mark
-            changes nothing.
-    """
+    """Return a message's content with its texts in content parts; what is else on them stays."""
     wanted = {at: own for at, own in parts.items() if len(own) > 1 or own[0].is_marked}
     if not wanted:
         return content
@@ -198,15 +162,7 @@ def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]])
 
 
 def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
-    """Return chat messages as the fields of a request's body in a protocol.
-
-    Args:
-        messages: In OpenAI's form.
-        form: The protocol.
-
-    Returns:
-        `messages`, `input`, or `system` and `messages`.
-    """
+    """Return chat messages as the fields of a request's body in a protocol."""
     if form == "bedrock":
         return converse_form(messages)
     if form == "openai":
@@ -226,12 +182,7 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
 
 
 def mark_opening(messages: list[Json], blocks: int) -> None:
-    """Mark the first turn behind some of its blocks: others may have kept that prefix alive.
-
-    Args:
-        messages: The messages before this turn, without shared parts; the mark is put in place.
-        blocks: After how many blocks, of which each is a part.
-    """
+    """Mark the first turn behind some of its blocks: others may have kept that prefix alive."""
     first: Json = next((one for one in messages if one.get("role") == "user"), {})
     parts = content_list(first)
     if not 0 < blocks < len(parts) or not _is_plain_text(parts[blocks - 1]):
@@ -241,11 +192,7 @@ def mark_opening(messages: list[Json], blocks: int) -> None:
 
 
 def mark_turn_before(messages: list[Json]) -> None:
-    """Mark the end of the latest turn that was answered, where it was written when it was sent.
-
-    Args:
-        messages: The messages before this turn, without shared parts; the mark is put in place.
-    """
+    """Mark the end of the latest turn that was answered, where it was written when it was sent."""
     answered = next(
         (n for n in range(len(messages) - 1, -1, -1) if messages[n].get("role") == "assistant"), 0
     )
@@ -283,10 +230,7 @@ def _content_part(messages: Sequence[Mapping[str, Any]], at: tuple[int, int]) ->
 
 
 def _passed_ends(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Path]]:
-    """Return where turns end that others have been answered behind.
-
-    A history that holds what was sent has a mark at each, and nothing ends there any more.
-    """
+    """Return where turns end that others have been answered behind."""
     roles = [message.get("role") for message in messages]
     answered = [
         number

@@ -453,15 +453,7 @@ def render_turn(
     *,
     is_labelled: bool = True,
 ) -> str:
-    """Return the content of one turn's user message.
-
-    Args:
-        parts: Sent blocks, references and notices, in the order in which they are shown.
-        order_annotation: The ranking in words, or None.
-        query: The question; an empty one adds nothing.
-        templates: The words around the blocks.
-        is_labelled: Whether the blocks stand under their labels.
-    """
+    """Return the content of one turn's user message."""
     pieces = turn_pieces(parts, order_annotation, query, templates, is_labelled=is_labelled)
     return templates.separator.join(pieces)
 
@@ -474,10 +466,7 @@ def turn_pieces(
     *,
     is_labelled: bool = True,
 ) -> list[str]:
-    """Return what `render_turn` joins: a piece for each block, annotation and question.
-
-    A block always has a piece; an annotation or a question without words has none.
-    """
+    """Return what `render_turn` joins: a piece for each block, annotation and question."""
     pieces: list[str] = []
     for part in parts:
         if not isinstance(part, SentBlock):
@@ -520,15 +509,7 @@ def message_texts(message: Message) -> list[str]:
 
 
 def repeated_length(earlier: str, text: str) -> int:
-    """Return how many characters at the start of a text repeat the end of an earlier one.
-
-    Args:
-        earlier: The text that stands before.
-        text: The text that may begin with its end.
-
-    Returns:
-        Characters, at least `SHORTEST_OVERLAP` and fewer than the text has; else 0.
-    """
+    """Return how many characters at the start of a text repeat the end of an earlier one."""
     beginning = text[:SHORTEST_OVERLAP]
     if len(beginning) < SHORTEST_OVERLAP:
         return 0
@@ -545,32 +526,14 @@ def repeated_length(earlier: str, text: str) -> int:
 
 
 class ReplacedOverlaps(NamedTuple):
-    """The parts of a turn whose repeated beginnings are marked.
-
-    Attributes:
-        parts: The same parts; `SentBlock.repeated` says how many characters its rendering leaves
-            out, and `SentBlock.repeats` under which label they stand.
-        is_cut_short: Whether a block was not compared with all texts before it.
-    """
+    """The parts of a turn whose repeated beginnings are marked."""
 
     parts: list[TurnPart]
     is_cut_short: bool
 
 
 def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> ReplacedOverlaps:
-    """Mark the blocks whose beginning repeats the end of a block before them.
-
-    Splitters with an overlap make such blocks. A block stays whole; only its rendering replaces the
-    repeated beginning by words that say where it stands. What is replaced depends on the blocks
-    before it alone, so prompts that begin with the same blocks still begin with the same bytes.
-
-    Each block is compared with the 64 texts that stand nearest before it, and so with all of an
-    ordinary prompt; what repeats a text further away is shown whole.
-
-    Args:
-        parts: A turn's parts in the order in which they are shown.
-        shown: Label -> text of the blocks in the messages before this turn.
-    """
+    """Mark the blocks whose beginning repeats the end of a block before them."""
     nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
     marked: list[TurnPart] = []
     before = len(shown)

@@ -16,15 +16,7 @@ _ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_c
 
 
 class ReportedTokens(NamedTuple):
-    """What an engine reports of an answer, as far as it can be read; None is unknown.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompt, those that were read and written included.
-        cached_tokens: Those that came from the prefix cache.
-        completion_tokens: Tokens of the answer.
-        written_tokens: Those that were written into the cache, by time to live; "" where the
-            engine does not say which.
-    """
+    """What an engine reports of an answer, as far as it can be read; None is unknown."""
 
     prompt_tokens: int | None
     cached_tokens: int | None = None
@@ -33,12 +25,7 @@ class ReportedTokens(NamedTuple):
 
 
 def usage_of(usage: object) -> ReportedTokens | None:
-    """Return what an answer's usage says; None if it says nothing of the prompt.
-
-    Args:
-        usage: A dict, or an object with these fields, of OpenAI's chat completions or responses,
-            Anthropic's messages, vLLM, DeepSeek or Gemini.
-    """
+    """Return what an answer's usage says; None if it says nothing of the prompt."""
     if usage is None:
         return None
     if any(reported_field(usage, name) is not None for name in _ANTHROPIC):
@@ -62,15 +49,7 @@ def usage_of(usage: object) -> ReportedTokens | None:
 
 
 def written_by_life(total: object, of_lives: object) -> dict[str, int] | None:
-    """Return written tokens by time to live; each counts once.
-
-    Args:
-        total: All of them, as reported; 0 where only the times to live are told.
-        of_lives: Where `ephemeral_5m_input_tokens` and the like stand.
-
-    Returns:
-        What is told of no time to live is under ""; None where nothing is told.
-    """
+    """Return written tokens by time to live; each counts once."""
     by_life = {
         life: count
         for name, life in _LIFE_FIELDS.items()

@@ -16,13 +16,7 @@ from ctxreuse.context.blocks import ContextRequest, Message
 
 @dataclass(frozen=True, slots=True)
 class RequestScope:
-    """Tenant, conversation and history of the request at hand.
-
-    Attributes:
-        tenant: Whose request it is; None if the application has not said.
-        conversation_id: The conversation within the tenant.
-        history: The messages that will be sent before this turn, without the system message.
-    """
+    """Tenant, conversation and history of the request at hand."""
 
     tenant: str | None = None
     conversation_id: str | int | None = None
@@ -34,11 +28,7 @@ class RequestScope:
         conversation_id: str | int | None = None,
         history: Iterable[Message] | None = None,
     ) -> RequestScope:
-        """Return the scope with what is given replaced.
-
-        Another tenant's conversation is another conversation, and another conversation's history
-        is not this one's: neither is inherited then.
-        """
+        """Return the scope with what is given replaced."""
         scope = self
         if tenant is not None and tenant != scope.tenant:
             scope = RequestScope(tenant, scope.conversation_id if scope.tenant is None else None)
@@ -100,11 +90,7 @@ def request_context(
 
 @contextmanager
 def serving(scope: RequestScope) -> Iterator[RequestScope]:
-    """Do what `request_context` does with a scope, whose values were checked before.
-
-    Args:
-        scope: Whose request the code inside serves.
-    """
+    """Do what `request_context` does with a scope, whose values were checked before."""
     inside = _current.get().inside(scope.tenant, scope.conversation_id, scope.history)
     token = _current.set(inside)
     try:

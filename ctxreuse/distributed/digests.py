@@ -20,12 +20,7 @@ _BYTES = 8
 
 
 def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str], int]) -> Contexts:
-    """Return what decides where requests go.
-
-    Args:
-        requests: The requests.
-        count_tokens: How to count blocks without a token count.
-    """
+    """Return what decides where requests go."""
     names = {(one.tenant, one.system): 0 for one in requests}
     for tenant, system in names:
         names[tenant, system] = _digest((tenant, "" if system is None else f"system {system}"))
@@ -49,10 +44,7 @@ def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str]
 
 
 def reproducible_order(requests: Sequence[ContextRequest]) -> list[int]:
-    """Return positions in an order that does not depend on that of the requests.
-
-    Turns of one conversation stand together, those with less history first.
-    """
+    """Return positions in an order that does not depend on that of the requests."""
     digests = [request_digest(request) for request in requests]
 
     def key(position: int) -> tuple[int, int, int]:

@@ -30,13 +30,7 @@ _fail_open = FailOpen("plan_dataset", "the requests of a partition go out as ret
 
 
 class _Planned(NamedTuple):
-    """A planned row.
-
-    Attributes:
-        row: Its position in the table.
-        plan: The plan.
-        group: The number of its prefix group.
-    """
+    """A planned row."""
 
     row: int
     plan: Plan
@@ -50,21 +44,7 @@ def planned_table(
     partition: int,
     batch_size: int,
 ) -> pa.Table:
-    """Plan the requests of one partition.
-
-    Args:
-        table: The rows.
-        requests: Their requests.
-        planner: Whose settings to plan with; what it has seen does not count.
-        partition: The partition's number.
-        batch_size: How many rows are sent together.
-
-    Returns:
-        The rows in execution order, with the columns `PLANNED`.
-
-    Raises:
-        InvalidRequestError: Arrow cannot hold the messages of the partition in one column.
-    """
+    """Plan the requests of one partition."""
     batch, strategy = _plans(requests, planner)
     rows = _grouped(batch, batch_size)
     columns: dict[str, list[Any]] = {

@@ -137,11 +137,7 @@ def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
 
 
 class _Counted:
-    """What decides where requests go, as often as it is asked for.
-
-    Args:
-        tables: References to Arrow tables with the columns of `Contexts`.
-    """
+    """What decides where requests go, as often as it is asked for."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self._tables = tables
@@ -157,13 +153,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What workers do with batches of rows.
-
-    Args:
-        read: Makes a row's request.
-        planner: Whose settings to plan with.
-        batch_size: How many rows are sent together.
-    """
+    """What workers do with batches of rows."""
 
     read: RequestReader
     planner: ReusePlanner

@@ -20,14 +20,7 @@ _BLOCK_FIELDS = ("id", "text", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class ColumnReader:
-    """Reads requests from columns.
-
-    Args:
-        columns: The columns of the fields that are not named as the field is.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such field.
-    """
+    """Reads requests from columns."""
 
     columns: Mapping[str, str]
 
@@ -42,12 +35,7 @@ class ColumnReader:
             checked_kind(f"the column of {name!r}", column, str, "a string")
 
     def __call__(self, row: Row) -> ContextRequest:
-        """Return a row's request.
-
-        Raises:
-            InvalidRequestError: the row lacks a column, or holds something else in it.
-            InvalidBlockError: a block of the wrong type.
-        """
+        """Return a row's request."""
         fields = {}
         for name in FIELDS:
             column = self.columns.get(name, name)

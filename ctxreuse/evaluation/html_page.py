@@ -27,18 +27,7 @@ _ILLEGIBLE = re.compile(
 
 
 class HtmlPage:
-    """A page, rendered from a template that lies in a package.
-
-    The template begins with `{% extends "html_page.html.j2" %}`. It is compiled once. A newline
-    behind a block tag is dropped, and so are blanks before one.
-
-    Args:
-        package: The package that holds the template's file.
-        template: The file's name.
-        feature: What needs the page, for the error where jinja2 is missing.
-        extra: The extra that installs jinja2.
-        filters: Functions that the template calls as filters.
-    """
+    """A page, rendered from a template that lies in a package."""
 
     def __init__(
         self,
@@ -56,11 +45,7 @@ class HtmlPage:
         self._filters = dict(filters or {})
 
     def render(self, **values: Any) -> str:
-        """Return the page for some values, all of which are escaped.
-
-        Raises:
-            MissingExtraError: jinja2 is not installed.
-        """
+        """Return the page for some values, all of which are escaped."""
         return legible(self._template.render(values))
 
     @cached_property
@@ -85,9 +70,5 @@ class HtmlPage:
 
 
 def legible(text: str) -> str:
-    """Return a text with what cannot be shown replaced, so that it can be written as UTF-8.
-
-    Control characters, lone surrogates, and overrides that would turn the text around become the
-    replacement character. Line breaks and tabs stay.
-    """
+    """Return a text with what cannot be shown replaced, so that it can be written as UTF-8."""
     return _ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

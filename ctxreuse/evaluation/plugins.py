@@ -27,11 +27,7 @@ BASELINES = "ctxreuse.baselines"
 
 
 class NotInstalledError(Exception):
-    """What an integration is for is not installed; the cause says what that is.
-
-    Attributes:
-        package: The name to install it by.
-    """
+    """What an integration is for is not installed; the cause says what that is."""
 
     def __init__(self, module: str) -> None:
         self.package = module.replace("_", "-").replace(".", "-")
@@ -45,11 +41,7 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 @contextmanager
 def naming_what_is_missing() -> Iterator[None]:
-    """Load what an entry point names in this context.
-
-    Raises:
-        NotInstalledError: A package that it imports is not installed.
-    """
+    """Load what an entry point names in this context."""
     try:
         yield
     except ImportError as error:

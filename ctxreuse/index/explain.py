@@ -76,27 +76,7 @@ _REASONS = {
 
 
 class SentPrompt(NamedTuple):
-    """A prompt that was sent, without any text.
-
-    Attributes:
-        request_id: Its request.
-        tenant: Whose it is.
-        system: Anything that is equal for equal system texts.
-        is_later_turn: Whether a conversation's history stands before its own blocks.
-        after: The request that the history ends with, if it is known.
-        keys: The identities of its own blocks, in order.
-        ids: Their ids.
-        tokens: Their tokens, each at most `MOST_BLOCK_TOKENS`.
-        is_labelled: Whether it shows them under labels.
-        model: The model that is asked; "" where that is not known.
-        key: What routes it to a cache; "" without one.
-        tools: Anything that is equal for equal tools.
-        front_tokens: The tokens of tools and system text, in front of the blocks.
-        marks: After how many of its blocks a mark stands, ascending; None is not known.
-        time_s: When it was sent, in seconds from any point in time; None is not known.
-        conversation: Anything that is equal for the turns of one conversation; None without one.
-        history: The number of messages in front of it.
-    """
+    """A prompt that was sent, without any text."""
 
     request_id: str | int
     tenant: str
@@ -177,13 +157,7 @@ class Explanation:
 
 
 class PromptLog:
-    """The latest prompts of one tenant with the times at which they were planned.
-
-    A copy of a plan shares the log of the original; an unpickled one has an empty log.
-
-    Attributes:
-        size: The sizes (`id_size`) of the ids of all prompts' blocks, and 1 a prompt.
-    """
+    """The latest prompts of one tenant with the times at which they were planned."""
 
     __slots__ = ("_prompts", "size")
 
@@ -237,18 +211,7 @@ def explain(
     across_tenants: bool = False,
     cache: CacheProfile = VLLM,
 ) -> Explanation:
-    """Return why a prompt hits or misses.
-
-    Args:
-        prompt: The prompt.
-        earlier: The prompts that were sent before it, the latest last.
-        cached_tokens: Block tokens that were expected or seen to be cached; fewer than an earlier
-            prompt shares means that they were evicted, more that `earlier` is not all. None takes
-            everything as still cached.
-        across_tenants: Whether other tenants' prompts are looked at. That reveals what they sent.
-        cache: The rules of the cache: a shorter beginning is not served, nor one that was sent too
-            long before or that no earlier prompt has marked.
-    """
+    """Return why a prompt hits or misses."""
     before = list(earlier)
     if prompt.is_later_turn:
         return _later_turn(prompt, before, cache)
@@ -293,10 +256,7 @@ _IN_FRONT = {
 def _narrowed(
     prompt: SentPrompt, opening: list[SentPrompt], cache: CacheProfile
 ) -> Iterator[tuple[Cause | None, list[SentPrompt]]]:
-    """Yield fewer and fewer of the prompts: those that are the same in more of what is in front.
-
-    Each comes with the cause for those of them that the next ones lack; the last has none.
-    """
+    """Yield fewer and fewer of the prompts: those that are the same in more of what is in front."""
     for name, cause in _IN_FRONT.items():
         if name == "key" and cache.key == "none":
             continue
@@ -314,14 +274,7 @@ class _Kept(NamedTuple):
 
 
 def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: CacheProfile) -> _Kept:
-    """Return how much can be read of a prompt's first blocks, which an earlier one began with.
-
-    Args:
-        prompt: The prompt.
-        blocks: How many of its first blocks the closest earlier one has, too.
-        before: The earlier prompts with the same tools, system text and so on.
-        cache: The rules.
-    """
+    """Return how much can be read of a prompt's first blocks, which an earlier one began with."""
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
         return _Kept(0, Cause.below_minimum if cache.is_hosted else Cause.too_short)

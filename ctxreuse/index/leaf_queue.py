@@ -21,17 +21,7 @@ _WAITING = 2
 
 
 class LeafQueue:
-    """All leaves by their last use, one place each.
-
-    A leaf that is used goes to the end of a list. A node that becomes a leaf because others were
-    taken out may have been used at any time. If that is neither before nor after all in the list,
-    it waits in a heap, whose entries are its last use and its number. An entry is out of date once
-    its node was used, grew or went; such entries leave at the top and, where most are, the others
-    move to a new heap, a few at a time.
-
-    Args:
-        tree: The nodes.
-    """
+    """All leaves by their last use, one place each."""
 
     __slots__ = ("_entries", "_former", "_listed", "_tree")
 

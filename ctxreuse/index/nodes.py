@@ -25,34 +25,7 @@ _UNSHARED_KEYS = 256
 
 
 class NodeTree:
-    """A forest of runs of blocks; node 0 is none, and has no children.
-
-    Up to eight children of a node stand in a list, more in a dictionary by their first block. A
-    later turn of a conversation is found by no block, so it stands there by its own number.
-
-    Args:
-        births: How many nodes there have been in a tree before this one, so that no name of a node
-            comes again.
-
-    Attributes:
-        births: How many nodes there have been.
-        runs: The blocks of each node, in order; none of a root.
-        parents: The node before each; 0 of a root, and of a number that is free.
-        edges: The hash of the first block of each node's run, to look for it without its memory.
-        first_children: Where each node's list of children begins; 0 without any, -1 of those in
-            `wide`.
-        next_siblings: What follows in the list that a node stands in; 0 at its end. Of a number
-            that is free, the next free one.
-        wide: Node -> first block -> child, of the nodes with many children.
-        opens_turn: Whether a later turn of a conversation begins at a node, as 0 or 1.
-        uses: How many requests went through each node.
-        last_uses: When the last of them did; of a node with children, when one ended there.
-        ends: Of the requests that end at each node the top one; see `RequestEnds`.
-        queued: Where `LeafQueue` has each node; 0 is nowhere.
-        node_count: How many nodes there are, roots left out.
-        block_count: How many blocks their runs hold together.
-        tokens: The weight of these blocks.
-    """
+    """A forest of runs of blocks; node 0 is none, and has no children."""
 
     __slots__ = (
         "_born",
@@ -156,15 +129,7 @@ class NodeTree:
         *,
         opens_turn: bool = False,
     ) -> int:
-        """Return a new last child.
-
-        Args:
-            parent: The node before it.
-            run: Its blocks, at least one.
-            weights: The weight of each of them.
-            now: When it is used.
-            opens_turn: Whether it is a later turn of a conversation.
-        """
+        """Return a new last child."""
         same = self._same_keys
         if len(same) > _UNSHARED_KEYS + self.block_count // 4:
             same.clear()
@@ -179,10 +144,7 @@ class NodeTree:
         return node
 
     def split(self, node: int, length: int) -> int:
-        """Cut a node's run in two; return the upper part, which is new.
-
-        The node itself stays the lower part, where its requests end.
-        """
+        """Cut a node's run in two; return the upper part, which is new."""
         run, weights, parent = self.runs[node], self.weights(node), self.parents[node]
         upper = self._new(
             parent, run[:length], _packed(weights[:length]), self.uses[node], self.last_uses[node]

@@ -16,15 +16,7 @@ _STEPS_A_BATCH = 1 << 20
 
 
 class Match(NamedTuple):
-    """The best cached path for a context.
-
-    Attributes:
-        path: Its blocks, from the root on.
-        weight: Their weight.
-        is_cut_short: Whether the search ended at its bound, so that a better path may exist.
-        is_greedy: Whether it went on with the heaviest path from its 256th node on, so that a
-            better one may exist.
-    """
+    """The best cached path for a context."""
 
     path: tuple[BlockKey, ...]
     weight: int
@@ -40,14 +32,7 @@ class Match(NamedTuple):
 
 
 class SearchBudget:
-    """What searches for the requests of one batch and one tenant may compare together.
-
-    Each search has 16 blocks for each block of its context; what it leaves of these, and a million
-    more, all may use. So their work is linear in the batch, and ordinary requests take far less.
-
-    Attributes:
-        left: Blocks that the next search may compare beyond its own.
-    """
+    """What searches for the requests of one batch and one tenant may compare together."""
 
     __slots__ = ("left",)
 
@@ -62,21 +47,7 @@ def heaviest_path(
     budget: SearchBudget | None = None,
     first: BlockKey | None = None,
 ) -> Match:
-    """Return the path of most weight that uses only blocks of the context.
-
-    Among equal weights the path that more requests share wins, then the one whose blocks the
-    retriever ranked higher. The search is exact up to 256 nodes and
-    continues greedily from there, so its work does not grow with the tree. It compares at most
-    65,536 blocks and 16 for each block of the context (and one path more), however many long paths
-    tie, and then returns the best path found by then; searches of one budget share another bound.
-
-    Args:
-        tree: The tree.
-        root: Where the path starts.
-        context: Block -> weight, in the retriever's order.
-        budget: What this and other searches may compare together; None is this one alone.
-        first: The block that the path begins with; None for any.
-    """
+    """Return the path of most weight that uses only blocks of the context."""
     best_gain = best_uses = 0
     best_end: tuple[int, int] | None = None
     rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
@@ -168,13 +139,7 @@ def _branches(tree: NodeTree, node: int, best: int) -> tuple[int, int]:
 
 
 def sent_prefix(tree: NodeTree, root: int, path: Sequence[BlockKey]) -> int:
-    """Return how many leading blocks of a path were sent before, in this order.
-
-    Args:
-        tree: The tree.
-        root: Where the path starts.
-        path: Blocks in the order in which they would be sent.
-    """
+    """Return how many leading blocks of a path were sent before, in this order."""
     done, node = 0, root
     while done < len(path):
         child = tree.child(node, path[done])

@@ -36,12 +36,7 @@ _NO_REQUESTS = RequestEnds(NodeTree())
 
 
 class Inserted(NamedTuple):
-    """Where a sequence ended, and how many of its blocks were there before.
-
-    Attributes:
-        end: Names the node, for `ContextIndex.extend`.
-        blocks_before: How many blocks.
-    """
+    """Where a sequence ended, and how many of its blocks were there before."""
 
     end: int
     blocks_before: int
@@ -64,22 +59,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """Size of an index or, of a planner, of all its indexes together.
-
-    Attributes:
-        nodes: Tree nodes, roots left out.
-        tokens: Block tokens held; of a planner without those that a busy tenant has still to lose.
-        requests: Request ids remembered.
-        parts: Of a planner, every part of its state that grows with traffic, by the names in
-            `ctxreuse.planning.tenants.Bounds`; empty for one index.
-        limits_reached: Of a planner, how often a search since its start ended at the bound on its
-            work, by what was looked for: "cached_paths", the best beginning for a request, and
-            "greedy_paths", the same beyond 256 nodes; "continuations", an order behind it;
-            "paper_orders", the papers' order; "shown_blocks", blocks in a history; "overlaps",
-            texts that a block may repeat. A plan is right all the same, but may reuse less. Where a
-            number grows, requests have thousands of blocks that tie, or histories repeat labels a
-            great many times: send fewer blocks in a request, or find out who sends such texts.
-    """
+    """Size of an index or, of a planner, of all its indexes together."""
 
     nodes: int = 0
     tokens: int = 0
@@ -94,42 +74,14 @@ class IndexStatistics:
 
 
 def root_of(system: bytes | None, is_labelled: bool) -> bytes | None:
-    """Return what a root is named after: the system text, and whether blocks have labels.
-
-    Prompts share no block where one shows it under a label and the other does not.
-
-    Args:
-        system: What stands for the system text; None without one.
-        is_labelled: Whether the prompts behind the root show blocks under labels.
-    """
+    """Return what a root is named after: the system text, and whether blocks have labels."""
     if not is_labelled:
         return system
     return b"labelled" if system is None else system + b" labelled"
 
 
 class ContextIndex:
-    """The tree of sent block sequences of one tenant.
-
-    Invariants: no two children of a node begin with the same block, later turns apart (a later turn
-    stands behind its history, where no other context can follow); `tokens` is the sum of all
-    weights; memory is bounded by `capacity_tokens` and `max_nodes`, by evicting the least recently
-    used leaves, last blocks first, as engines do. Its owner bounds what grows within the nodes
-    (`block_count`, `request_count`).
-
-    Each call takes a bounded number of steps beside those for its own arguments, because others
-    wait meanwhile. What is left to do, `tidy` does: nodes that were cut off are freed by it, and
-    count until then, and so do leaves over the bounds.
-
-    A weight is a block's tokens, at least 1: a block without text still costs its label.
-
-    Args:
-        capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
-        max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
-            remembered.
-
-    Attributes:
-        tree: The nodes; for searches.
-    """
+    """The tree of sent block sequences of one tenant."""
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
         self.max_nodes = max_nodes
@@ -184,10 +136,7 @@ class ContextIndex:
         return request_id in self._requests
 
     def holds(self, end: int) -> bool:
-        """Return whether a node, named as in `Inserted`, is still part of the tree.
-
-        While something is being taken out, one below more than 4,096 others counts as taken out.
-        """
+        """Return whether a node, named as in `Inserted`, is still part of the tree."""
         node = self.tree.named(end)
         if not node or self._removal is None:
             return node != 0
@@ -207,15 +156,7 @@ class ContextIndex:
         request_id: RequestId | None,
         now: int,
     ) -> Inserted:
-        """Record that a block sequence was sent.
-
-        Args:
-            system: The system text that it was sent with.
-            path: The blocks in the order in which they were sent.
-            weights: Each block's weight.
-            request_id: For eviction by request; None where that is never asked for.
-            now: A clock that never goes back.
-        """
+        """Record that a block sequence was sent."""
         tree, path = self.tree, tuple(path)
         node = self._root_for(system)
         done, size = 0, len(path)
@@ -255,19 +196,7 @@ class ContextIndex:
         request_id: RequestId,
         now: int,
     ) -> Inserted:
-        """Record a later turn of a conversation: blocks behind everything that an end ends.
-
-        Between the two stand a question and an answer, so no other context may continue here.
-
-        Args:
-            end: Where the turn before ended, as in `Inserted`; behind one that the tree does not
-                hold any more nothing is known.
-            system: As in `insert`.
-            path: As in `insert`.
-            weights: As in `insert`.
-            request_id: As in `insert`.
-            now: As in `insert`.
-        """
+        """Record a later turn of a conversation: blocks behind everything that an end ends."""
         tree = self.tree
         node = tree.named(end) if self.holds(end) else self._root_for(system)
         if path:
@@ -294,11 +223,7 @@ class ContextIndex:
         return tree.node_count > self.max_nodes or tree.tokens > self._most_tokens
 
     def tidy(self) -> bool:
-        """Go on with what is being taken out, then with the least recently used over the bounds.
-
-        Returns:
-            Whether leaves have to go still.
-        """
+        """Go on with what is being taken out, then with the least recently used over the bounds."""
         tree = self.tree
         if self._removal is not None:
             self._go_on()
@@ -337,32 +262,12 @@ class ContextIndex:
         self._start_with(NodeTree(tree.births))
 
     def evict(self, request_id: RequestId) -> Removal | None:
-        """Begin to forget a request that the engine dropped (ContextPilot section 4.1).
-
-        A node goes when neither a request ends in it nor another path leads through it; parents
-        left empty go with it. Nothing else is being taken out meanwhile.
-
-        Returns:
-            What `tidy` goes on with; None if there is no such request (any more).
-        """
+        """Begin to forget a request that the engine dropped (ContextPilot section 4.1)."""
         node = self._requests.forget(request_id)
         return self._begin(Removal(node, goes_up=True)) if node else None
 
     def trim(self, request_id: RequestId, blocks: int) -> Removal | None:
-        """Keep only the first blocks that a request sent; change nothing if it sent no more.
-
-        What other requests sent from the first lost block on goes, too: the same blocks under the
-        same labels are the same tokens, so an engine that lacks them can serve nothing behind them.
-        What is left of all these requests ends at the cut; those of which nothing is left are
-        forgotten. Nothing else is being taken out meanwhile.
-
-        Args:
-            request_id: The request; of a later turn, only its own blocks count.
-            blocks: How many of its blocks stay, from 0.
-
-        Returns:
-            As `evict`.
-        """
+        """Keep only the first blocks that a request sent; change nothing if it sent no more."""
         tree, node = self.tree, self._requests.end(request_id)
         if not node:
             return None
@@ -380,23 +285,14 @@ class ContextIndex:
         return nothing
 
     def oldest_use(self) -> int | None:
-        """Return when the least recently used leaf was used; None for an empty index.
-
-        It may be an earlier time where very many leaves were used since this was asked last.
-        """
+        """Return when the least recently used leaf was used; None for an empty index."""
         oldest = self._leaves.oldest_use()
         if oldest is None and self._removal is not None:
             return self.tree.last_uses[self._removal.end]  # may be a leaf then
         return oldest
 
     def evict_oldest(self, tokens: float) -> int:
-        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can.
-
-        Returns:
-            The tokens that left; 0 for an empty index, where something else is taken out first, or
-            where very many leaves were used since one was found last or requests end at this one: a
-            call takes a bounded number of steps, and the next one goes on.
-        """
+        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can."""
         removal = self._removal
         if removal is not None:
             self._go_on()

@@ -7,28 +7,7 @@ from ctxreuse.index.nodes import NodeTree
 
 
 class Removal:
-    """What is being taken out of a tree, a few nodes at a time.
-
-    What was cut off is no part of it from the first moment. An end that goes, and its parents, go
-    one by one: who sends their blocks again meanwhile keeps what is left of them.
-
-    Args:
-        end: The node where a path was cut. Requests that ended behind the cut, in the same turn,
-            end here.
-        tops: The subtrees that were cut off, by whatever.
-        births: How many nodes there had been, if all children of the end were cut off.
-        goes_up: Whether the end goes, too, if nothing ends there or below; then its parents.
-
-    Attributes:
-        path: From one of the subtrees down to what is freed next; whether each is of the end's
-            turn.
-        only: The subtree that was cut off, if it was one child of several; 0 once it is freed.
-        shortened: The end, if all its children were cut off.
-        tokens: Block tokens that have left so far.
-        is_by_age: Whether the bounds of the index have asked for it, rather than a caller who waits
-            for its end.
-        is_done: Whether all of it is out.
-    """
+    """What is being taken out of a tree, a few nodes at a time."""
 
     __slots__ = (
         "births",

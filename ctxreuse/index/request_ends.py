@@ -30,24 +30,7 @@ _OF_NUMBER = hash("number")
 
 
 class RequestEnds:
-    """Ids of requests, by the nodes at which they end.
-
-    Where a path is cut, the requests that ended behind the cut end at the cut. There may be a
-    million of them, and a path may be cut once for each of its blocks. So no id is moved: those of
-    one node form a tree, and the one tree's top gets behind the other's, which takes one step (a
-    forest of disjoint sets, united by rank). No such tree is higher than the logarithm of how many
-    ids were ever in it. An id that is forgotten keeps its place while others stand behind it.
-
-    An id is a number, the place of its fields in one array; 0 is none. The id itself is not kept,
-    only its hash: of a million ids, two have the same with a probability of 3 in 100 million, and
-    then the first one is forgotten.
-
-    Args:
-        tree: The nodes.
-
-    Attributes:
-        number: How many ids there are.
-    """
+    """Ids of requests, by the nodes at which they end."""
 
     __slots__ = ("_fields", "_free", "_hashes", "_tree", "number")
 
@@ -67,12 +50,7 @@ class RequestEnds:
         return self._end(self._find(request_id))
 
     def put(self, request_id: RequestId, node: int) -> int:
-        """Remember where a request ends, as the newest; return where it ended before, or 0.
-
-        Args:
-            request_id: Its id.
-            node: Where it ends.
-        """
+        """Remember where a request ends, as the newest; return where it ended before, or 0."""
         hashed = _hash(request_id)
         known = self._hashes.find(hashed)
         before = self._forget(known << _NUMBER_BITS) if known else 0
@@ -153,12 +131,7 @@ class RequestEnds:
             fields[top + _RANK] += 1
 
     def _free_bare(self, number: int, node: int) -> None:
-        """Free a number that no id has and nothing stands behind, then those before it, too.
-
-        Args:
-            number: The number.
-            node: Where its requests ended.
-        """
+        """Free a number that no id has and nothing stands behind, then those before it, too."""
         fields = self._fields
         while fields[number + _OLDER] == _FORGOTTEN and not fields[number + _BEHIND]:
             top = fields[number + _TOP]

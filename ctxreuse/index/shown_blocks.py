@@ -47,18 +47,7 @@ class ShownBlock:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the messages before this turn show.
-
-    Attributes:
-        labels: Label -> block id, for the recorded blocks that really stand there.
-        label_of: Block -> its label, for the same blocks.
-        used: Every ordinal that stands in a label anywhere in the messages.
-        texts: Label -> text, for the blocks of `labels`.
-        keys: Label -> identity, for the same blocks.
-        unlabelled: The blocks that stand there without a label, as far as they were looked for, and
-            of which no later words say that they no longer hold.
-        is_cut_short: Whether the search ended at its bound, so that more may be shown.
-    """
+    """What the messages before this turn show."""
 
     labels: Mapping[str, BlockId]
     label_of: Mapping[BlockKey, str]
@@ -77,11 +66,7 @@ class History:
         }
 
     def next_ordinals(self, number: int) -> list[int]:
-        """Return the ordinals of the next blocks: those that follow the ones in use.
-
-        A label that some document's text happens to hold is never given out again, and an absurdly
-        high one does not set the count.
-        """
+        """Return the ordinals of the next blocks: those that follow the ones in use."""
         start = max((used for used in self.used if used <= _TRUSTED_ORDINALS), default=0) + 1
         return list(islice((n for n in count(start) if n not in self.used), number))
 
@@ -90,16 +75,7 @@ EMPTY_HISTORY = History({}, {}, frozenset())
 
 
 class _Record(NamedTuple):
-    """One conversation: where its last turn ends in the index, and the recorded blocks.
-
-    Attributes:
-        end: Names the index node.
-        system: The digest of the system text.
-        last_use: When it was used.
-        opening_mark: After how many blocks of its first turn a mark stands; -1 for none.
-        shown: (ordinal, identity, id, length, digest) of each block, the latest last.
-        shown_size: The sizes (`id_size`) of the blocks' ids.
-    """
+    """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
     end: int
     system: bytes | None
@@ -110,20 +86,7 @@ class _Record(NamedTuple):
 
 
 class Conversations:
-    """The records of one tenant's conversations, bounded by count and age.
-
-    An eviction leaves them alone: it says what the engine's cache lost, not what the messages of a
-    conversation show.
-
-    Args:
-        max_conversations: How many are remembered; the least recently used goes first.
-        max_idle: A conversation unused for this many requests of others is forgotten.
-        max_blocks: How many blocks of one conversation are remembered, the oldest going first.
-
-    Attributes:
-        size: The sizes (`id_size`) of the conversations' ids.
-        shown_size: The sizes of the ids of all blocks remembered.
-    """
+    """The records of one tenant's conversations, bounded by count and age."""
 
     def __init__(
         self, max_conversations: int = 10_000, max_idle: int = 1_000_000, max_blocks: int = 2_000
@@ -146,13 +109,7 @@ class Conversations:
         messages: Sequence[Message],
         templates: Templates,
     ) -> History:
-        """Return what the messages show of the blocks that this conversation was sent.
-
-        Args:
-            conversation_id: Whose record says where to look; None has no record.
-            messages: The history that will be sent before this turn.
-            templates: The words that the blocks were rendered with.
-        """
+        """Return what the messages show of the blocks that this conversation was sent."""
         return shown_in(messages, self.recorded(conversation_id), templates)
 
     def recorded(self, conversation_id: str | int | None) -> dict[int, list[ShownBlock]]:
@@ -172,16 +129,7 @@ class Conversations:
         system: bytes | None,
         opening_mark: int | None = None,
     ) -> None:
-        """Record the blocks of a turn under their ordinals, and where the turn ends.
-
-        Args:
-            conversation_id: The conversation.
-            sent: The turn's blocks with their ordinals.
-            end: Names the index node where the turn ends.
-            system: The digest of the system text.
-            opening_mark: Of a first turn: after how many of its blocks its last mark stands, -1
-                without one. None keeps what is known.
-        """
+        """Record the blocks of a turn under their ordinals, and where the turn ends."""
         self._requests += 1
         record = self._record(conversation_id)
         shown = {} if record is None else {one[:2]: one for one in record.shown}
@@ -251,16 +199,7 @@ def shown_in(
     blocks: Iterable[ContextBlock] = (),
     outdated: Iterable[ContextBlock] = (),
 ) -> History:
-    """Return what messages show of recorded blocks.
-
-    Args:
-        messages: The history that will be sent before a turn.
-        recorded: Where to look: the conversation's blocks by ordinal, the latest first.
-        templates: The words that the blocks were rendered with.
-        blocks: Blocks that are looked for without a label, too, by their texts. Texts of fewer than
-            20 characters, which may stand there by chance, do not count.
-        outdated: The same of blocks that no longer hold; theirs count, however short they are.
-    """
+    """Return what messages show of recorded blocks."""
     standing: dict[str, ShownBlock] = {}
     texts: dict[str, str] = {}
     used: set[int] = set()
@@ -299,14 +238,7 @@ def with_blocks_anywhere(
     messages: Iterable[Message],
     templates: Templates,
 ) -> dict[int, list[ShownBlock]]:
-    """Return a record by which blocks are looked for under every label in messages, too.
-
-    Args:
-        recorded: A conversation's blocks by ordinal, the latest first.
-        blocks: Blocks that messages may show although no record tells where.
-        messages: The messages.
-        templates: The words that the blocks were rendered with.
-    """
+    """Return a record by which blocks are looked for under every label in messages, too."""
     anywhere = [ShownBlock(one.key, one.id, len(one.text), one.digest) for one in blocks]
     texts = (text for message in messages for text in message_texts(message))
     labels = (found for text in texts for found in templates.label_pattern.finditer(text))
@@ -329,17 +261,7 @@ def without_blocks(
     ids: Collection[BlockId],
     templates: Templates,
 ) -> list[dict[str, Any]]:
-    """Return messages without the texts of blocks that stand in them.
-
-    Args:
-        messages: The messages; they are copied.
-        recorded: Where to look: the conversation's blocks by ordinal, the latest first.
-        ids: Whose texts go; types count.
-        templates: The words that the blocks were rendered with.
-
-    Raises:
-        InvalidRequestError: the messages take too much work to search.
-    """
+    """Return messages without the texts of blocks that stand in them."""
     wanted = {(type(one), one) for one in ids}
     copied = [copied_message(message) for message in messages]
     characters = sum(len(text) for message in copied for text in message_texts(message))
@@ -371,18 +293,7 @@ def without_blocks(
 
 
 class _Paragraphs:
-    """Looks for blocks that messages show without labels: whole paragraphs, one or more.
-
-    What the assistant has said does not count: it may repeat a document, or make one up. The work
-    is bounded as that of `_Places`.
-
-    Args:
-        messages: The messages.
-        templates: Their separator stands between paragraphs.
-
-    Attributes:
-        is_cut_short: Whether the bound was reached.
-    """
+    """Looks for blocks that messages show without labels: whole paragraphs, one or more."""
 
     def __init__(self, messages: Iterable[Message], templates: Templates) -> None:
         self._templates = templates
@@ -432,10 +343,7 @@ class _Paragraphs:
                 at = text.find(self._separator, at + 1)  # blocks may end with line breaks
 
     def show(self, block: str) -> bool:
-        """Return whether a text stands in the messages, and nothing else in its paragraphs.
-
-        Where a later message says that it no longer holds, it does not count.
-        """
+        """Return whether a text stands in the messages, and nothing else in its paragraphs."""
         last = self._last(block)
         return last >= 0 and last >= self._last(self._templates.quoted_outdated(block))
 
@@ -462,21 +370,7 @@ def _text_start(label: re.Match[str], templates: Templates) -> int:
 
 
 class _Places:
-    """Looks for recorded blocks under the labels of a history.
-
-    The work is bounded, because a hostile text may hold thousands of labels, and a conversation
-    thousands of blocks under one of them: 16 characters hashed for each one of the history, and a
-    million more; a length that is looked for counts as 16. What is not found by then counts as not
-    shown, so it is sent again.
-
-    Args:
-        recorded: The conversation's blocks by ordinal, the latest first.
-        templates: The words that the blocks were rendered with.
-        characters: The length of the history.
-
-    Attributes:
-        is_cut_short: Whether the bound was reached.
-    """
+    """Looks for recorded blocks under the labels of a history."""
 
     def __init__(
         self,
@@ -495,11 +389,7 @@ class _Places:
         return self._work < 0
 
     def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
-        r"""Return which of the blocks stands in a text under a label, if one does.
-
-        A block ends where the separator or the text ends; failing that, where the line ends, for
-        users who join blocks in their own way. Of several the longest: "a\n\nb" holds "a", too.
-        """
+        r"""Return which of the blocks stands in a text under a label, if one does."""
         templates = self._templates
         ordinal = int(label[1])
         if ordinal not in self._recorded or self.is_cut_short:

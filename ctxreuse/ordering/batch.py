@@ -25,16 +25,7 @@ _GRAIN = 64
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What is arranged of one request.
-
-    Attributes:
-        request: The request.
-        weights: Block -> weight, in the retriever's order.
-        cached: The best path for it that earlier requests left in the cache.
-        is_labelled: Whether its prompt shows blocks under labels.
-        system_tokens: The tokens of its system text; they count only where a cache has a minimum.
-        first: The block that it begins with, whatever is cached; None for any.
-    """
+    """What is arranged of one request."""
 
     request: ContextRequest
     weights: Mapping[BlockKey, int]
@@ -56,12 +47,7 @@ class BatchContext:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """An arranged batch.
-
-    Attributes:
-        orders: For each position in the input the order of its blocks, a permutation of them.
-        execution: The positions in the order in which they should run, a permutation.
-    """
+    """An arranged batch."""
 
     orders: list[list[BlockKey]]
     execution: list[int]
@@ -75,25 +61,7 @@ def arrange(
     prices: MarkPrices | None = None,
     minimum: int = 0,
 ) -> Arrangement:
-    """Order the contexts of a batch and schedule its requests.
-
-    Later turns keep the retriever's order and run behind their conversation's first turn, at the
-    end if that is not in the batch. Turns of one conversation keep the order of the input.
-
-    Args:
-        batch: The requests, in input order.
-        strategy: "reuse" or "paper".
-        alpha: Weight of the ranks in the papers' distance.
-        words: About how many tokens it takes to say how a number of moved blocks rank. A context
-            that shares no more with any other in a new order keeps the retriever's.
-        prices: Those of a cache with marks, whose bill is to be low; None for another cache, which
-            is to hit often.
-        minimum: Tokens of the shortest beginning that is kept, the system text included; a context
-            that shares less in a new order keeps the retriever's.
-
-    Raises:
-        BatchTooLargeError: the papers' algorithm cannot hold the batch.
-    """
+    """Order the contexts of a batch and schedule its requests."""
     orders = [list(context.weights) for context in batch]
     # only requests of one tenant and one system text, all with labels or none, share a prefix
     groups: dict[tuple[str, str | None, bool], list[int]] = {}
@@ -170,10 +138,7 @@ def _moved_for_too_little(
     words: Callable[[int], int],
     least: int,
 ) -> list[int]:
-    """Return the positions of moved contexts that share no more than the words on it cost.
-
-    In depth-first order a context shares most with the one before it or the one behind it.
-    """
+    """Return the positions of moved contexts that share no more than the words on it cost."""
     shared = [0] * len(batch)
     for one, other in pairwise(execution):
         common = 0
@@ -247,18 +212,7 @@ def _conversation(request: ContextRequest) -> Hashable | None:
 
 
 def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Return the positions of the sequences in depth-first order of their prefix tree.
-
-    At each node the sequences that end there come first, then its branches, larger ones first;
-    branches of equal size in the order of their earliest sequence. Shared prefixes stand together
-    at every depth.
-
-    Args:
-        sequences: For each request its blocks in the order in which they will be sent.
-
-    Returns:
-        A permutation of `range(len(sequences))`.
-    """
+    """Return the positions of the sequences in depth-first order of their prefix tree."""
     order: list[int] = []
     stack: list[tuple[list[int], int]] = [(list(range(len(sequences))), 0)]
     while stack:
@@ -279,18 +233,7 @@ def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
 
 
 def prefix_order(prompts: Sequence[str]) -> list[int]:
-    """Return positions such that prompts with a long common beginning stand next to each other.
-
-    As `depth_first_order`, for prompts that are only known as texts: larger groups go first, then
-    what arrived first; a prompt that another one continues goes before it. Prompts that share less
-    than 64 characters keep the order in which they arrived.
-
-    Args:
-        prompts: Whole prompts as text.
-
-    Returns:
-        A permutation of `range(len(prompts))`.
-    """
+    """Return positions such that prompts with a long common beginning stand next to each other."""
     by_text = sorted(range(len(prompts)), key=lambda position: (prompts[position], position))
     open_groups = [_Group(0)]  # of the prompts that share a beginning with the next one
     for number, position in enumerate(by_text):

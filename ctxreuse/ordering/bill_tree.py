@@ -37,11 +37,7 @@ _EXACT_IN_32_BITS = 1 << 23
 
 
 class _BillTree:
-    """The tree of some contexts.
-
-    Nodes up to `size` are the contexts; the next is the root. `held[b, v]` is the weight of block b
-    if node v stands for it, or 0; it never changes while the node lives.
-    """
+    """The tree of some contexts."""
 
     def __init__(
         self,
@@ -267,18 +263,7 @@ def cheap_orders(
     base: int,
     prices: MarkPrices,
 ) -> list[list[int]]:
-    """Order every context of a batch so that its bill is low.
-
-    Args:
-        contexts: For each context its blocks as numbers from 0, best first, without repeats.
-        weights: The weight of each block number (tokens, at least 1).
-        base: Tokens before all of these blocks, which need not be written: the system text, or a
-            prefix that is written already.
-        prices: The cache's prices.
-
-    Returns:
-        For each context a permutation of it; what it shares with no other keeps its order.
-    """
+    """Order every context of a batch so that its bill is low."""
     numbers: dict[tuple[int, ...], int] = {}
     distinct = [numbers.setdefault(tuple(sorted(one)), len(numbers)) for one in contexts]
     contents, parents = merge_heaviest(list(numbers), list(weights))

@@ -62,16 +62,7 @@ _Entry = tuple[int, int, int]
 
 
 class _Clusters:
-    """Clusters of contexts by number; a merge makes a new number or keeps one of the two.
-
-    Blocks that very many contexts share would make every look-up slow. For those only the newest
-    holders are looked at as partners, and whether any other candidate holds the block is read from
-    a row of booleans. So weights are always exact. Partners that share nothing but such blocks
-    may be missed; any of those is as good as another.
-
-    `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers;
-    `lookup_cost` is how many entries of the inverted index a look-up reads on average at first.
-    """
+    """Clusters of contexts by number; a merge makes a new number or keeps one of the two."""
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
         self.content = contents
@@ -115,12 +106,7 @@ class _Clusters:
         return 2 * mine.weight + following.weight - mine.second_weight - its_other
 
     def merge(self, one: int, two: int) -> int:
-        """Put two clusters under one node and return its number.
-
-        A cluster whose content is part of the other's takes the other in and stays what it is, so
-        whatever names it as a partner stays right. (Else thousands of contexts around one common
-        block would each look for a new partner at every merge.)
-        """
+        """Put two clusters under one node and return its number."""
         content = self._common(one, two)
         if content == self.content[two]:
             self._close(one, two)
@@ -160,11 +146,7 @@ class _Clusters:
         )
 
     def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
-        """Find the living clusters, other than `besides`, that share most with a content.
-
-        Among equals that is the newest: old ones are merged first, so it stays an answer for
-        longest.
-        """
+        """Find the living clusters, other than `besides`, that share most with a content."""
         if sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES:
             return self._search_few(content, besides)
         return self._search_many(content, besides)
@@ -230,11 +212,7 @@ class _Clusters:
 
 
 class _Pairs:
-    """Clusters with their best partners, from the heaviest pair down.
-
-    Most of the heaviest pairs are looked at again after each merge, so they stand in a list; the
-    others in a heap.
-    """
+    """Clusters with their best partners, from the heaviest pair down."""
 
     def __init__(self, clusters: _Clusters) -> None:
         self._clusters = clusters
@@ -284,16 +262,7 @@ class _Pairs:
 def merge_heaviest(
     contents: list[tuple[int, ...]], weights: Sequence[int]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Merge clusters greedily by the score above until nothing is shared.
-
-    Args:
-        contents: Distinct contents, each a sorted tuple of block numbers.
-        weights: The weight of each block number.
-
-    Returns:
-        For each cluster, the given ones first, its content; and the number of the cluster that it
-        was put under, -1 for those left at the top.
-    """
+    """Merge clusters greedily by the score above until nothing is shared."""
     clusters = _Clusters(list(contents), weights)
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
@@ -313,16 +282,7 @@ def merge_heaviest(
 def reuse_orders(
     contexts: Sequence[Sequence[int]], weights: Sequence[int] | npt.NDArray[np.int64]
 ) -> list[list[int]]:
-    """Order every context of a batch so that their prefix tree weighs little.
-
-    Args:
-        contexts: For each context its blocks as numbers from 0, best first, without repeats.
-        weights: The weight of each block number (tokens, at least 1).
-
-    Returns:
-        For each context a permutation of it. Blocks that clusters have in common come first, from
-        the largest cluster to the smallest; blocks shared with nobody keep the retriever's order.
-    """
+    """Order every context of a batch so that their prefix tree weighs little."""
     numbers: dict[tuple[int, ...], int] = {}
     cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
     contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])

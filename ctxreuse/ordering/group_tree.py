@@ -34,18 +34,7 @@ _NEIGHBOURS = 3
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What decides where requests go, as arrays; digests of 64 bits stand for names.
-
-    Attributes:
-        scopes: For each request, what it can share anything within: its tenant and system text.
-        digests: For each request, a digest of all that is planned of it.
-        conversations: For each request, the conversation whose turns stay in order; 0 for none.
-        are_later: For each request, whether it stands behind a history, so shares nothing with
-            other conversations.
-        lengths: For each request, how many blocks it has.
-        blocks: The blocks of all requests, one request after the other.
-        weights: The tokens of each of these blocks, at least 1.
-    """
+    """What decides where requests go, as arrays; digests of 64 bits stand for names."""
 
     scopes: Digests
     digests: Digests
@@ -74,14 +63,7 @@ class Contexts:
 
 
 class Leading(NamedTuple):
-    """Requests that follow no other one of the batch.
-
-    Attributes:
-        contexts: The requests. Of a later turn whose first turn is not in the batch, nothing counts
-            but its conversation.
-        sizes: For each of them how many requests go where it goes, it included.
-        are_first: For each of them whether it is no later turn, so may share blocks.
-    """
+    """Requests that follow no other one of the batch."""
 
     contexts: Contexts
     sizes: Integers
@@ -89,11 +71,7 @@ class Leading(NamedTuple):
 
 
 class Turns:
-    """Conversations: later turns go where the first one goes.
-
-    Attributes:
-        conversations: Those whose first turn is in the batch, sorted.
-    """
+    """Conversations: later turns go where the first one goes."""
 
     def __init__(self, conversations: Digests, later: Integers) -> None:
         self.conversations = conversations
@@ -136,13 +114,7 @@ class Turns:
 
 
 class Pairs(NamedTuple):
-    """Pairs of groups that are cut from the same one.
-
-    Attributes:
-        ones: The first group of each pair.
-        others: The second.
-        tokens: The tokens of the blocks that requests of the first share with the second.
-    """
+    """Pairs of groups that are cut from the same one."""
 
     ones: Integers
     others: Integers
@@ -150,27 +122,14 @@ class Pairs(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Blocks that may name a part of a group, from the lightest up.
-
-    Attributes:
-        codes: A digest of each block within its group.
-        owners: The group.
-    """
+    """Blocks that may name a part of a group, from the lightest up."""
 
     codes: Digests
     owners: Integers
 
 
 class GroupTree:
-    """Groups of requests; the roots are the scopes.
-
-    Attributes:
-        sizes: For each group how many requests it holds, later turns included.
-        scopes: The number of its scope.
-        parents: The group that it was cut from; its own number for a root.
-        are_leaves: Whether it does not consist of others.
-        are_tried: Whether `cut` has cut it, or could not.
-    """
+    """Groups of requests; the roots are the scopes."""
 
     def __init__(self, names: Digests, holders: Integers, sizes: Integers) -> None:
         self._names = names
@@ -210,16 +169,7 @@ class GroupTree:
             groups = below
 
     def cut(self, batches: Iterable[Contexts], turns: Turns, large: Booleans) -> Pairs:
-        """Cut groups by the blocks that are heaviest within them, where there are any.
-
-        Args:
-            batches: All requests.
-            turns: Their conversations.
-            large: For each group, whether to cut it.
-
-        Returns:
-            What the new groups have in common.
-        """
+        """Cut groups by the blocks that are heaviest within them, where there are any."""
         candidates = self._candidates(batches, turns, large)
         count = len(candidates.codes)
         order = np.argsort(candidates.codes)
@@ -277,17 +227,7 @@ class GroupTree:
         return _Candidates(codes[wanted][order], owners[wanted][order])
 
     def _grow(self, candidates: _Candidates, named: Integers, rest: Integers) -> Integers:
-        """Add the parts that candidates name, and one for the rest of each group that is cut.
-
-        Args:
-            candidates: The candidates.
-            named: For each candidate how many requests that share blocks go by it, and how many
-                requests.
-            rest: For each group how many of these go by none.
-
-        Returns:
-            The part that each candidate names; -1 for one that no request goes by.
-        """
+        """Add the parts that candidates name, and one for the rest of each group that is cut."""
         used = named[1] > 0
         cut = np.unique(candidates.owners[used])
         left = cut[rest[1][cut] > 0]

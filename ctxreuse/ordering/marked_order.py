@@ -26,19 +26,7 @@ def continuation_from(
     rest: Mapping[BlockKey, int],
     missing: int,
 ) -> Continuation:
-    """Order the blocks behind `placed`; where no earlier request shares enough, as retrieved.
-
-    The work is bounded: 65,536 blocks are looked at, and 32 for each block of `rest`.
-
-    Args:
-        members: In which recent requests each block was; see `Cooccurrence`.
-        placed: The blocks in front.
-        rest: Block -> weight, in the retriever's order.
-        missing: Tokens that the blocks in front lack for the shortest prefix that is kept.
-
-    Returns:
-        The keys of `rest`, in the chosen order.
-    """
+    """Order the blocks behind `placed`; where no earlier request shares enough, as retrieved."""
     together = -1  # every bit set
     for key in placed:
         together &= members.get(key, 0)

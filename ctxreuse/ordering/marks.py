@@ -19,15 +19,7 @@ _MOST_LEVELS = 48
 
 @dataclass(frozen=True, slots=True)
 class MarkPrices:
-    """What decides which prefixes are marked.
-
-    Attributes:
-        premium: What a written token costs more than an uncached one.
-        saving: What a read token costs less.
-        minimum: Tokens of the shortest prefix that is kept, the system text included.
-        marks: How many marks a prompt may carry.
-        lifetime: Seconds that a prefix lives after it was last used; None if nothing is known.
-    """
+    """What decides which prefixes are marked."""
 
     premium: float
     saving: float
@@ -57,25 +49,12 @@ class MarkPrices:
         return number
 
     def gain(self, again: float) -> float:
-        """Return what writing a token gains, if it is wanted once more with a probability.
-
-        If it is not written now and comes again, it is written then: one saving later, and at the
-        same premium.
-
-        Args:
-            again: The probability, 0 to 1.
-        """
+        """Return what writing a token gains, if it is wanted once more with a probability."""
         return (self.saving + self.premium) * again - self.premium
 
 
 class Markable(NamedTuple):
-    """A place where a mark may stand.
-
-    Attributes:
-        blocks: How many blocks stand before it.
-        tokens: How many tokens, the system text included.
-        again: The probability that what stands before it is wanted again while it lives.
-    """
+    """A place where a mark may stand."""
 
     blocks: int
     tokens: int
@@ -85,17 +64,7 @@ class Markable(NamedTuple):
 def marks_of_arrival(
     places: Sequence[Markable], read_tokens: int, most: int, prices: MarkPrices
 ) -> tuple[int, ...]:
-    """Choose the marks of a prompt by what is expected to be read again.
-
-    Args:
-        places: Where marks may stand, ascending, none before the end of what is read.
-        read_tokens: How many tokens of the prompt are read.
-        most: How many of these places may be marked.
-        prices: The cache's prices.
-
-    Returns:
-        The blocks before each mark, ascending: of all choices, one that gains most.
-    """
+    """Choose the marks of a prompt by what is expected to be read again."""
     long = [place for place in places if place.tokens >= prices.minimum]
     # best[k][i]: the gain with k + 1 marks, the last at place i, and the place before it
     best: list[list[tuple[float, int]]] = []
@@ -138,12 +107,7 @@ class _Fork:
 
 
 class BatchMarks(NamedTuple):
-    """The marks of a batch.
-
-    Attributes:
-        marks: For each request, in execution order, the blocks before each mark.
-        bill: The bill of all together, in uncached tokens.
-    """
+    """The marks of a batch."""
 
     marks: list[tuple[int, ...]]
     bill: float
@@ -156,20 +120,7 @@ def marks_of_batch(
     written: Sequence[int],
     prices: MarkPrices,
 ) -> BatchMarks:
-    """Choose the marks of requests that run one after the other, in depth-first order.
-
-    Exact among all choices in which a prefix is written by the first request that has it, as far as
-    that has marks left: dynamic programming over the prefix tree, from the leaves up; for each
-    fork, over the last written prefix above it and the marks that its first request has left.
-
-    Args:
-        sequences: For each request its blocks in the order in which they are sent.
-        weights: The tokens of each of these.
-        system_tokens: The tokens of the system text before them.
-        written: For each request, how many of its first blocks end the longest prefix that is
-            written already; -1 for none.
-        prices: The cache's prices.
-    """
+    """Choose the marks of requests that run one after the other, in depth-first order."""
     totals = [_cumulated(one, system_tokens) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]
     groups: dict[tuple[Hashable, ...] | None, list[int]] = {}
@@ -193,18 +144,7 @@ def marks_of_batch(
 
 
 def short_chains_first(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Return the positions of sequences in a depth-first order of their prefix tree.
-
-    The first request that passes a fork writes it, together with all forks above that nobody has
-    passed; and a prompt has few marks. So at each fork the branch goes first whose first request
-    has fewest further forks to write.
-
-    Args:
-        sequences: For each request its blocks in the order in which they will be sent.
-
-    Returns:
-        A permutation of `range(len(sequences))`.
-    """
+    """Return the positions of sequences in a depth-first order of their prefix tree."""
     if not sequences:
         return []
     totals = [[0] * (len(one) + 1) for one in sequences]
@@ -274,11 +214,7 @@ def _fork(
 
 
 class _Chosen:
-    """The best choices below forks, worked out once each.
-
-    `read` is the tokens of the last written prefix above, 0 for none; `left` how many marks the
-    first request that passes has left.
-    """
+    """The best choices below forks, worked out once each."""
 
     def __init__(self, prices: MarkPrices) -> None:
         self._prices = prices

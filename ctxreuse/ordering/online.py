@@ -31,12 +31,7 @@ LONG_CONTEXT = 64
 
 
 class Continuation(NamedTuple):
-    """The order of the blocks behind a cached path.
-
-    Attributes:
-        order: The blocks.
-        is_cut_short: Whether the work ended at its bound.
-    """
+    """The order of the blocks behind a cached path."""
 
     order: list[BlockKey]
     is_cut_short: bool = False
@@ -47,16 +42,7 @@ _Follow: TypeAlias = Callable[[Iterable[BlockKey], Mapping[BlockKey, int]], Cont
 
 
 class Cooccurrence:
-    """Which blocks came together in the last `window` requests of one tenant.
-
-    Each block has a bit set over the window, one bit a request, as a Python integer: how often some
-    blocks came together is the number of ones in the conjunction, a few dozen nanoseconds whatever
-    the blocks' popularity.
-
-    Args:
-        window: How many requests are remembered.
-        max_entries: Bound on the blocks remembered in all of them together.
-    """
+    """Which blocks came together in the last `window` requests of one tenant."""
 
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
         self._window = window
@@ -126,25 +112,7 @@ def continuation(
     rest: Mapping[BlockKey, int],
     first_choices: int = 4,
 ) -> Continuation:
-    """Order the blocks behind `placed` so that later requests find the longest prefix.
-
-    The next block is the one that most often came together with *all* blocks placed so far;
-    where no earlier request holds them all, the retriever's order stays. Since the first block
-    decides what the others can be, the most frequent few are each tried as the first, and the
-    continuation that most earlier requests could have shared, in weight, wins.
-
-    The work is bounded: 131,072 blocks are looked at, and 32 for each block of `rest`. What is
-    then still to be placed keeps the retriever's order.
-
-    Args:
-        members: In which recent requests each block was; see `Cooccurrence`.
-        placed: The blocks in front.
-        rest: Block -> weight, in the retriever's order.
-        first_choices: How many first blocks are tried.
-
-    Returns:
-        The keys of `rest`, in the chosen order.
-    """
+    """Order the blocks behind `placed` so that later requests find the longest prefix."""
     together = _MORE_THAN_ALL
     for key in placed:
         together &= members.get(key, 0)
@@ -177,12 +145,7 @@ def _greedy(
     weights: Mapping[BlockKey, int],
     steps: int,
 ) -> tuple[int, list[BlockKey], int]:
-    """Continue from a first block, `together` being the requests that hold all so far.
-
-    Returns:
-        The weight that those earlier requests could have shared, the order, and how many of
-        `steps`, the blocks that may be looked at, are left; below 0 says that it was cut short.
-    """
+    """Continue from a first block, `together` being the requests that hold all so far."""
     order = [first]
     value = requests * weights[first]
     left = [key for key in candidates if key != first]
@@ -214,35 +177,7 @@ def _greedy(
 
 
 class OnlineOrder:
-    """Orders the arriving requests of one tenant.
-
-    The best cached path comes first. The papers append the remaining blocks as retrieved; but their
-    order is what later requests can share, and mostly more is shared if they follow by
-    co-occurrence. Not always: where similar questions get the same first blocks, the retriever's
-    order is as good and needs no annotation. So both are tried on the tenant's own requests, each
-    in a small index. What a continuation would have found cached, less what its
-    annotations would have cost, is its gain; the one that is ahead orders the next request. Behind
-    a system text that nothing was sent with, the retriever's order stays: nothing is cached there,
-    and texts that no other request begins with, such as a question, would make each request new.
-
-    Words on the ranking are computed, too. So a cached path comes first only where it has more
-    tokens than these words and what is cached in the retriever's order; where it has not, the
-    retriever's order stays.
-
-    Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
-    since both see the same requests.
-
-    Args:
-        recent: The tenant's recent requests.
-        words: About how many tokens it takes to say how a number of moved blocks rank.
-        note_limit: Called with the name of a bound on the work that was reached, from any thread.
-        keeps_best: Whether the retriever's best block stays in front.
-
-    Attributes:
-        recent: The tenant's recent requests; the caller adds each that is sent.
-        follows_cooccurrence: Whether co-occurrence, rather than the retriever, orders what stands
-            behind a cached path.
-    """
+    """Orders the arriving requests of one tenant."""
 
     def __init__(
         self,
@@ -286,17 +221,7 @@ class OnlineOrder:
         root: int,
         least: int = ENGINE_BLOCK_TOKENS,
     ) -> list[BlockKey]:
-        """Order a context.
-
-        Args:
-            context: Block -> weight (tokens, at least 1), in the retriever's order.
-            tree: What the tenant sent.
-            root: The root of the request's system text in it; 0 if nothing was sent with it.
-            least: The tokens of the shortest beginning that saves anything.
-
-        Returns:
-            A permutation of the context's keys.
-        """
+        """Order a context."""
         path = self._cached_path(context, tree, root, least)
         follows = self.follows_cooccurrence and _leads_on(tree, root)
         follow = self.recent.continuation if follows else None
@@ -333,19 +258,7 @@ class OnlineOrder:
         order: list[BlockKey] | None = None,
         least: int = ENGINE_BLOCK_TOKENS,
     ) -> LongContext:
-        """Return all that the order of a long context depends on, and its trials if there are any.
-
-        The rest of `order` and `learn` then needs the tenant's state no more, until `learn_from`.
-
-        Args:
-            context: As in `order`.
-            tree: As in `order`.
-            root: As in `order`.
-            system: The request's system text.
-            learns: Whether both continuations are tried on it.
-            order: The context's order, if that is known.
-            least: As in `order`.
-        """
+        """Return all that the order of a long context depends on, and its trials if any."""
         follow = partial(continuation, self.recent.members(context))
         return LongContext(
             context,
@@ -418,19 +331,7 @@ def is_worth_moving(
     words: int,
     least: int = ENGINE_BLOCK_TOKENS,
 ) -> bool:
-    """Return whether a cached path may come first: there is none, or it saves more than words cost.
-
-    A path that is no longer than an engine block saves nothing, and is no reason either to keep
-    the retriever's order.
-
-    Args:
-        path: The best cached path of a context.
-        context: Block -> weight, in the retriever's order.
-        tree: What was sent.
-        root: Where the path begins.
-        words: How many tokens it takes to say that blocks were moved.
-        least: The tokens of the shortest beginning that saves anything.
-    """
+    """Return whether a cached path may come first: it saves more than words cost."""
     if path.weight < least:
         return True
     retrieved = list(context)
@@ -450,16 +351,7 @@ def _order_behind(
     least: int,
     first: BlockKey | None,
 ) -> list[BlockKey]:
-    """Return the order that begins with a path, unless it is shorter than an engine block.
-
-    Args:
-        path: The best cached path; None keeps the retriever's order.
-        context: Block -> weight, in the retriever's order.
-        follow: Orders what stands behind the path; None keeps the retriever's order.
-        note_limit: As in `OnlineOrder`.
-        least: The tokens of the shortest path that saves anything.
-        first: The block that stands in front where no path does; None for any.
-    """
+    """Return the order that begins with a path, unless it is shorter than an engine block."""
     # of an engine's blocks even the shortest context may be one; a provider keeps nothing as short
     is_never_kept = least > ENGINE_BLOCK_TOKENS and sum(context.values()) < least
     if path is None or is_never_kept:
@@ -481,17 +373,7 @@ def _order_behind(
 
 
 class LongContext:
-    """A long context that is being ordered, with what its tenant's state said about it.
-
-    Made by `OnlineOrder.look_up`, while the state is held; `path` is its best cached path, or the
-    whole order if that is known.
-
-    Attributes:
-        context: Block -> weight, in the retriever's order.
-        system: The request's system text.
-        trials: By continuation the path that its trial has cached; empty if it is not tried.
-        tried: The orders of these trials, once `order` has worked them out.
-    """
+    """A long context that is being ordered, with what its tenant's state said about it."""
 
     def __init__(
         self,

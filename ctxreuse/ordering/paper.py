@@ -44,20 +44,7 @@ def context_distance(
 def pairwise_distances(
     contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
 ) -> npt.NDArray[np.float64]:
-    """Return Equation 1 for all pairs of contexts.
-
-    Only pairs that share a block are looked at: each block's holders are joined with themselves,
-    a bounded number of pairs at a time; every other pair is at distance 1.
-
-    Args:
-        contexts: For each context its blocks as integers from 0, best first, without repeats.
-        alpha: Weight of the ranks.
-        chunk_pairs: How many (context, context, block) triples may be held at once.
-
-    Returns:
-        The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
-        n * (n - 1) / 2 distances in row order.
-    """
+    """Return Equation 1 for all pairs of contexts."""
     with importing_late:
         import numpy as np  # only known batches under the papers' strategy need it
 
@@ -114,12 +101,7 @@ def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]
 
 
 class PaperOrder(NamedTuple):
-    """The order of an arriving context.
-
-    Attributes:
-        order: A permutation of the context's keys.
-        is_cut_short: Whether the descent ended at the bound on its work.
-    """
+    """The order of an arriving context."""
 
     order: list[BlockKey]
     is_cut_short: bool
@@ -128,26 +110,7 @@ class PaperOrder(NamedTuple):
 def paper_order(
     context: Mapping[BlockKey, int], tree: NodeTree, root: int, alpha: float
 ) -> PaperOrder:
-    """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
-
-    Where the paper leaves a choice, this takes what saves more:
-
-    - A node's blocks that the context lacks cannot be put in front (Algorithm 2 on a leaf match
-      would inject them), so only children whose first block is in the context are candidates, and
-      a node counts only as far as its run consists of blocks of the context.
-    - Algorithm 1 returns a leaf where the text stops above it; stopping inside its run covers both.
-    - Children at equal distance: the one that more requests share, then the older one. (The
-      paper's C6 ties C3 and C4, which two requests share.)
-
-    Every child's run is compared, so the work grows with the tree. It is bounded: 262,144 blocks
-    and 16 for each block of the context; the descent ends at the node that it has reached by then.
-
-    Args:
-        context: Block -> weight, in the retriever's order.
-        tree: What was sent.
-        root: The root of the request's system text in it; 0 if nothing was sent with it.
-        alpha: Weight of the ranks in the distance.
-    """
+    """Order a context as ContextPilot does (Algorithms 1 and 2)."""
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
     moved = 0  # the sum of the rank differences of the prefix, all of whose blocks are shared
@@ -182,15 +145,7 @@ def paper_order(
 def _distance_below(
     rank: Mapping[BlockKey, int], above: int, moved: int, run: Sequence[BlockKey], alpha: float
 ) -> float:
-    """Return the `context_distance` of a context and the path to a child's end.
-
-    Args:
-        rank: Of each block of the context.
-        above: How many blocks stand before the child, all of them of the context.
-        moved: The sum of their rank differences.
-        run: The blocks of the child.
-        alpha: Weight of the ranks.
-    """
+    """Return the `context_distance` of a context and the path to a child's end."""
     shared = above
     for place, block in enumerate(run, above):
         other = rank.get(block)
@@ -202,32 +157,14 @@ def _distance_below(
 
 @dataclass(frozen=True, slots=True)
 class AlignedContexts:
-    """The reordered contexts of a batch, and where each stands in the tree.
-
-    Attributes:
-        orders: For each context a permutation of it.
-        search_paths: For each context the child positions from the root to its leaf; contexts of
-            the same blocks share one.
-    """
+    """The reordered contexts of a batch, and where each stands in the tree."""
 
     orders: list[list[int]]
     search_paths: list[list[int]]
 
 
 def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedContexts:
-    """Order the contexts of a batch as ContextPilot's Algorithm 4 does.
-
-    Contexts of the same blocks share a leaf (line 7), whatever their order. The blocks within a
-    node stand in the order of its first context; the paper sorts them, which is the same to a
-    prefix cache.
-
-    Args:
-        contexts: For each context its blocks as numbers, best first, without repeats.
-        alpha: Weight of the ranks in Equation 1.
-
-    Raises:
-        BatchTooLargeError: there are more distinct contexts than a matrix of pairs can hold.
-    """
+    """Order the contexts of a batch as ContextPilot's Algorithm 4 does."""
     leaf_of: dict[frozenset[int], int] = {}
     leaves: list[Sequence[int]] = []
     positions: list[int] = []
@@ -318,17 +255,7 @@ def _without_empty(
 
 
 def paper_schedule(search_paths: Sequence[Sequence[int]]) -> list[int]:
-    """Return the execution order of ContextPilot's Algorithm 5.
-
-    Requests are grouped by the first element of their search path, longer paths run first within
-    a group, larger groups first. Ties keep the input order.
-
-    Args:
-        search_paths: For each request the child positions from the root to its node.
-
-    Returns:
-        A permutation of `range(len(search_paths))`.
-    """
+    """Return the execution order of ContextPilot's Algorithm 5."""
     groups: dict[int | None, list[int]] = {}
     for position, path in enumerate(search_paths):
         groups.setdefault(path[0] if path else None, []).append(position)

@@ -29,12 +29,7 @@ _MOST_LEVELS = 16
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """Where each request of a large batch goes.
-
-    Attributes:
-        count: How many partitions there are. They are numbered from 0; those that are cut from one
-            group stand next to each other, and those of less than a quarter of the size at the end.
-    """
+    """Where each request of a large batch goes."""
 
     count: int
     _turns: Turns
@@ -43,11 +38,7 @@ class Partitioning:
     _followed: Integers
 
     def of(self, contexts: Contexts) -> Integers:
-        """Return the partition of each request.
-
-        Args:
-            contexts: Requests of the batch that was cut. Any others go somewhere, too.
-        """
+        """Return the partition of each request."""
         conversations = self._turns.followed(contexts)
         partitions = at(self._followed, conversations)
         leading = self._turns.leading(contexts).contexts
@@ -56,16 +47,7 @@ class Partitioning:
 
 
 def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
-    """Cut a large batch of requests into partitions.
-
-    Args:
-        batches: The requests; iterated over several times, with the same requests each time.
-        most: How many requests a partition holds at most. Turns of one conversation stay together,
-            however many they are, and so do requests of equal digests.
-
-    Returns:
-        Where each request goes.
-    """
+    """Cut a large batch of requests into partitions."""
     turns = Turns.of(batches)
     tree = GroupTree.of(batches, turns)
     pairs: list[Pairs] = []
@@ -82,12 +64,7 @@ def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class _LeafPartitions:
-    """The partition of each leaf of the tree.
-
-    Attributes:
-        first: For each leaf its partition, or the first of several.
-        bounds: For a leaf that is spread over several the smallest digest of each but the first.
-    """
+    """The partition of each leaf of the tree."""
 
     first: Integers
     bounds: Mapping[int, Digests]
@@ -105,16 +82,7 @@ class _LeafPartitions:
 
 
 def _joined(sizes: Integers, pairs: Iterable[Pairs], most: int) -> Integers:
-    """Join groups while they fit into one partition, those first that have most in common.
-
-    Args:
-        sizes: The size of each group.
-        pairs: What groups have in common.
-        most: The size of a partition.
-
-    Returns:
-        For each group the one that stands for all that it is joined with.
-    """
+    """Join groups while they fit into one partition, those first that have most in common."""
     leader = list(range(len(sizes)))
     size = sizes.tolist()
 
@@ -142,11 +110,7 @@ def _joined(sizes: Integers, pairs: Iterable[Pairs], most: int) -> Integers:
 def _bounds(
     batches: Iterable[Contexts], turns: Turns, tree: GroupTree, most: int
 ) -> dict[int, Digests]:
-    """Spread the leaves that no block cuts over several partitions, by digest.
-
-    Returns:
-        For each of them the smallest digest of each partition but the first.
-    """
+    """Spread the leaves that no block cuts over several partitions, by digest."""
     large = np.flatnonzero(tree.are_leaves & (tree.sizes > most)).tolist()
     digests: dict[int, list[Digests]] = {leaf: [] for leaf in large}
     sizes: dict[int, list[Integers]] = {leaf: [] for leaf in large}
@@ -172,17 +136,7 @@ def _bounds(
 def _numbered(
     tree: GroupTree, leaders: Integers, bounds: Mapping[int, Digests], most: int
 ) -> tuple[int, Integers]:
-    """Number the partitions.
-
-    Args:
-        tree: The groups.
-        leaders: For each group the one that stands for all that it is joined with.
-        bounds: What is spread over several partitions.
-        most: The size of a partition.
-
-    Returns:
-        How many partitions there are; for each leaf its own, or the first of several.
-    """
+    """Number the partitions."""
     leaves = np.flatnonzero(tree.are_leaves)
     sizes = np.zeros(len(leaders), dtype=np.int64)
     np.add.at(sizes, leaders[leaves], tree.sizes[leaves])
@@ -216,13 +170,7 @@ def _numbered(
 
 
 def _filled(members: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Fill partitions: the largest first, each into the emptiest, or a new one if it is too full.
-
-    Args:
-        members: What is put into them.
-        sizes: The size of each; none is above `most`.
-        most: The size of a partition.
-    """
+    """Fill partitions: the largest first, into the emptiest or, if too full, a new one."""
     filled: list[list[int]] = []
     emptiest: list[tuple[int, int]] = []
     for size, member in sorted(zip(sizes, members, strict=True), key=lambda one: (-one[0], one[1])):

@@ -12,19 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[int]:
-    """Cut requests that stand in depth-first order of their prefix tree into groups.
-
-    A group is a subtree that fits; where the requests of one node alone are too many, as many of
-    them as fit.
-
-    Args:
-        sequences: For each request what its prompt begins with, in the order in which they run.
-            Requests without any, and those of different first entries, share nothing.
-        most: How many requests a group holds at most.
-
-    Returns:
-        The number of requests of each group, in order; together all of them.
-    """
+    """Cut requests that stand in depth-first order of their prefix tree into groups."""
     sizes: list[int] = []
     stack = [(0, len(sequences), 0)]
     while stack:
@@ -56,18 +44,7 @@ def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[in
 
 
 def batch_order(sizes: Sequence[int], most: int) -> list[int]:
-    """Return an order of groups in which few of them stand across the end of a batch.
-
-    Each batch begins with the next group, and those that fill it best follow. Where they do not
-    fill it, the next one is cut.
-
-    Args:
-        sizes: The number of requests of each group, from 1 to `most`.
-        most: How many requests are sent in a batch.
-
-    Returns:
-        A permutation of `range(len(sizes))`.
-    """
+    """Return an order of groups in which few of them stand across the end of a batch."""
     waiting: dict[int, deque[int]] = {}
     for group, size in enumerate(sizes):
         waiting.setdefault(size, deque()).append(group)

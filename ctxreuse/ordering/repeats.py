@@ -21,36 +21,19 @@ _DIGEST_BYTES = 16
 
 
 def context_digest(system: bytes | None, blocks: Iterable[BlockKey]) -> bytes:
-    """Return 16 bytes that stand for a context as it was retrieved.
-
-    Args:
-        system: The digest of its system text; None without one.
-        blocks: Its blocks, in the retriever's order.
-    """
+    """Return 16 bytes that stand for a context as it was retrieved."""
     root = b"\0" if system is None else b"\1" + system
     return hashlib.blake2b(root + b"".join(blocks), digest_size=_DIGEST_BYTES).digest()
 
 
 def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> Ranks:
-    """Return the ranks of the blocks of an order.
-
-    Args:
-        order: Some or all of `retrieved`, in any order.
-        retrieved: The blocks, in the retriever's order.
-    """
+    """Return the ranks of the blocks of an order."""
     rank = {key: place for place, key in enumerate(retrieved)}
     return tuple([rank[key] for key in order])
 
 
 class SentOrders:
-    """In which order each context of one tenant was sent last, least recently sent first.
-
-    An order is kept as the ranks of its blocks; one that is as retrieved is kept as `()`. A context
-    of fewer than two blocks has one order, and is not kept.
-
-    Args:
-        max_blocks: Bound on the blocks of all contexts together.
-    """
+    """In which order each context of one tenant was sent last, least recently sent first."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._orders = LRUMap[bytes, Ranks](max_weight=max_blocks, weight_of=_weight, is_plain=True)
@@ -65,12 +48,7 @@ class SentOrders:
         self._orders.pop_oldest()
 
     def order(self, context: bytes, retrieved: Iterable[BlockKey]) -> list[BlockKey] | None:
-        """Return the order in which a context was sent last; None if it is not known.
-
-        Args:
-            context: Its `context_digest`.
-            retrieved: Its blocks, in the retriever's order.
-        """
+        """Return the order in which a context was sent last; None if it is not known."""
         ranks = self._orders.peek(context)
         if ranks is None:
             return None
@@ -78,21 +56,12 @@ class SentOrders:
         return [keys[rank] for rank in ranks] if ranks else keys
 
     def note(self, context: bytes, ranks: Ranks) -> None:
-        """Note that a context is sent.
-
-        Args:
-            context: Its `context_digest`.
-            ranks: Its `ranks_of`.
-        """
+        """Note that a context is sent."""
         if len(ranks) > 1:
             self._orders.put(context, _shortened(ranks))
 
     def note_others(self, context: bytes, ranks: Ranks) -> None:
-        """Note that another planner has sent a context.
-
-        Both may have done so before they heard of each other. Then all keep the same one of their
-        orders, whichever they heard of first.
-        """
+        """Note that another planner has sent a context."""
         if len(ranks) > 1:
             known = self._orders.peek(context)
             new = _shortened(ranks)

@@ -18,12 +18,7 @@ _SUMMED_AT_ONCE = 1 << 22
 
 
 class Tally:
-    """Columns of numbers by digest. What waits is summed up now and then, so memory stays small.
-
-    Args:
-        *reducers: For each column how the numbers of equal digests become one: `np.add` or
-            `np.maximum`.
-    """
+    """Columns of numbers by digest. What waits is summed up now and then, so memory stays small."""
 
     def __init__(self, *reducers: np.ufunc) -> None:
         self._reducers = reducers
@@ -81,17 +76,7 @@ def at(values: Integers, found: Integers, otherwise: int = NONE) -> Integers:
 
 
 def largest_first(rows: Integers, values: Integers, height: int, width: int) -> Integers:
-    """Return where the largest values of each row stand.
-
-    Args:
-        rows: For each value its row, ascending.
-        values: The values; those below 0 do not count.
-        height: How many rows there are.
-        width: How many values of a row to look for.
-
-    Returns:
-        For each row the positions of its largest values, the largest first; -1 where it has fewer.
-    """
+    """Return where the largest values of each row stand."""
     order = np.lexsort((-values, rows))
     starts = np.searchsorted(rows, np.arange(height))
     column = np.arange(len(rows)) - starts[rows]

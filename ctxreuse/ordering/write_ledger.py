@@ -27,15 +27,7 @@ _FORGIVEN = 1 / 4_096
 
 
 class WriteLedger:
-    """What a tenant's writing has cost and its reading saved, in uncached tokens.
-
-    Args:
-        premium: What a written token costs more than an uncached one.
-        saving: What a read token costs less.
-
-    Attributes:
-        saved: What reading has saved beyond what writing has cost; below 0 if it cost more.
-    """
+    """What a tenant's writing has cost and its reading saved, in uncached tokens."""
 
     __slots__ = ("_gained", "_longest", "_premium", "_prompts", "_saving", "_sent", "saved")
 
@@ -47,11 +39,7 @@ class WriteLedger:
         self._prompts = self._sent = self._longest = 0
 
     def most(self, tokens: int) -> float:
-        """Return how many tokens a prompt may write behind what it reads.
-
-        Args:
-            tokens: Those of the whole prompt.
-        """
+        """Return how many tokens a prompt may write behind what it reads."""
         write = self._premium * max(self._longest, tokens)
         proven = max(self._gained / _CERTAINTY, write if self._prompts < _FIRST else 0.0)
         advance = min(proven, _WRITES_IN_ADVANCE * write + _FORGIVEN * self._sent)
@@ -59,13 +47,7 @@ class WriteLedger:
         return limit / self._premium if self._premium > 0 else float("inf")
 
     def note(self, tokens: int, read: int, written: int) -> None:
-        """Count a prompt.
-
-        Args:
-            tokens: All its tokens.
-            read: Those that are read.
-            written: Those that are written.
-        """
+        """Count a prompt."""
         self._prompts += 1
         self._sent += tokens
         self._longest = max(self._longest, tokens)

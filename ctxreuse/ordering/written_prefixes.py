@@ -76,11 +76,7 @@ class _Again:
 
 
 class _Prefix:
-    """A node: a run of blocks, all of which came equally often.
-
-    `blocks` and `tokens` are counted up to its end; `until` says when what is written up to its end
-    can be read no more, and `could_until` when that would be if nothing limited writing.
-    """
+    """A node: a run of blocks, all of which came equally often."""
 
     __slots__ = (
         *("blocks", "children", "could_until", "parent", "run", "seen", "sightings"),
@@ -101,15 +97,7 @@ class _Prefix:
 
 
 class _Contained(NamedTuple):
-    """A prefix that holds blocks of a context only.
-
-    Attributes:
-        node: The node in whose run it ends.
-        blocks: Its blocks.
-        tokens: Its tokens.
-        read: How many of these can be read.
-        could: How many could be read, if nothing limited writing.
-    """
+    """A prefix that holds blocks of a context only."""
 
     node: _Prefix
     blocks: int
@@ -123,12 +111,7 @@ class _Contained(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """How an arriving context may begin.
-
-    Attributes:
-        path: Blocks.
-        gain: What the path is expected to save, in tokens.
-    """
+    """How an arriving context may begin."""
 
     path: tuple[BlockKey, ...]
     gain: float
@@ -150,13 +133,7 @@ class _End(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """What is known of a path.
-
-    Attributes:
-        places: Where it may be marked: of those that are equally likely to come again, the last.
-        read: The end of what can be read of it.
-        could: The end of what could be read, if nothing limited writing.
-    """
+    """What is known of a path."""
 
     places: list[_Place]
     read: _End
@@ -177,13 +154,7 @@ class _Kept:
 
 
 class Marked(NamedTuple):
-    """What a prompt marks.
-
-    Attributes:
-        marks: The blocks before each mark, ascending.
-        read: Tokens that are read.
-        written: Tokens behind these that are written.
-    """
+    """What a prompt marks."""
 
     marks: tuple[int, ...]
     read: int
@@ -191,15 +162,7 @@ class Marked(NamedTuple):
 
 
 class WrittenPrefixes:
-    """The prefixes that a tenant has sent and written, by what the prompts begin with.
-
-    Args:
-        prices: The cache's prices.
-
-    Attributes:
-        block_count: How many blocks its nodes hold together, and one for each prompt that can be
-            taken back.
-    """
+    """The prefixes that a tenant has sent and written, by what the prompts begin with."""
 
     def __init__(self, prices: MarkPrices) -> None:
         self._prices = prices
@@ -217,14 +180,7 @@ class WrittenPrefixes:
         now: float | None,
         first: BlockKey | None = None,
     ) -> tuple[BlockKey, ...]:
-        """Return the longest path of a context that can be read.
-
-        Args:
-            root: What stands for all that comes before the blocks.
-            context: Block -> weight.
-            now: Seconds; None if nothing is known of the time.
-            first: The block that it begins with; None for any.
-        """
+        """Return the longest path of a context that can be read."""
         best: _Contained | None = None
         for one in self._contained(root, context, now, first):
             if one.read == one.tokens and (best is None or one.read > best.read):
@@ -238,16 +194,7 @@ class WrittenPrefixes:
         now: float | None,
         first: BlockKey | None = None,
     ) -> Beginning:
-        """Return the path, of those that came before, that gains most: read, or written now.
-
-        What is shorter than the shortest prefix gains nothing.
-
-        Args:
-            root: As in `written_path`.
-            context: As in `written_path`.
-            now: As in `written_path`.
-            first: As in `written_path`.
-        """
+        """Return the path, of those that came before, that gains most: read, or written now."""
         best, most, gain = None, 0.0, 0.0
         prices = self._prices
         for one in self._contained(root, context, now, first):
@@ -272,26 +219,12 @@ class WrittenPrefixes:
         weights: Sequence[int],
         now: float | None,
     ) -> Marked:
-        """Return the marks of a prompt that is about to be sent.
-
-        Args:
-            root: As in `written_path`.
-            system_tokens: The tokens of what `root` stands for.
-            path: Its blocks, in order.
-            weights: Their tokens.
-            now: As in `written_path`.
-        """
+        """Return the marks of a prompt that is about to be sent."""
         looked = self._look(root, system_tokens, path, weights, now)
         return self._marked(looked.places, looked.read, self._ledger.most(looked.tokens))
 
     def _marked(self, places: Sequence[_Place], read: _End, most: float) -> Marked:
-        """Return the marks of a prompt.
-
-        Args:
-            places: Where they may stand.
-            read: The end of what is read.
-            most: How many tokens may be written behind that.
-        """
+        """Return the marks of a prompt."""
         prices, behind = self._prices, []
         for place in places:
             if read.tokens < place.tokens <= read.tokens + most and place.tokens >= prices.minimum:
@@ -316,18 +249,7 @@ class WrittenPrefixes:
         learns: bool = True,
         name: Hashable = None,
     ) -> None:
-        """Record that a prompt was sent with marks.
-
-        Args:
-            root: As in `marked`.
-            system_tokens: As in `marked`.
-            path: As in `marked`.
-            weights: As in `marked`.
-            marks: The blocks before each mark, ascending.
-            now: As in `marked`.
-            learns: Whether it counts for how likely prefixes come again.
-            name: What `take_back` knows it by; None if it is never taken back.
-        """
+        """Record that a prompt was sent with marks."""
         minimum, lifetime = self._prices.minimum, self._prices.lifetime
         looked = self._look(root, system_tokens, path, weights, now)
         read = looked.read if looked.read.blocks in marks else _End(0, 0)
@@ -383,15 +305,7 @@ class WrittenPrefixes:
         self.block_count -= 1
 
     def take_back(self, name: Hashable, blocks: int = -1) -> None:
-        """Expect nothing of what a prompt has written: it was never sent, or the cache has lost it.
-
-        What later prompts have written or read stays. What was paid counts as paid.
-
-        Args:
-            name: As in `note`.
-            blocks: How many of its first blocks are written all the same; -1 if not even what
-                stands before them is.
-        """
+        """Expect nothing of what a prompt has written: not sent, or lost by the cache."""
         kept = self._latest.get(name)
         if kept is None:
             return
@@ -413,16 +327,7 @@ class WrittenPrefixes:
             self.block_count -= 1
 
     def readable(self, root: Hashable, path: Sequence[BlockKey], now: float | None) -> int:
-        """Return how many of a path's first blocks end the longest prefix that can be read.
-
-        Args:
-            root: As in `written_path`.
-            path: Blocks, in order.
-            now: As in `written_path`.
-
-        Returns:
-            From 0, which is what `root` stands for; -1 if nothing can be read.
-        """
+        """Return how many of a path's first blocks end the longest prefix that can be read."""
         node = self._roots.get(root)
         blocks = -1
         while node is not None:
@@ -436,17 +341,7 @@ class WrittenPrefixes:
     def read(
         self, root: Hashable, path: Sequence[BlockKey], marks: Sequence[int], now: float | None
     ) -> int:
-        """Return how many of a path's first blocks end what a prompt with these marks reads.
-
-        Args:
-            root: As in `readable`.
-            path: As in `readable`.
-            marks: The blocks before each mark, ascending.
-            now: As in `readable`.
-
-        Returns:
-            As `readable`.
-        """
+        """Return how many of a path's first blocks end what a prompt with these marks reads."""
         blocks = self.readable(root, path, now)
         for mark in reversed(marks):
             if mark == blocks or (mark < blocks and self.readable(root, path[:mark], now) == mark):
@@ -514,10 +409,7 @@ class WrittenPrefixes:
         now: float | None,
         first: BlockKey | None,
     ) -> Iterator[_Contained]:
-        """Yield the prefixes that hold blocks of a context only, the longest of each run.
-
-        The work is bounded: from the 256th node on, only the longest is followed.
-        """
+        """Yield the prefixes that hold blocks of a context only, the longest of each run."""
         top = self._roots.get(root)
         if top is None:
             return
@@ -615,10 +507,7 @@ class WrittenPrefixes:
         return end if lives[0] else read, end if lives[1] else could
 
     def _lives(self, until: float, now: float | None) -> bool:
-        """Return whether something that ends at a time has not ended yet.
-
-        What ends later than what is written now was noted by another clock, so it may have ended.
-        """
+        """Return whether something that ends at a time has not ended yet."""
         if now is None:
             return until > -math.inf
         lifetime = self._prices.lifetime

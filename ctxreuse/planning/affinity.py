@@ -24,12 +24,7 @@ _MOST_GROUPS = 10_000
 
 
 def keyed_digest(key: str, *parts: str) -> str:
-    """Return 32 hexadecimal digits that stand for texts; without the key nobody can tell them.
-
-    Args:
-        key: A secret of the application; processes that share it get the same digits.
-        *parts: The texts.
-    """
+    """Return 32 hexadecimal digits that stand for texts; without the key nobody can tell them."""
     secret = hashlib.blake2b(encoded(key), digest_size=32).digest()
     digest = hashlib.blake2b(key=secret, digest_size=16)
     for part in parts:
@@ -66,21 +61,12 @@ def shard_of(plan: Plan) -> tuple[str, ...]:
 
 
 def affinity_id(shard: tuple[str, ...], key: str) -> str:
-    """Return the id of a prefix group, and of its shard.
-
-    Args:
-        shard: Its names; see `shard_of`.
-        key: A secret of the application.
-    """
+    """Return the id of a prefix group, and of its shard."""
     return keyed_digest(key, "group", *shard)
 
 
 class GroupRates:
-    """Counts the requests a minute of each prefix group; threads may share it.
-
-    Args:
-        rate: Requests of one group a minute that one place serves.
-    """
+    """Counts the requests a minute of each prefix group; threads may share it."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -91,12 +77,7 @@ class GroupRates:
         self._groups: LRUMap[tuple[str, ...], tuple[float, int, int]] = LRUMap()
 
     def shards(self, group: tuple[str, ...], now: float) -> int:
-        """Count a request; return into how many shards its group is divided: a power of two.
-
-        Args:
-            group: The group.
-            now: Seconds, of any clock.
-        """
+        """Count a request; return into how many shards its group is divided: a power of two."""
         with self._lock:
             began, count, before = self._groups.get(group) or (now, 0, 0)
             if not began <= now < began + _MINUTE_S:

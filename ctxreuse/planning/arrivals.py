@@ -16,17 +16,7 @@ from ctxreuse.planning.tenant_state import TenantState
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An arriving context with what its tenant's state says about it, which need not be held then.
-
-    Attributes:
-        context: Block -> weight, in the retriever's order.
-        beginning: How it may begin.
-        members: In which recent requests its blocks were; empty where these order nothing.
-        missing: Tokens that the system text lacks for the shortest prefix that is kept.
-        words: How many tokens it takes to say that blocks were moved.
-        note_limit: Called with the name of a bound on the work that was reached.
-        first: The block that stands in front, whatever was written; None for any.
-    """
+    """An arriving context with what its tenant's state says about it."""
 
     context: Mapping[BlockKey, int]
     beginning: Beginning
@@ -69,19 +59,7 @@ def arrive(
     *,
     learns: bool,
 ) -> Arrival:
-    """Look up what decides the order of an arriving context, in a state that is held.
-
-    Args:
-        state: The tenant's state.
-        root: What the root of its system text is named after.
-        context: Block -> weight, in the retriever's order.
-        system_tokens: The tokens of the system text.
-        prices: The cache's prices.
-        now: Seconds; None if nothing is known of the time.
-        words: As in `Arrival`.
-        note_limit: As in `Arrival`.
-        learns: Whether the orders that are to choose from are tried on it.
-    """
+    """Look up what decides the order of an arriving context, in a state that is held."""
     assert state.prefixes is not None, "only with marks"
     first = state.online.first(context)
     beginning = state.prefixes.beginning(root, context, now, first)
@@ -106,14 +84,6 @@ class Sent(NamedTuple):
 def marks_together(
     sent: Sequence[Sent], readable: Sequence[int], system_tokens: int, prices: MarkPrices
 ) -> list[tuple[int, ...]]:
-    """Return the marks of requests behind one system text that are known together.
-
-    Args:
-        sent: The requests, in execution order.
-        readable: For each of them, how many of its first blocks can be read already; -1 if nothing
-            can, not even the system text.
-        system_tokens: The tokens of the system text.
-        prices: The cache's prices.
-    """
+    """Return the marks of requests behind one system text that are known together."""
     keys, weights = [one.keys for one in sent], [one.weights for one in sent]
     return marks_of_batch(keys, weights, system_tokens, readable, prices).marks

@@ -33,26 +33,14 @@ _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_
 
 
 class Mismatch(NamedTuple):
-    """What is wrong with the latest answers.
-
-    Attributes:
-        kind: "silent": none of them reports a cached token. "missing": they report far less than
-            was expected.
-        expected_tokens: Tokens that were expected to be cached in them.
-        found_tokens: Of these, reported as cached.
-    """
+    """What is wrong with the latest answers."""
 
     kind: Literal["silent", "missing"]
     expected_tokens: int
     found_tokens: int
 
     def words(self, *, is_shared: bool, cache: CacheProfile = VLLM) -> str:
-        """Return what the log says of it, with a remedy.
-
-        Args:
-            is_shared: Whether the planner shares a log with others already.
-            cache: The rules that it expected by.
-        """
+        """Return what the log says of it, with a remedy."""
         if self.kind == "silent" and not cache.is_hosted:
             return _SILENT % (ANSWERS, self.expected_tokens)
         if self.kind == "silent":
@@ -62,12 +50,7 @@ class Mismatch(NamedTuple):
 
 
 class CacheExpectations:
-    """Compares answers with what was expected, 200 at a time; not locked, its owner does that.
-
-    Only answers count for which 64 tokens or more were expected: less may be less than a block of
-    the engine. Each counts with the share of these that was found, so that no long prompt outweighs
-    the others, and what is cached beyond the expectation makes up for no other answer.
-    """
+    """Compares answers with what was expected, 200 at a time; not locked, its owner does that."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -79,15 +62,7 @@ class CacheExpectations:
         self._shares = 0.0
 
     def note(self, expected: int, confirmed: int) -> Mismatch | None:
-        """Take note of an answer.
-
-        Args:
-            expected: Tokens of the prompt that were expected to be cached.
-            confirmed: Those of them that were; see `confirmed_tokens`.
-
-        Returns:
-            What is to be said now, each kind once; mostly None.
-        """
+        """Take note of an answer."""
         if expected < _LEAST_EXPECTED_TOKENS:
             return None
         self._answers += 1
@@ -109,15 +84,6 @@ class CacheExpectations:
 
 
 def confirmed_tokens(expected: int, before: int, prompt: int, cached: int) -> int:
-    """Return how many of the expected tokens an answer confirms to be cached.
-
-    Where a prompt has less cached than its beginning and these together, they have their share.
-
-    Args:
-        expected: Tokens that were expected to be cached.
-        before: Tokens in front of them, which must be cached if they are.
-        prompt: Tokens of the prompt, as the engine counts them: no more can be cached.
-        cached: Those that were.
-    """
+    """Return how many of the expected tokens an answer confirms to be cached."""
     due = min(expected + before, prompt)
     return expected * min(cached, due) // due if due else 0

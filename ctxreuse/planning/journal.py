@@ -11,26 +11,14 @@ _MAX_BLOCKS = 100_000
 
 
 class Noted(NamedTuple):
-    """An entry of a journal.
-
-    Attributes:
-        time: When it was noted, on the planner's clock: tenants' journals are merged by it.
-        entry: What was sent or lost; its digests are those of the planner's index.
-    """
+    """An entry of a journal."""
 
     time: int
     entry: Entry
 
 
 class Journal:
-    """The latest entries of one tenant, oldest first; not locked, its owner does that.
-
-    Args:
-        max_blocks: Bound on their blocks; an entry without blocks counts as one.
-
-    Attributes:
-        size: The blocks.
-    """
+    """The latest entries of one tenant, oldest first; not locked, its owner does that."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks

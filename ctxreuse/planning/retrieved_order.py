@@ -24,13 +24,7 @@ _Place: TypeAlias = bytes
 
 
 class Front(NamedTuple):
-    """What stands before the blocks of a request.
-
-    Attributes:
-        tenant: Whose request it is: what stands for the name.
-        system: The system text, or what stands for it; None without one.
-        is_labelled: Whether the prompt shows blocks under labels.
-    """
+    """What stands before the blocks of a request."""
 
     tenant: bytes
     system: str | bytes | None
@@ -46,19 +40,7 @@ class Front(NamedTuple):
 
 
 class RetrievedOrder:
-    """Follows the retriever's order of some requests, to say what an engine would have cached.
-
-    Prompts share a prefix only if they begin with the same block, so all that begin with one block
-    are followed, or none are: a family. The first 8 families are followed, and of the others those
-    for which a hash of the block says so, one in 16. (Following one request in 16 would miss most
-    of what requests share.) What is followed has a share of the engine's cache: that of its
-    tokens in all tokens.
-
-    Not locked, its owner does that. A step takes at most 256 blocks.
-
-    Args:
-        capacity_tokens: What the engine's cache holds; None bounds only the number of blocks.
-    """
+    """Follows the retriever's order of some requests, to say what an engine would have cached."""
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
         self._capacity = inf if capacity_tokens is None else capacity_tokens
@@ -80,13 +62,7 @@ class RetrievedOrder:
         return self._blocks.size
 
     def follows(self, front: Front, first: BlockKey, tokens: int) -> bool:
-        """Return whether a request is followed; each one is asked for once.
-
-        Args:
-            front: What stands before its blocks.
-            first: The block that it begins with.
-            tokens: Those of all its blocks.
-        """
+        """Return whether a request is followed; each one is asked for once."""
         family = (front, first)
         is_whole = family in self._families
         if not is_whole and len(self._families) < _WHOLE_FAMILIES:
@@ -102,12 +78,7 @@ class RetrievedOrder:
         return (front, first) not in self._families
 
     def send(self, front: Front, blocks: Iterable[tuple[BlockKey, int]]) -> int:
-        """Return how many tokens of a followed request are cached; remember that it was sent.
-
-        Args:
-            front: What stands before its blocks.
-            blocks: Its blocks with their tokens, as retrieved; the first 256 count.
-        """
+        """Return how many tokens of a followed request are cached; remember that it was sent."""
         self._make_room()
         found: list[_Place] = []
         new: list[tuple[_Place, tuple[int, int]]] = []

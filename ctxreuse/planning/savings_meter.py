@@ -43,21 +43,7 @@ _LONGEST_CLASS = 64
 
 
 class SavingsMeter:
-    """Counts for one planner; threads may share it.
-
-    Its lock is held for some microseconds at a time, and for at most 256 blocks of a request.
-
-    Args:
-        mode: The planner's.
-        capacity_tokens: What the engine's cache holds, or None.
-        tenant_class: The class of each tenant. At most 16 are told apart: further ones, and one
-            that bears its tenant's own name, count as "other".
-        keyed: What stands for names in all planners that share a log; None without one.
-        cache: The rules of the cache.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Counts for one planner; threads may share it."""
 
     def __init__(
         self,
@@ -131,12 +117,7 @@ class SavingsMeter:
     def sent(
         self, plan: Plan, tokens_of: Callable[[list[ContextBlock], str, str | None], int]
     ) -> None:
-        """Count a request that is sent as planned.
-
-        Args:
-            plan: Its plan, as a planner made it.
-            tokens_of: Returns the tokens of a tenant's blocks behind a system text.
-        """
+        """Count a request that is sent as planned."""
         assert plan.logged is not None, "what a planner has planned is logged"
         request, prompt, cached = plan.request, plan.logged.prompt, plan.expected_cached_tokens
         retrieved = [block.key for block in request.blocks]
@@ -164,19 +145,7 @@ class SavingsMeter:
         self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
         references: int, words: int, bills: tuple[BilledTokens, BilledTokens] | None = None,
     ) -> None:  # fmt: skip
-        """Count a request that is sent as retrieved.
-
-        Args:
-            tenant: Whose request it is.
-            is_changed: Whether planning would have sent it otherwise.
-            tokens: Tokens of its blocks.
-            sent: Of these, expected to be cached as they are sent.
-            planned: The same, had they been planned.
-            left_out: Tokens of the blocks that planning would have left out.
-            references: How many blocks that are.
-            words: Tokens of the words that planning would have added, as far as they are computed.
-            bills: What it comes to as retrieved and as planned, where it is known.
-        """
+        """Count a request that is sent as retrieved."""
         name = self._class_named(tenant)
         with self._lock:
             tally = self._tally(name)
@@ -210,19 +179,7 @@ class SavingsMeter:
         cached_tokens: object,
         written_tokens: Mapping[str, int] | None = None,
     ) -> Mismatch | None:
-        """Count what an engine reports of an answer; what cannot be right counts as not reported.
-
-        Args:
-            tenant: Whose prompt it was.
-            expected: Block tokens that were expected to be cached.
-            before: Tokens in front of these blocks, which must be cached if they are.
-            prompt_tokens: Tokens of the prompt; without them nothing is counted.
-            cached_tokens: Those that came from the cache.
-            written_tokens: Those that were written into it, by time to live.
-
-        Returns:
-            What the log should say now, if anything.
-        """
+        """Count what an engine reports of an answer; impossible numbers count as unreported."""
         prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
         if prompt is None:
             return None
@@ -302,11 +259,7 @@ class SavingsMeter:
 
 
 def added_tokens(plan: Plan) -> int:
-    """Return about how many tokens of words an engine computes because of a plan.
-
-    The line on the ranking and those on blocks that are left out count whole, because they stand
-    behind the blocks, and labels where blocks are not expected in the cache: it has them, too.
-    """
+    """Return about how many tokens of words an engine computes because of a plan."""
     words = 0
     if plan.order_annotation is not None:
         words += plan.templates.order_tokens(len(plan.parts))
@@ -320,11 +273,7 @@ def added_tokens(plan: Plan) -> int:
 
 
 class _Tally:
-    """The numbers of one class of tenants; the meter's lock guards it.
-
-    Attributes:
-        unfollowed: Tokens of first turns since the latest sample of the retriever's order.
-    """
+    """The numbers of one class of tenants; the meter's lock guards it."""
 
     __slots__ = (
         "answers",
@@ -450,11 +399,7 @@ def _class_function(tenant_class: object) -> Callable[[str], object] | None:
 
 
 def _checked_class(name: object) -> str:
-    """Return the name of a class.
-
-    Raises:
-        InvalidRequestError: it is none.
-    """
+    """Return the name of a class."""
     if isinstance(name, str) and 0 < len(name) <= _LONGEST_CLASS and name.isprintable():
         return name
     raise InvalidRequestError(

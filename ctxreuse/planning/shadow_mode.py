@@ -19,11 +19,7 @@ from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
 class _Arrived(NamedTuple):
-    """A request as it was sent, with the tokens of its blocks, and of each one shown already.
-
-    `cached_tokens` and `bill` are those in the retriever's order, with marks where the cache has
-    any; it is sent without. `words` are the tokens that planning would have added to a later turn.
-    """
+    """A request as it was sent, with the tokens of its blocks, and of each one shown already."""
 
     sent: Plan
     tokens: int
@@ -34,14 +30,7 @@ class _Arrived(NamedTuple):
 
 
 class ShadowPlanner:
-    """Two planners: one sends as retrieved, the other plans the same requests; counts both.
-
-    It does what `TenantPlanner` does, so that a `ReusePlanner` runs on either.
-
-    Args:
-        settings: How the second one plans.
-        meter: Counts what planning would have saved.
-    """
+    """Two planners: one sends as retrieved, the other plans the same requests; counts both."""
 
     def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
         cache = settings.cache if settings.cache.has_marks else VLLM

@@ -16,14 +16,7 @@ from ctxreuse.ordering.repeats import Ranks, ranks_of
 
 
 class Marking(NamedTuple):
-    """How a prompt was marked for a cache that keeps only what is marked.
-
-    Attributes:
-        marks: The blocks before each mark, ascending.
-        system_tokens: The tokens of the system text, as the planner that has sent it counts them.
-        now: When it was sent, in seconds on the clock that planners share; None if they know none.
-        is_alone: Whether it arrived alone, so that it counts for how likely prefixes come again.
-    """
+    """How a prompt was marked for a cache that keeps only what is marked."""
 
     marks: tuple[int, ...]
     system_tokens: int
@@ -32,19 +25,7 @@ class Marking(NamedTuple):
 
 
 class SentEntry(NamedTuple):
-    """A context that was sent; conversations' later turns are nobody else's.
-
-    Attributes:
-        uid: 16 bytes that name the request among those of all planners.
-        tenant: The digest of its tenant.
-        system: The digest of its system text; None without one.
-        keys: Its blocks' digests, as sent.
-        weights: The tokens of each block, at least 1.
-        ranks: Each block's place as it was retrieved, from 0.
-        is_learnt: Whether continuations were tried on it, as on each request that arrives alone.
-        is_labelled: Whether its prompt shows the blocks under labels.
-        marking: How it was marked; None for a cache without marks.
-    """
+    """A context that was sent; conversations' later turns are nobody else's."""
 
     uid: bytes
     tenant: bytes
@@ -68,13 +49,7 @@ class SentEntry(NamedTuple):
 
 
 class LostEntry(NamedTuple):
-    """A request that the engine dropped from its cache, in whole or from a block on.
-
-    Attributes:
-        uid: As in `SentEntry`.
-        tenant: As in `SentEntry`.
-        blocks: How many of its first blocks are still held; None is an eviction of the request.
-    """
+    """A request that the engine dropped from its cache, in whole or from a block on."""
 
     uid: bytes
     tenant: bytes
@@ -82,13 +57,7 @@ class LostEntry(NamedTuple):
 
 
 class RatioEntry(NamedTuple):
-    """How long a tenant's texts are in the engine's tokens, as far as that was learnt.
-
-    Attributes:
-        tenant: As in `SentEntry`.
-        system: As in `SentEntry`.
-        learnt: What `TokenRatio.learnt` returns.
-    """
+    """How long a tenant's texts are in the engine's tokens, as far as that was learnt."""
 
     tenant: bytes
     system: bytes | None
@@ -113,11 +82,7 @@ class Keyed(Protocol):
 
 
 class KeyedDigests:
-    """Makes digests that say nothing to who does not have the key.
-
-    Args:
-        secret: The key; 64 bytes of it count.
-    """
+    """Makes digests that say nothing to who does not have the key."""
 
     def __init__(self, secret: bytes) -> None:
         # with a key of half a block in front, a block's digest takes one compression
@@ -148,12 +113,7 @@ class Sharing(Keyed, Protocol):
 
 
 class IndexedContext(NamedTuple):
-    """The weights of a context's blocks, by the names that the index has for them.
-
-    Attributes:
-        own: Block -> weight, by the blocks' own keys, in the retriever's order.
-        weights: The same, by the names.
-    """
+    """The weights of a context's blocks, by the names that the index has for them."""
 
     own: Mapping[BlockKey, int]
     weights: Mapping[BlockKey, int]
@@ -174,15 +134,7 @@ class IndexedContext(NamedTuple):
 
 
 class IndexNames:
-    """What stands for tenants, system texts and blocks in the index, and in what others are told.
-
-    These are keyed digests where planners share, or start from a file, and else the tenants' names
-    and plain digests. A digest is computed anew each time: a common memory of them would tell a
-    tenant, by time, which blocks others have.
-
-    Args:
-        keyed: Makes keyed digests; None takes no digests but those of the blocks.
-    """
+    """What stands for tenants, system texts and blocks in the index and in shared logs."""
 
     def __init__(self, keyed: Keyed | None) -> None:
         self._keyed = keyed
@@ -208,12 +160,7 @@ class IndexNames:
         return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
 
     def renamed(self, tenant: str, entry: SavedEntry) -> SavedEntry:
-        """Return an entry of a planner that takes no digests, by these names.
-
-        Args:
-            tenant: The tenant's name there.
-            entry: The entry; its own `tenant` does not count.
-        """
+        """Return an entry of a planner that takes no digests, by these names."""
         keyed = self._keyed
         assert keyed is not None
         digest = bytes.fromhex(self.tenant(tenant))

@@ -114,20 +114,7 @@ class _Recorded(NamedTuple):
 
 
 class TenantPlanner:
-    """Plans requests, each with what its own tenant sent before.
-
-    A tenant's state is held for short steps only: to order a request and to record it. Tokens are
-    counted, histories read, batches arranged, long contexts ordered behind their cached paths and
-    overlaps looked for without it. What others send or evict meanwhile changes what is expected in
-    the cache, never which blocks a plan has.
-
-    Args:
-        settings: How it plans.
-        sharing: Where it tells other planners what it has sent. The index then holds keyed digests,
-            which are the same in all of them; None plans alone, and keeps a journal.
-        keyed: Makes the keyed digests that the index holds although it plans alone, because it
-            starts from what another planner has written.
-    """
+    """Plans requests, each with what its own tenant sent before."""
 
     def __init__(
         self,
@@ -281,14 +268,7 @@ class TenantPlanner:
         return sum(_weights(self._tokens(blocks, name, self._names.system(system))).values())
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
-        """Learn how long a prompt is in the engine's tokens, where they are estimated.
-
-        What stands before a later turn is no part of its plan, so nothing is learnt of it.
-
-        Args:
-            plan: The plan of the only context in the prompt.
-            prompt_tokens: Tokens of the prompt, as the engine counts them.
-        """
+        """Learn how long a prompt is in the engine's tokens, where they are estimated."""
         request = plan.request
         if request.history or not self._settings.estimates:
             return
@@ -351,16 +331,7 @@ class TenantPlanner:
     def _tokens(
         self, blocks: Iterable[ContextBlock], tenant: str, system: bytes | None
     ) -> dict[BlockKey, int]:
-        """Return each block's tokens, in order; those without a count are counted.
-
-        The tenant is held only to keep counts, because a counter may take its time. Estimates
-        are kept as they are, and follow what is learnt of the engine's tokens.
-
-        Args:
-            blocks: The blocks.
-            tenant: The tenant, by its name in `IndexNames`.
-            system: The system text, likewise.
-        """
+        """Return each block's tokens, in order; those without a count are counted."""
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
         for block in blocks:
@@ -395,16 +366,7 @@ class TenantPlanner:
         deduplicate: bool | None,
         beside_labelled: bool | None = None,
     ) -> CountedRequest:
-        """Return a request with its blocks counted; the tenant is given by its name in the index.
-
-        A later turn has no digest: it keeps its order.
-
-        Args:
-            request: The request.
-            tenant: Its tenant.
-            deduplicate: As in `plan`.
-            beside_labelled: Whether requests of its batch need labels; None for one that arrives.
-        """
+        """Return a request with its blocks counted; `tenant` is the index's name for it."""
         system = self._names.system(request.system)
         tokens = self._tokens(request.blocks, tenant, system)
         context = self._names.context(_weights(tokens))
@@ -420,13 +382,7 @@ class TenantPlanner:
     def _finds_more_labelled(
         self, tenant: str, system: bytes | None, context: IndexedContext
     ) -> bool:
-        """Return whether a request that needs no labels finds more in the cache with them.
-
-        It does where conversations, which have them, begin with the same blocks. Where it finds
-        nothing either way, long blocks get labels behind a system text of conversations: the label
-        costs little, and later requests of both kinds can share them. What was sent before, and is
-        cached still, keeps its form.
-        """
+        """Return whether a request that needs no labels finds more in the cache with them."""
         known, labelled, plain = self._tenants.known(tenant), root_of(system, True), system
         if known is None or not known.index.root(labelled):  # one step, which needs no lock
             return False
@@ -483,11 +439,7 @@ class TenantPlanner:
         return BatchContext(request, context.own, tuple(order), labelled, system_tokens, best)
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
-        """Return what the messages before a turn show of the blocks that were sent there.
-
-        The turn's own blocks are known by their texts, whoever planned these messages: another
-        process, or one whose record is forgotten.
-        """
+        """Return what the messages before a turn show of the blocks that were sent there."""
         if not request.history:
             return EMPTY_HISTORY
         with self._tenants.holding(tenant) as state:
@@ -832,13 +784,7 @@ class TenantPlanner:
         )
 
     def _needs_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool | None:
-        """Return whether a turn shows its blocks under labels: where something may refer to them.
-
-        In a conversation later turns do, if they leave blocks out, unless the request says that
-        they do without labels. So short blocks do, too: to name one costs about what it costs to
-        show it again, and those that stand as paragraphs are left out without a word. None is a
-        turn that may have labels or not.
-        """
+        """Return whether a turn shows its blocks under labels."""
         settings = self._settings
         if request.labels:
             return True
@@ -859,11 +805,7 @@ class TenantPlanner:
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
     def journal(self, keyed: Keyed) -> list[SavedEntry]:
-        """Return what was sent of late, as keyed digests, oldest first; and what was learnt.
-
-        Args:
-            keyed: Makes the digests; where the index holds such digests, the same ones.
-        """
+        """Return what was sent of late, as keyed digests, oldest first; and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
             noted.entry if self._is_keyed else names.renamed(tenant, noted.entry)
@@ -888,12 +830,7 @@ class TenantPlanner:
                 state.journal.note(next(self._clock), entry)
 
     def take_in(self, entry: Entry, *, is_own: bool = False) -> None:
-        """Learn of what another planner has sent, or of what its engine has lost.
-
-        Args:
-            entry: What it has written.
-            is_own: Whether this planner goes on for that one.
-        """
+        """Learn of what another planner has sent, or of what its engine has lost."""
         name = entry.tenant.hex()
         if isinstance(entry, LostEntry):
             if entry.blocks is None:

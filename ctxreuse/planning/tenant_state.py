@@ -22,26 +22,7 @@ from ctxreuse.planning.token_ratio import TokenRatios
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much a planner remembers of all tenants together.
-
-    A long id counts once for every 64 characters (`id_size`), where it is kept.
-    docs/guides/security.md says what each entry weighs in bytes.
-
-    Attributes:
-        tenants: Tenants, by their names.
-        index_nodes: Nodes of the context index, and of the trials of how to continue an order.
-        index_blocks: Blocks that these nodes hold.
-        request_ids: Ids of requests, for eviction; of each only its hash is kept.
-        recent_blocks: Blocks of the recent requests that arriving ones are ordered by.
-        repeat_blocks: Blocks of contexts that keep their order when they come again.
-        journal_blocks: Blocks of the latest requests that `ReusePlanner.save` writes.
-        conversations: Conversations, by their ids.
-        shown_blocks: Blocks that conversations were shown.
-        logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
-        token_counts: Blocks whose tokens were counted.
-        written_blocks: Blocks of the prefixes that were sent to a cache with marks, and the latest
-            prompts that can be taken back.
-    """
+    """How much a planner remembers of all tenants together."""
 
     tenants: int = 1_000
     index_nodes: int = 1_000_000
@@ -58,38 +39,7 @@ class Bounds:
 
 
 class TenantState:
-    """What is remembered of one tenant.
-
-    Args:
-        name: The tenant.
-        capacity_tokens: What the engine's cache holds, or None.
-        max_nodes: Bound on the nodes of its index.
-        note_limit: As in `OnlineOrder`.
-        words: As in `OnlineOrder`.
-        prices: Those of a cache with marks; None for another.
-        keeps_best: As in `OnlineOrder`.
-
-    Attributes:
-        lock: Who reads or changes what follows holds it.
-        index: What was sent.
-        online: The order of arriving requests.
-        sent_orders: In which order contexts were sent.
-        journal: What was sent of late, for a file to start from.
-        conversations: What conversations were shown.
-        log: The latest prompts.
-        token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
-            counts would tell by time which texts it has.
-        prefixes: What was written into a cache with marks; None for another.
-        ratios: How long the tenant's texts are in the engine's tokens; None until it reports it.
-        unnamed_requests: How many requests without an id there have been. A common count would
-            tell how many requests others send.
-        name_in_order: Sorts the tenants by their first requests, where they hold equally much: the
-            same in a process that goes on, although it knows other names. The common lock guards
-            it, and what follows.
-        sizes: Of each part in `DROP_OLDEST`, when the lock was last released.
-        oldest_use: When the least recently used leaf of the index was used, when the lock was last
-            released; None without one.
-    """
+    """What is remembered of one tenant."""
 
     def __init__(
         self,
@@ -175,9 +125,6 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
     "token_counts": lambda state: state.token_counts.popitem(last=False),
     "written_blocks": _shrink_prefixes,
 }
-"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart.
-
-The tokens of the index are bounded by the capacity of the engine's cache.
-"""
+"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart."""
 
 PARTS = tuple(DROP_OLDEST)

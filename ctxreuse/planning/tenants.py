@@ -49,20 +49,13 @@ def _say_nothing(*_: object) -> None:
 
 
 def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState | None:
-    """Return the only one of some tenants whose index holds a request; None if there is none.
-
-    An index is asked without its tenant's lock: that is one look-up in a dictionary.
-    """
+    """Return the only one of some tenants whose index holds a request; None if there is none."""
     holding = [state for state in states if request_id in state.index]
     return holding[0] if len(holding) == 1 else None
 
 
 class _Hold:
-    """A tenant's state, held for as long as the context lasts; then the bounds are enforced.
-
-    What has to go because of what was recorded meanwhile goes in further holds, of a few steps
-    each. Who finds more to do than that leaves it to who has caused it.
-    """
+    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
 
     __slots__ = ("_is_untidy", "_state", "_tenants")
 
@@ -112,13 +105,7 @@ class _Reading:
 
 
 class _EvictedOldest(NamedTuple):
-    """What left the indexes, least recently used first.
-
-    Attributes:
-        tokens: The tokens.
-        busy: The tenant that was next, if it was busy.
-        is_empty: Whether there is nothing left.
-    """
+    """What left the indexes, least recently used first."""
 
     tokens: int
     busy: TenantState | None
@@ -126,20 +113,7 @@ class _EvictedOldest(NamedTuple):
 
 
 class Tenants:
-    """The states of all tenants, within common bounds.
-
-    The least recently active tenant is forgotten when there are too many. Where a part of all
-    states together is over its bound, the tenant that has most of it gives up its oldest entries:
-    who has no more than an equal share loses nothing to another tenant.
-
-    Args:
-        capacity_tokens: What the engine's cache holds, of all tenants together; None where the
-            engine reports evictions.
-        bounds: How much is remembered.
-        words: As in `OnlineOrder`.
-        prices: Those of a cache with marks; None for another.
-        keeps_best: As in `OnlineOrder`.
-    """
+    """The states of all tenants, within common bounds."""
 
     def __init__(
         self,
@@ -178,11 +152,7 @@ class Tenants:
         self._dropped: deque[Iterator[None]] = deque()
 
     def holding(self, tenant: str) -> _Hold:
-        """Hold a tenant's state, a new one if it is not known, for as long as the context lasts.
-
-        All parts are brought back within their bounds behind it. A tenant that is forgotten
-        meanwhile is so for others only: what is recorded is gone with the state.
-        """
+        """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
         return _Hold(self, self.state(tenant))
 
     def reading(self, tenant: str) -> _Reading:
@@ -213,11 +183,7 @@ class Tenants:
             return state
 
     def note_limit(self, name: str) -> None:
-        """Count that a search ended at the bound on its work; any lock may be held but the common.
-
-        Args:
-            name: One of `_LIMITS`.
-        """
+        """Count a search that ended at its bound; not under the common lock."""
         with self._lock:
             self._limits[name] += 1
 
@@ -260,12 +226,7 @@ class Tenants:
         state.name_in_order = self._senders, state.name
 
     def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds, evict what is owed, and free a little.
-
-        No tenant's lock is held. Waits for nobody: a tenant that is next is left alone while its
-        state is held, since who holds it comes here next. So whoever holds one here looks again
-        behind it.
-        """
+        """Bring all parts back within their bounds, evict what is owed, and free a little."""
         if self._dropped:
             self._free_some()
         if self._owed:
@@ -305,10 +266,7 @@ class Tenants:
         return has_held
 
     def _shares_of(self, part: int) -> TenantShares[tuple[int, str]]:
-        """Return how much of a part each tenant holds; the common lock is held.
-
-        It is kept only once the part has been over its bound, so that no plan pays for it before.
-        """
+        """Return how much of a part each tenant holds; the common lock is held."""
         shares = self._shares.get(part)
         if shares is None:
             shares = self._shares[part] = TenantShares(self._bounds[part])
@@ -332,13 +290,7 @@ class Tenants:
         tenant: str | None = None,
         note: _NoteLost = _say_nothing,
     ) -> Evicted:
-        """Forget a tenant's requests; see `ReusePlanner.evict`.
-
-        Args:
-            request_ids: Their ids.
-            tenant: Whose they are; None is whoever has one, alone.
-            note: Called with the tenant and the id of each that was known, and None.
-        """
+        """Forget a tenant's requests; see `ReusePlanner.evict`."""
         asked = tuple(dict.fromkeys(request_ids))
         requests = tokens = 0
         unknown: list[RequestId] = []
@@ -360,12 +312,7 @@ class Tenants:
     def _remove(
         self, state: TenantState, begin: Callable[[ContextIndex], Removal | None]
     ) -> Removal | None:
-        """Take something out of a tenant's index, in holds of a few steps each.
-
-        Args:
-            state: The tenant's state.
-            begin: Returns what is to be taken out, if there is something.
-        """
+        """Take something out of a tenant's index, in holds of a few steps each."""
         removal: Removal | None = None
         has_begun = False
         while True:
@@ -385,12 +332,7 @@ class Tenants:
         return [] if state is None else [state]
 
     def evict_tokens(self, tokens: int) -> Evicted:
-        """Shorten the least recently used leaves of all tenants: the engine's cache is one.
-
-        Waits for nobody, and takes a few milliseconds: where the tenant that is next is busy, or
-        there are very many leaves, whoever plans next goes on, in the same order. What leaves then
-        is among the tokens returned.
-        """
+        """Shorten the least recently used leaves of all tenants: the engine's cache is one."""
         evicted = self._evict_oldest(tokens, _LEAVES_A_CALL)
         if evicted.tokens >= tokens or evicted.is_empty:
             self.enforce_bounds()  # others may have left to us what we held
@@ -417,12 +359,7 @@ class Tenants:
             evicted.busy.lock.release()
 
     def _evict_oldest(self, tokens: int, most_leaves: int) -> _EvictedOldest:
-        """Shorten the least recently used leaves until a tenant that is next is busy.
-
-        Args:
-            tokens: How many tokens to evict; where that is all, tenant by tenant.
-            most_leaves: How many leaves, or tenants, are gone through at most.
-        """
+        """Shorten the least recently used leaves until a tenant that is next is busy."""
         with self._lock:
             is_all = tokens >= sum([state.index.tokens for state in self._states.values()])
             heap = [
@@ -457,14 +394,7 @@ class Tenants:
         tenant: str | None = None,
         note: _NoteLost = _say_nothing,
     ) -> Evicted:
-        """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`.
-
-        Args:
-            request_id: The request.
-            blocks: How many of its blocks stay.
-            tenant: As in `evict`.
-            note: As in `evict`; called with the number of blocks.
-        """
+        """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
         holder = _holder(request_id, self._asked(tenant))
         if holder is None:
             return Evicted(0, 0, (request_id,))
@@ -504,10 +434,7 @@ class Tenants:
         return learnt
 
     def statistics(self) -> IndexStatistics:
-        """Return the size of all indexes together, and of every part that is bounded.
-
-        Waits for no tenant: what one is doing at the moment may not count yet.
-        """
+        """Return the size of all indexes together, and of every part that is bounded."""
         with self._lock:
             nodes = sum([state.index.node_count for state in self._states.values()])
             sizes = [self._names, *self._totals]

@@ -16,16 +16,7 @@ _SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance")
 
 
 class TokenRatio:
-    """How many tokens an engine counts where one is estimated: about 2 for tables, 1 for prose.
-
-    Beside the blocks a prompt has a question and instructions, which are about as long whatever
-    the blocks. So the ratio is the slope of the line that fits the reported lengths of prompts to
-    the estimated lengths of their blocks best (least squares); older prompts count less. It moves
-    in steps of an eighth, because blocks that are known keep the weight that they were sent with.
-
-    Attributes:
-        value: The ratio, from 1/4 to 4; 1 until 16 prompts of different lengths are known.
-    """
+    """How many tokens an engine counts where one is estimated: about 2 for tables, 1 for prose."""
 
     __slots__ = (*_SUMS, "value")
 
@@ -36,11 +27,7 @@ class TokenRatio:
 
     @classmethod
     def restored(cls, learnt: Sequence[float]) -> TokenRatio:
-        """Return one that goes on from what `learnt` has returned.
-
-        Raises:
-            ValueError: It has not returned that.
-        """
+        """Return one that goes on from what `learnt` has returned."""
         ratio = cls()
         ratio.value, *rest = learnt
         if len(rest) != len(_SUMS) or not all(map(math.isfinite, learnt)):
@@ -57,12 +44,7 @@ class TokenRatio:
         return (self.value, *[getattr(self, name) for name in _SUMS])
 
     def note(self, estimated: int, reported: int) -> None:
-        """Learn of a prompt.
-
-        Args:
-            estimated: Tokens of its blocks, as they are estimated.
-            reported: Tokens of the prompt, as the engine counts them.
-        """
+        """Learn of a prompt."""
         self._number = 1 + _FORGETTING * self._number
         from_mean = estimated - self._estimated
         self._estimated += from_mean / self._number

@@ -32,18 +32,7 @@ def chosen_marks(
     now: float | None,
     system_tokens: int,
 ) -> TurnMarks:
-    """Return the marks of a turn: of a first one where it is read, or written for others.
-
-    Of a later one, the whole turn is written for the next anyway: a mark behind its documents costs
-    nothing, and serves who asks that turn again in other words.
-
-    Args:
-        turn: The turn.
-        state: What is known of its tenant, which is held.
-        sent: What the turn sends.
-        now: As in `ReusePlanner.plan`.
-        system_tokens: The tokens of its system text.
-    """
+    """Return the marks of a turn: of a first one where it is read, or written for others."""
     request, root = turn.request, turn.root
     if request.history:
         opening = state.conversations.opening_mark_of(request.conversation_id, root)
@@ -77,16 +66,7 @@ def expected_bill(
     *,
     marks_end: bool,
 ) -> BilledTokens:
-    """Return what a first turn's system text and blocks cost.
-
-    Args:
-        cache: The rules of the cache.
-        system_tokens: The tokens of its system text.
-        tokens: Those of the blocks, in the order in which they are sent.
-        marks: The blocks before each mark.
-        read: How many of the blocks end what is read; -1 if nothing is.
-        marks_end: Whether the turn's end is marked, for the next one.
-    """
+    """Return what a first turn's system text and blocks cost."""
     ends = [system_tokens, *(system_tokens + end for end in accumulate(tokens))]
     places = [*marks, len(tokens)] if marks_end else marks
     found = ends[read] if read >= 0 else 0

@@ -13,12 +13,7 @@ from ctxreuse.planning.sharing import IndexedContext
 
 
 class CountedRequest(NamedTuple):
-    """A request with what follows from it and the sizes of its blocks.
-
-    `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
-    `is_labelled` says whether the prompt shows blocks under labels; `digest` is that of a first
-    turn's context.
-    """
+    """A request with what follows from it and the sizes of its blocks."""
 
     request: ContextRequest
     tenant: str
@@ -35,13 +30,7 @@ class CountedRequest(NamedTuple):
 
 
 class PreparedRequest(NamedTuple):
-    """A request with what is known about it before its tenant's state is held.
-
-    The first seven are those of a `CountedRequest`; `shown` holds the blocks to leave out, with
-    the labels under which the history shows them, "" for none; `outdated` holds the labels there of
-    blocks that no longer hold, as far as this has not been said, and `withdrawn` the words on those
-    without a label; `ordinals` are those of the others, in any order.
-    """
+    """A request with what is known about it before its tenant's state is held."""
 
     request: ContextRequest
     tenant: str
@@ -73,14 +62,7 @@ class PreparedRequest(NamedTuple):
 
 
 class SentTurn(NamedTuple):
-    """What a turn sends.
-
-    Attributes:
-        ranks: The ranks of its blocks, in order.
-        keys: The blocks.
-        named: The blocks as the index names them.
-        weights: Their weights.
-    """
+    """What a turn sends."""
 
     ranks: Ranks
     keys: list[BlockKey]

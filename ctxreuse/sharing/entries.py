@@ -40,13 +40,7 @@ class UnreadableEntryError(CtxreuseError):
 
 
 class Written(NamedTuple):
-    """An entry as it was read.
-
-    Attributes:
-        writer: 8 bytes that name the planner that wrote it.
-        number: Its place among those of its writer: one that comes again is known by it.
-        entry: The entry.
-    """
+    """An entry as it was read."""
 
     writer: bytes
     number: int
@@ -62,13 +56,7 @@ def needed_version(entry: SavedEntry) -> int:
 
 
 def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
-    """Return an entry as bytes: about 80, and 24 for each block that was sent.
-
-    Args:
-        writer: 8 bytes that name this planner.
-        number: Its place among those of the writer; higher than any before, below 2**64.
-        entry: The entry.
-    """
+    """Return an entry as bytes: about 80, and 24 for each block that was sent."""
     version = needed_version(entry)
     if isinstance(entry, SentEntry):
         kind, uid, parts = _SENT, entry.uid, _sent_parts(entry)
@@ -98,11 +86,7 @@ def _sent_parts(entry: SentEntry) -> list[bytes]:
 
 
 def decode(written: bytes) -> Written:
-    """Return an entry that was written by `encode`.
-
-    Raises:
-        UnreadableEntryError: it is damaged, or of another version.
-    """
+    """Return an entry that was written by `encode`."""
     if not written:
         raise UnreadableEntryError(
             "the log holds an entry that no planner with its key has written"

@@ -120,17 +120,7 @@ class _Numbered(NamedTuple):
 
 
 class _Outbox:
-    """What one planner tells others: entries that wait for the log, oldest first.
-
-    Its thread keeps it, so that what waits is told though the planner is gone.
-
-    Attributes:
-        writer: 8 bytes that name the planner; a child that is forked has another name.
-        process: The process whose thread appends.
-        wake: Ends a pause of that thread.
-        told: Entries that were appended.
-        lost: Entries that were dropped because too many waited.
-    """
+    """What one planner tells others: entries that wait for the log, oldest first."""
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
@@ -164,11 +154,7 @@ class _Outbox:
             self._append_some()
 
     def flush(self, until: float) -> None:
-        """Wait until what waits is appended, or the log has failed.
-
-        Args:
-            until: How long to wait at most, on the monotonic clock.
-        """
+        """Wait until what waits is appended, or the log has failed."""
         failures = self._failures
         self.wake.set()
         while len(self) and self._failures == failures and time.monotonic() < until:
@@ -205,15 +191,7 @@ class _Outbox:
 
 
 class Exchange:
-    """Tells others through a log, and takes in what they tell.
-
-    Its thread starts with the first entry, or with `catch_up`. A process that is forked has one of
-    its own, and goes on reading where its parent was: what that has told and taken in so far, it
-    knows. What waits when the process ends is appended, if that takes no longer than a second.
-
-    Args:
-        log: The log.
-    """
+    """Tells others through a log, and takes in what they tell."""
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
@@ -299,14 +277,7 @@ class Exchange:
                 _flush_at_exit(os.getpid())
 
     def work(self, pause_s: float) -> float:
-        """Append and take in all there is; what the thread does.
-
-        Args:
-            pause_s: How long it paused before.
-
-        Returns:
-            How long to pause now.
-        """
+        """Append and take in all there is; what the thread does."""
         done = self._outbox.told + self._taken_in
         with self._rounds:
             self._begun += 1

@@ -245,11 +245,7 @@ class RedisLog(FixedSettings):
 
     @contextmanager
     def _errors(self, done: str) -> Iterator[None]:
-        """Say what an error of the client means, without what it may show of entries.
-
-        Args:
-            done: What is done in this context: "read" or "written".
-        """
+        """Say what an error of the client means, without what it may show of entries."""
         try:
             yield
         except self._redis.RedisError as error:
@@ -271,11 +267,7 @@ def _reason(error: Exception) -> str:
 
 
 def _checked_url(url: Any) -> str:
-    """Return the URL of a server.
-
-    Raises:
-        InvalidRequestError: it is none, or has options that are not taken.
-    """
+    """Return the URL of a server."""
     if not isinstance(url, str):
         raise InvalidRequestError(
             f"url must be a string such as 'redis://host:6379/0', not a {type(url).__name__}"

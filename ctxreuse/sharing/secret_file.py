@@ -22,16 +22,7 @@ def key_path(path: Path) -> Path:
 def kept_secret(
     path: Path, secret: bytes | None = None, full: type[CtxreuseError] = InvalidRequestError
 ) -> bytes:
-    """Return the key of a file; a new one is kept if there is none.
-
-    Args:
-        path: The file.
-        secret: The key that a new one has to be; None makes one.
-        full: What is raised if there is no room for a new one.
-
-    Raises:
-        InvalidRequestError: The key can be neither read nor written, or is none.
-    """
+    """Return the key of a file; a new one is kept if there is none."""
     path = key_path(path)
     try:
         if not path.exists():

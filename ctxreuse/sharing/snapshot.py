@@ -39,16 +39,7 @@ _WRITER = bytes(8)
 
 
 def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> None:
-    """Write entries into a file that is there as a whole or not at all, with mode 0600.
-
-    Args:
-        path: The file.
-        secret: The key of the digests in the entries.
-        entries: The entries, oldest first.
-
-    Raises:
-        InputFileError: It cannot be written.
-    """
+    """Write entries into a file that is there as a whole or not at all, with mode 0600."""
     check = _checksum(secret)
     with written_file(path) as file:
         for piece in _pieces(entries):
@@ -58,13 +49,7 @@ def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> 
 
 
 def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
-    """Return the key of a file that was written by `write_snapshot`, and its entries.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        InputFileError: It is damaged, newer, without its key, or cannot be read.
-        InvalidRequestError: The key beside it cannot be read.
-    """
+    """Return the key of a file that was written by `write_snapshot`, and its entries."""
     try:
         path.stat()
     except FileNotFoundError:

@@ -199,11 +199,7 @@ class SQLiteLog(FixedSettings):
 
     @contextmanager
     def _step(self, done: str) -> Iterator[None]:
-        """Keep the process from being forked, and name the file in errors of SQLite.
-
-        Args:
-            done: What is done in this context: "read" or "written".
-        """
+        """Keep the process from being forked, and name the file in errors of SQLite."""
         if self._is_inherited:
             raise SharedLogError(
                 f"{self._path} cannot be {done}: it was in use when this process was forked; make "

@@ -244,16 +244,7 @@ def _params(max_tokens: int, params: Params | None) -> dict[str, Any]:
 
 
 def asks_nothing(text: str) -> bool:
-    """Return whether a model's answer says that no more sub-questions are needed.
-
-    Small models say "none" in many ways. Only the first line counts, behind a label such as
-    "Sub-question:" if there is one. True for no text, "none", "done", "no further questions" and
-    the like; never for a line with a question mark.
-
-    Example:
-        >>> [asks_nothing(text) for text in ("None.", "", "Who wrote it?", "None of them won?")]
-        [True, True, False, False]
-    """
+    """Return whether a model's answer says that no more sub-questions are needed."""
     unlabelled = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
     line = unlabelled.strip().partition("\n")[0]
     if not any(letter.isalnum() for letter in line):
@@ -268,17 +259,7 @@ SEARCH, ANSWER = "search", "answer"
 def speculative_rag_graph(
     name: str, llm: LanguageModel, k: int, retriever: str | None = None
 ) -> Graph:
-    """Return a graph that searches for its `input` and has the model answer.
-
-    Args:
-        name: The graph's name; what is learned of graphs of one name is kept for the next.
-        llm: The model; its prompts are documents alone, of which `context_of` makes a text.
-        k: How many documents are wanted.
-        retriever: Which of the workflow engine's retrievers is asked; None takes the default one.
-
-    Raises:
-        GraphError: wrong k or retriever.
-    """
+    """Return a graph that searches for its `input` and has the model answer."""
     graph = WorkflowGraph(name=name)
     graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
     graph.add_generation(ANSWER, prompt="{docs}", llm=llm)
@@ -286,14 +267,7 @@ def speculative_rag_graph(
 
 
 def context_of(prompt: Prompt) -> str:
-    """Return the documents of a `speculative_rag_graph`: labels, texts, the order annotation.
-
-    Args:
-        prompt: The prompt of its model.
-
-    Returns:
-        The text; an empty one if nothing was found.
-    """
+    """Return the documents of a `speculative_rag_graph`: labels, texts, the order annotation."""
     if isinstance(prompt, Plan):
         return prompt.rendered()
     content: str = messages_of(prompt)[-1]["content"]

@@ -77,15 +77,7 @@ class ThroughputTable:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """How to divide a GPU's memory.
-
-    Attributes:
-        kv_bytes: For the KV cache.
-        hot_bytes: For hot clusters, the capacity of a `GpuTier`.
-        generation: Runs a second that the generations would allow.
-        retrieval: Runs a second that the retrievals would allow.
-        throughput: Runs a second, the smaller of the two.
-    """
+    """How to divide a GPU's memory."""
 
     kv_bytes: int
     hot_bytes: int

@@ -74,25 +74,13 @@ class CallableRetriever:
 
 
 def check_search(query: object, k: object) -> None:
-    """Check what a search is asked for.
-
-    Raises:
-        InvalidRequestError: the query is no text, or k no number of blocks.
-    """
+    """Check what a search is asked for."""
     checked_kind("query", query, str, "a text")
     checked_integer("k", k)
 
 
 def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
-    """Return the argument if it is a retriever.
-
-    Args:
-        retriever: The argument.
-        name: Its name, for the error.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the argument if it is a retriever."""
     if isinstance(retriever, type) or not isinstance(retriever, Retriever):
         raise InvalidRequestError(
             f"{name} must have retrieve(query, k), not be {describe(retriever)}; wrap a function "
@@ -107,16 +95,7 @@ def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
 
 
 def found_blocks(found: object, k: int, finder: str) -> tuple[ContextBlock, ...]:
-    """Return the first k findings, as blocks.
-
-    Args:
-        found: Blocks or texts.
-        k: How many are wanted.
-        finder: The name of the search, for the error.
-
-    Raises:
-        InvalidRequestError: neither blocks nor texts; the message holds no text of the findings.
-    """
+    """Return the first k findings, as blocks."""
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
         raise InvalidRequestError(
             f"{finder} must return a list of ContextBlock or str, not {type(found).__name__}"
@@ -274,31 +253,7 @@ class RetrieverError(WorkflowError, RuntimeError):
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
 ) -> tuple[ContextBlock, ...]:
-    """Return one ranking of all blocks of several rankings, each block once.
-
-    A block scores the sum of 1 / (constant + rank) over the rankings that hold it, ranks counted
-    from 1. Blocks with the same score are ordered by their best rank, then by the order of the
-    rankings.
-
-    Args:
-        rankings: Blocks, best first; if a ranking holds a block twice, its first place counts.
-        constant: From 0; the larger, the less the first ranks stand out.
-        limit: How many blocks are returned; None is all.
-
-    Returns:
-        The blocks, best first.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and
-    individual Rank Learning Methods, 2009.
-
-    Example:
-        >>> a, b, c = (ContextBlock(text=text) for text in "abc")
-        >>> [block.text for block in reciprocal_rank_fusion([[a, b], [b, c]])]
-        ['b', 'a', 'c']
-    """
+    """Return one ranking of all blocks of several rankings, each block once."""
     checked_number("constant", constant)
     checked_optional_integer("limit", limit)
     blocks: dict[BlockKey, ContextBlock] = {}

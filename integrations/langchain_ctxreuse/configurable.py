@@ -24,17 +24,7 @@ def configurable_around(
     own: Callable[..., RunnableSerializable[Any, Any]],
     fields: Mapping[str, AnyConfigurableField],
 ) -> RunnableSerializable[Any, Any]:
-    """Return a wrapper whose fields a config can set, and those of what is inside.
-
-    Args:
-        wrapper: The wrapper.
-        held: The field of what is inside.
-        own: Returns the wrapper with fields of its own that a config can set.
-        fields: How the config names each field.
-
-    Raises:
-        ValueError: a field of neither.
-    """
+    """Return a wrapper whose fields a config can set, and those of what is inside."""
     inside = getattr(wrapper, held)
     known = getattr(type(inside), "model_fields", {}).keys() - type(wrapper).model_fields
     if isinstance(inside, RunnableConfigurableFields):
@@ -53,12 +43,7 @@ def configurable_around(
 
 
 class _ConfigurableWrapper(RunnableConfigurableFields):  # type: ignore[type-arg]  # see below
-    """A wrapper with fields that a config can set in what is inside, too.
-
-    Attributes:
-        held: The field of what is inside.
-        inside: What is inside, with fields that a config can set.
-    """
+    """A wrapper with fields that a config can set in what is inside, too."""
 
     held: str
     # with type arguments, pydantic would make what it holds anew

@@ -67,12 +67,7 @@ _Message = TypeVar("_Message", bound=BaseMessage)
 
 
 class TextPart(NamedTuple):
-    """A text in a message's content.
-
-    Attributes:
-        text: The text.
-        part: Which part of a multi-part content it is; None if the content is a string.
-    """
+    """A text in a message's content."""
 
     text: str
     part: int | None
@@ -110,12 +105,7 @@ def with_text(message: _Message, new: TextPart) -> _Message:
 
 
 def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Message:
-    """Return an answer with the labels in its tool calls renamed, wherever providers keep them.
-
-    Args:
-        message: The answer; it is not changed.
-        rename: Returns a text with its labels renamed.
-    """
+    """Return an answer with the labels in its tool calls renamed, wherever providers keep them."""
     update: dict[str, Any] = {}
     for name in _CALLS:
         held = getattr(message, name, None)
@@ -138,12 +128,7 @@ def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Mess
 
 
 def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a content block with the model's own words in it renamed; signed ones stay.
-
-    Args:
-        block: The block; it is not changed.
-        rename: Returns the field that holds them, renamed.
-    """
+    """Return a content block with the model's own words in it renamed; signed ones stay."""
     kind = block.get("type")
     name = SPOKEN_FIELDS.get(kind) if isinstance(kind, str) else None
     if name is None or name not in block:
@@ -154,17 +139,7 @@ def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> d
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
-    """A prompt's messages with the texts in them.
-
-    What is no text (an image, a tool call, the tools) is a part, too: a digest, so that prompts
-    that differ in it are not taken for alike. It is never put back.
-
-    Attributes:
-        messages: The messages, never changed.
-        parts: Their texts in order, at least one for each message.
-        positions: Where each part stands; None for what is no text.
-        owners: Which message each part belongs to; -1 for what stands before them.
-    """
+    """A prompt's messages with the texts in them."""
 
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
@@ -172,10 +147,7 @@ class PromptTexts:
     owners: tuple[int, ...]
 
     def says_the_same_as(self, other: PromptTexts | None) -> bool:
-        """Return whether another prompt's texts are the same, and stand in the same positions.
-
-        What is no text does not count: LangChain rewrites it on the way from prompt to model.
-        """
+        """Return whether another prompt's texts are the same, and stand in the same positions."""
         return (
             other is not None
             and self.positions == other.positions
@@ -190,12 +162,7 @@ class PromptTexts:
     def with_texts(
         self, texts: Sequence[str], labels: Sequence[PromptLabels] = ()
     ) -> list[BaseMessage]:
-        """Return the messages with each part's text replaced, as copies where that changes them.
-
-        Args:
-            texts: One text a part, in order.
-            labels: The labels that are in force behind each part, for the arguments of tool calls.
-        """
+        """Return the messages with each part's text replaced, as copies where that changes them."""
         messages = list(self.messages)
         for owner, in_force in dict(zip(self.owners, labels, strict=False)).items():
             if in_force.renames and owner >= 0 and isinstance(messages[owner], AIMessage):
@@ -217,17 +184,7 @@ def with_marks(
     *,
     marks_end: bool,
 ) -> tuple[list[BaseMessage], list[Any]]:
-    """Return messages in content parts, with marks, and the call's tools.
-
-    Args:
-        messages: The messages with the planned texts.
-        texts: The prompt's texts.
-        planned: The prompt as it was planned.
-        profile: The rules of the cache.
-        field: What marks a part.
-        tools: The call's tools; their marks count, too.
-        marks_end: Whether the provider marks the prompt's end by itself.
-    """
+    """Return messages in content parts, with marks, and the call's tools."""
     contents = [message.content for message in messages]
     if field == "cachePoint":
         planned = replace(planned, parts=tuple(_marked_behind(texts, planned)))
@@ -252,12 +209,7 @@ def _marked_behind(texts: PromptTexts, planned: PlannedPrompt) -> Iterator[tuple
 
 
 def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
-    """Return what marks a content part that a chat model of LangChain's sends.
-
-    Args:
-        model: The model; its class is known by its name, and is not imported here.
-        profile: The rules of the cache.
-    """
+    """Return what marks a content part that a chat model of LangChain's sends."""
     kinds = {one.__name__ for one in type(model).__mro__}
     if getattr(model, "beta_use_converse_api", False) is True:  # ChatBedrock then calls the other
         return "cachePoint"
@@ -268,12 +220,7 @@ def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
 
 
 def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object]) -> PromptTexts:
-    """Return the texts of a prompt.
-
-    Args:
-        messages: The prompt.
-        arguments: What the model is called with besides.
-    """
+    """Return the texts of a prompt."""
     parts: list[PromptPart] = []
     positions: list[TextPosition | None] = []
     owners: list[int] = []

@@ -53,17 +53,7 @@ def _size(found: Sequence[_Found]) -> int:
 
 
 class TraceCallbackHandler(BaseCallbackHandler):
-    """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
-
-    Of retrievers inside a retriever (compression, ensembles, several queries) the outermost counts.
-    Of the first prompt of a model in the same run that shows the documents, a hash of what stands
-    before them is recorded, too.
-    The conversation is `thread_id`, `conversation_id` or `session_id` in the run's metadata, where
-    LangGraph and LangSmith keep it, or that of `ctxreuse.request_context`.
-
-    Args:
-        recorder: Writes the records.
-    """
+    """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`."""
 
     run_inline = True  # in the order of the events, and in the caller's context
 
@@ -239,14 +229,7 @@ def _scope(metadata: Mapping[str, Any]) -> RequestScope:
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
-    """Record what any retriever or vector store of this process returns meanwhile.
-
-    In any thread or task. A search that a retriever makes counts as the retriever's. Afterwards a
-    handler that does nothing stays registered, because LangChain cannot remove it.
-
-    Args:
-        recorder: Writes the records.
-    """
+    """Record what any retriever or vector store of this process returns meanwhile."""
     handler = TraceCallbackHandler(recorder)
     register_configure_hook(ContextVar("ctxreuse_recording", default=handler), inheritable=True)
     try:
@@ -273,14 +256,7 @@ _is_inside: ContextVar[bool] = ContextVar("ctxreuse_inside_a_search", default=Fa
 
 @contextmanager
 def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
-    """Record what vector stores return that are asked directly, without a retriever.
-
-    Of searches inside a search the outermost counts. Stores whose classes are imported meanwhile
-    are recorded, too.
-
-    Args:
-        recorder: Writes the records.
-    """
+    """Record what vector stores return that are asked directly, without a retriever."""
     replaced: list[tuple[type, str, Any]] = []
 
     def replace_methods(kind: type, names: Sequence[str], recorded: TraceRecorder | None) -> None:
@@ -318,12 +294,7 @@ def _subclasses(kind: type) -> Iterator[type]:
 
 
 def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Callable[..., Any]:
-    """Return a method that records what it returns, unless it is called inside another one.
-
-    Args:
-        method: A method of a vector store or a retriever, which may be a coroutine function.
-        recorder: Writes the records; None only has what is inside not recorded.
-    """
+    """Return a method that records what it returns, unless it is called inside another one."""
 
     def note(arguments: tuple[Any, ...], fields: Mapping[str, Any], found: object) -> None:
         if recorder is None or not isinstance(found, list):

@@ -238,13 +238,7 @@ class ReuseStore(PlansMemories, BaseStore):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A conversation whose last message asks.
-
-    Attributes:
-        messages: All messages.
-        system: The system text that is not among the earlier messages that are replayed.
-        first: The first message that is replayed.
-    """
+    """A conversation whose last message asks."""
 
     messages: Sequence[BaseMessage]
     system: str | None
@@ -252,11 +246,7 @@ class _Turn:
 
     @classmethod
     def of(cls, messages: Iterable[MessageLikeRepresentation], system: str | None) -> _Turn:
-        """Return a turn.
-
-        Raises:
-            InvalidRequestError: no message of the user at the end.
-        """
+        """Return a turn."""
         listed = checked_list("messages", messages, "a list of messages")
         try:
             given = convert_to_messages(listed)
@@ -285,11 +275,7 @@ class _Turn:
         return asked(self.question, self.system, earlier[self.first :], None)
 
     def prompt(self, context: MemoryContext) -> list[BaseMessage]:
-        """Return the messages to send, those of the conversation with their ids.
-
-        Args:
-            context: The memories, planned for `request`.
-        """
+        """Return the messages to send, those of the conversation with their ids."""
         *before, last = context.messages()
         return [*map(self._as_sent, before), self._asking(str(last["content"]), str(context))]
 

@@ -36,12 +36,7 @@ _fail_open = FailOpen(
 
 @dataclass(frozen=True, slots=True)
 class CarriedRequest:
-    """The request that a component serves.
-
-    Attributes:
-        config: LangChain's, with what the chain or graph around the call says.
-        scope: Whose request it is.
-    """
+    """The request that a component serves."""
 
     config: RunnableConfig
     scope: RequestScope
@@ -51,11 +46,7 @@ class CarriedRequest:
         return serving(self.scope)
 
     def steps(self, steps: Generator[_Step, None, None]) -> Generator[_Step, None, None]:
-        """Yield what a generator yields, which serves this request; the reader's context does not.
-
-        Args:
-            steps: Looks whose request it is before its first step.
-        """
+        """Yield what a generator yields; it runs in this request's context, not the reader's."""
         with closing(steps):
             with self.serving():
                 try:
@@ -109,11 +100,7 @@ class RequestCarrier(BaseModel):
 
 
 def on_carrying_copy(method: _Method) -> _Method:
-    """Return a public method of LangChain's that runs on a copy that carries the request.
-
-    Args:
-        method: One that takes `input`, `config` and keyword arguments, as `Runnable.invoke` does.
-    """
+    """Return a public method of LangChain's that runs on a copy that carries the request."""
 
     @wraps(method)
     def call(
@@ -139,16 +126,7 @@ class CarryingRetriever(RequestCarrier, BaseRetriever):
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
-    """Return tenant, conversation and history of a call.
-
-    What `ctxreuse.request_context` says is refined by `config["configurable"]`: `thread_id` names
-    the conversation, `tenant` whose it is, `history` (LangChain messages or dicts) what will be
-    sent before this turn. A tenant or thread that is not a string counts as its text; a history
-    that cannot be read is not used.
-
-    Args:
-        config: The call's config; inside chains and graphs the one around it counts, too.
-    """
+    """Return tenant, conversation and history of a call."""
     return _scope_in(ensure_config(config))
 
 
@@ -179,12 +157,7 @@ def _named_tenant(configurable: Mapping[str, Any]) -> str | None:
 
 
 def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
-    """Return LangChain messages as a history: OpenAI chat messages, without system messages.
-
-    Args:
-        messages: Messages, dicts or whatever LangChain takes for a message. Of one with content
-            that OpenAI does not know, the texts are kept.
-    """
+    """Return LangChain messages as a history: OpenAI chat messages, without system messages."""
     return [
         converted
         for message in messages

@@ -48,17 +48,7 @@ class _RecordedSpan(BaseSpan):
 
 
 class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
-    """Records the nodes that query and chat engines give to their response synthesizer.
-
-    The synthesizer comes after all postprocessors. Of a call without a synthesizer, the outermost
-    retrievals are recorded. `ctxreuse.request_context` says the conversation; without it each chat
-    engine has conversations of its own, a new one after `reset`, and a `chat_history` that is
-    passed belongs to the latest conversation that began with the same message. Add the handler to
-    the dispatcher, or use `recording`.
-
-    Args:
-        recorder: Keeps the records.
-    """
+    """Records the nodes that query and chat engines give to their response synthesizer."""
 
     _recorder: TraceRecorder = PrivateAttr()
     _names: ConversationNames = PrivateAttr()
@@ -172,11 +162,7 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[TraceSpanHandler]:
-    """Record everything that LlamaIndex sends inside, in any thread or task.
-
-    Args:
-        recorder: Keeps the records.
-    """
+    """Record everything that LlamaIndex sends inside, in any thread or task."""
     dispatcher = get_dispatcher()
     handler = TraceSpanHandler(recorder)
     dispatcher.add_span_handler(handler)

@@ -48,22 +48,12 @@ class AsyncSearchableMemory(Protocol):
 
 
 def like_wrapped(method: _Method) -> _Method:
-    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's.
-
-    Frameworks make tools from signatures.
-
-    Args:
-        method: A method of a subclass of `MemoryWrapper`.
-    """
+    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's."""
     return cast(_Method, _LikeWrapped(method))
 
 
 class _LikeWrapped:
-    """A descriptor: on the class the method itself, on an instance one with another signature.
-
-    The signature differs from instance to instance (a `Memory`, a `MemoryClient`), so the class
-    cannot have it.
-    """
+    """A descriptor: on the class the method itself, on an instance one with another signature."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method

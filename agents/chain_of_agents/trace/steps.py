@@ -89,11 +89,7 @@ def remarked(step: Step, *remarks: str) -> Step:
 
 
 def outcome_of(text: str | None) -> Outcome:
-    """Return whether a model's text is a note, empty, or garbage.
-
-    Garbage is unreadable: no text at all, no letter or digit in it, many characters that cannot be
-    printed, or one word over and over.
-    """
+    """Return whether a model's text is a note, empty, or garbage."""
     if text is None:
         return "garbage"
     if not text.strip():
@@ -111,15 +107,7 @@ def outcome_of(text: str | None) -> Outcome:
 
 
 def failure_of(error: BaseException, prompt: str = "") -> tuple[Outcome, str]:
-    """Return whether an error is a timeout, and its description.
-
-    The description leaves out the messages of client libraries, which may quote documents; what a
-    server says stands there, unless it quotes the prompt.
-
-    Args:
-        error: What a model raised.
-        prompt: What it was sent.
-    """
+    """Return whether an error is a timeout, and its description."""
     description = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
     words = server_words(error)[:_LONGEST_WORDS]
     if words and not _quotes(words, prompt):

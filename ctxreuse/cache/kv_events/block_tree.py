@@ -49,13 +49,7 @@ class _Block:
 
 
 class PromptBlocks:
-    """A prompt's tokens, ready to be looked up.
-
-    Args:
-        token_ids: Its tokens.
-        first: Extra keys of its first block.
-        others: Extra keys of the blocks behind.
-    """
+    """A prompt's tokens, ready to be looked up."""
 
     def __init__(
         self, token_ids: array[int], first: ExtraKeys = None, others: ExtraKeys = None
@@ -83,23 +77,7 @@ def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:
 
 
 class BlockTree:
-    """The blocks of one group, each below its parent.
-
-    Invariants: `_children` names every block under its parent, also where the parent itself is not
-    here: it was removed, or stored before the listener started. A block is *reached* if all blocks
-    above it are here; only reached blocks serve a prompt. A name is attached to the last block of
-    its prompt that was reached; when a block above is dropped, the name moves up and its prompt's
-    new length is noted in `lowered`.
-
-    A listener that started late can infer this: an engine stores a block only on top of blocks that
-    are in its cache. So a block with an unknown parent says that everything before it is there, but
-    not what it is. When a prompt turns up that goes on in just these blocks, to its last full one,
-    then what stands before them in this prompt is *implied*. Implied blocks have no hash, so their
-    removal cannot be seen: the removal of any unknown hash drops them all.
-
-    Args:
-        max_blocks: How many blocks are remembered; the oldest go first.
-    """
+    """The blocks of one group, each below its parent."""
 
     def __init__(self, max_blocks: int) -> None:
         self.sizes: list[int] = []
@@ -128,18 +106,7 @@ class BlockTree:
         links: Sequence[Link],
         size: int,
     ) -> None:
-        """Add a run of blocks below a parent.
-
-        The engine tells every physical block, so a second copy has to be removed twice. It may also
-        report blocks that a request found in the cache, always from the first one on: what is known
-        already is not counted again there, which at worst forgets a second copy.
-
-        Args:
-            hashes: The blocks' hashes.
-            parent: The hash of the block before them; None begins a prompt.
-            links: The blocks' links.
-            size: Tokens of a block.
-        """
+        """Add a run of blocks below a parent."""
         if size not in self.sizes:
             self.sizes = sorted([*self.sizes, size], reverse=True)
         if parent is not _ROOT:
@@ -182,14 +149,7 @@ class BlockTree:
         return self._end_of(self._walk(prompt, _ROOT, 0))
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> int:
-        """Follow a prompt under a name; return how many of its leading tokens are here.
-
-        Args:
-            name: Its name.
-            prompt: The prompt.
-            goes_on: Whether this prompt is followed under the name already. Then what is known to
-                be here is not looked up again, since that would be done with each event.
-        """
+        """Follow a prompt under a name; return how many of its leading tokens are here."""
         key = self._ends.get(name) if goes_on and not self._unknown_parents else _ROOT
         if key is not _ROOT and len(self.sizes) == 1:
             self.lowered.pop(name, None)
@@ -208,14 +168,7 @@ class BlockTree:
         return self._end_of(path)
 
     def tell_below(self, name: Name, tokens: int) -> None:
-        """Note a followed name in `lowered` only when fewer leading tokens are here.
-
-        Many prompts may have the same blocks, so each is attached as high as possible.
-
-        Args:
-            name: Its name.
-            tokens: A number of tokens, from 1.
-        """
+        """Note a followed name in `lowered` only when fewer leading tokens are here."""
         key = self._ends.get(name)
         while key is not None:
             block = self._blocks[key]
@@ -233,10 +186,7 @@ class BlockTree:
         self.lowered.pop(name, None)
 
     def held_by(self, name: Name) -> int | None:
-        """Return how many leading tokens of a followed prompt are here; None if it is not.
-
-        Behind what `tell_below` asks for there may be more.
-        """
+        """Return how many leading tokens of a followed prompt are here; None if it is not."""
         if name not in self._ends:
             return None
         end = self._ends[name]
@@ -356,11 +306,7 @@ class BlockTree:
         self._epoch += 1
 
     def _note_unknown_parent(self, key: _Key | None) -> None:
-        """Note the unknown block at the top of a block that was just built upon: it is there.
-
-        Each block is walked through once until all are forgotten, because a prompt may be built
-        upon once for each of its blocks; and at most 4,096 at a time.
-        """
+        """Note the unknown block at the top of a block that was just built upon: it is there."""
         path: list[_Block] = []
         while key is not None and key in self._blocks:
             block = self._blocks[key]
@@ -378,15 +324,7 @@ class BlockTree:
                 self._unknown_parents.popitem(last=False)
 
     def _imply(self, prompt: PromptBlocks, path: Sequence[_PathStep]) -> bool:
-        """Find the unknown block on which a prompt's end is built; imply what is before it.
-
-        Only if the prompt goes on from there to its last full block, and if there is one such place
-        only: a few equal tokens in the middle stand in other prompts, too. The prompt is walked
-        from 64 places at most; of more nothing is inferred.
-
-        Returns:
-            Whether anything was implied.
-        """
+        """Find the unknown block on which a prompt's end is built; imply what is before it."""
         held = self._end_of(path)
         possible = [
             (unknown, start, size)

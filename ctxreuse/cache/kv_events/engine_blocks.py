@@ -282,17 +282,7 @@ def _check_names(block_hashes: object, group: object) -> None:
 
 @dataclass(slots=True)
 class SentRequest:
-    """A prompt that was sent, with what is needed to find it in the engine's cache.
-
-    Attributes:
-        request_id: The plan's request id.
-        tenant: The tenant that the id belongs to.
-        token_ids: The prompt's tokens.
-        block_ends: At which token each context block ends.
-        cache_salt: The salt it was sent with.
-        lora: The adapter it was for.
-        since: When it was recorded, in seconds.
-    """
+    """A prompt that was sent, with what is needed to find it in the engine's cache."""
 
     request_id: str | int
     tenant: str
@@ -310,11 +300,7 @@ class SentRequest:
 
 @dataclass(slots=True)
 class _Held:
-    """A request whose prompt is followed.
-
-    `shared_ends` says for each block where the last of the engine's blocks ends that lies within
-    it: the next one holds the beginning of what follows, so no other prompt can use it.
-    """
+    """A request whose prompt is followed."""
 
     name: _RequestName
     shared_ends: list[int]
@@ -326,15 +312,7 @@ class _Held:
 
 
 class RecordedRequests:
-    """Requests that wait to be followed; threads may share it.
-
-    They wait where nothing follows yet, or while its thread is busy.
-
-    Args:
-        planner: Whose index the requests are in.
-        max_requests: How many may wait. Beyond that, or 8,000,000 tokens, the tenant that has most
-            loses its oldest: it is taken out of the index, because its eviction would go unnoticed.
-    """
+    """Requests that wait to be followed; threads may share it."""
 
     def __init__(self, planner: ReusePlanner, max_requests: int) -> None:
         self._planner = planner
@@ -375,20 +353,7 @@ def _unjudged(max_requests: int) -> TenantLRUMap[str | int, SentRequest]:
 
 
 class HeldRequests:
-    """Follows the prompts of answered requests through the engine's cache events.
-
-    A request is judged first when the engine holds all of its prompt, or when its events must have
-    come; until then it counts as held. From then on it is trimmed whenever less is held. A prompt
-    that is stored again after that is another request's, whose plan has put it into the index.
-
-    Args:
-        planner: Whose index is trimmed.
-        blocks: The engine's blocks.
-        max_requests: How many requests are followed. Beyond that, or 8,000,000 tokens of prompts
-            that have not been judged, the tenant that has most loses its oldest: it is taken out of
-            the index, because its eviction would go unnoticed.
-        settle_s: Seconds after which a request's events must have come.
-    """
+    """Follows the prompts of answered requests through the engine's cache events."""
 
     def __init__(
         self, planner: ReusePlanner, blocks: EngineBlocks, max_requests: int, settle_s: float
@@ -452,11 +417,7 @@ class HeldRequests:
         self._planner.evict_tokens(self._planner.statistics().tokens)
 
     def settle(self, now: float) -> None:
-        """Judge new requests, and trim those of which less is held than before.
-
-        Args:
-            now: Seconds, on the clock of `SentRequest.since`.
-        """
+        """Judge new requests, and trim those of which less is held than before."""
         for name, tokens in self._blocks.take_lowered().items():
             tenant, request_id = cast("_RequestName", name)  # as they are followed by
             held = self._held.of(tenant).peek(request_id)

@@ -48,12 +48,7 @@ class Arrival(Enum):
 
 
 class EventSequence:
-    """Follows the numbers of live and replayed messages, so that each is applied once, in order.
-
-    A sender counts from 0 and never goes back, so a live number that is not greater than the live
-    one before it belongs to a new sender. Replayed messages run ahead of the live ones, which then
-    arrive a second time.
-    """
+    """Follows the numbers of live and replayed messages, so that each is applied once, in order."""
 
     def __init__(self) -> None:
         self.applied: int | None = None
@@ -80,14 +75,7 @@ class EventSequence:
 
 
 class ReplayBackoff:
-    """Whether to ask for a replay: not for a time after one that did not come, twice as long each.
-
-    A new engine is asked at once. But two senders whose messages come mixed look like an engine
-    that starts anew with each message, so there is a limit a second.
-
-    Args:
-        clock: Seconds from any start.
-    """
+    """Whether to ask for a replay: after one that did not come the wait doubles."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -116,20 +104,7 @@ class ReplayBackoff:
 
 
 class EventListener:
-    """Follows an engine's events in a thread, from `start` to `stop`.
-
-    Args:
-        sockets: Where messages come from; its own.
-        requests: What is trimmed by the events; its own.
-        recorded: Requests that are to be followed; others add to them.
-        counts: Counts by the fields of `KVEventStatistics`.
-        faults: Keeps the thread alive.
-        clock: Seconds from any start, on which requests are judged.
-
-    Attributes:
-        requests: What is trimmed by the events.
-        sequence: The order of the messages.
-    """
+    """Follows an engine's events in a thread, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -163,11 +138,7 @@ class EventListener:
         return len(self._waiting)
 
     def start(self) -> None:
-        """Subscribe, and start the thread.
-
-        Raises:
-            InvalidRequestError: an endpoint cannot be used.
-        """
+        """Subscribe, and start the thread."""
         try:
             self._sockets.open()
             if self._sockets.can_replay:
@@ -178,10 +149,7 @@ class EventListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Use no message from now on; wait for the end of the thread, but less than a second.
-
-        A thread that is in the middle of a large message ends by itself soon after.
-        """
+        """Use no message from now on; wait for the end of the thread, but less than a second."""
         self._is_wanted = False
         self._thread.join(_STOP_S)
 

@@ -64,23 +64,7 @@ class Received(NamedTuple):
 
 
 class EventSockets:
-    """Receives numbered messages; asks for missing ones again.
-
-    A message is `[topic, number, payload]`, the number in 8 bytes, the first byte the highest. A
-    replay is asked for with a DEALER that sends `["", number]`; the messages from that number on
-    come back, and a last one with the number -1. Not thread-safe.
-
-    Args:
-        endpoint: Where messages are published.
-        replay_endpoint: Where replays are asked for; None if that is not possible.
-        topic: Messages of other topics are skipped.
-        bind: Whether the sender connects.
-        replay_timeout_s: Seconds to wait for the next replayed message; twice as long for all.
-
-    Raises:
-        InvalidRequestError: wrong type, or not an address to connect to.
-        MissingExtraError: `pyzmq` is not installed.
-    """
+    """Receives numbered messages; asks for missing ones again."""
 
     def __init__(
         self,
@@ -135,11 +119,7 @@ class EventSockets:
         return self._replay_endpoint is not None
 
     def open(self) -> None:
-        """Subscribe.
-
-        Raises:
-            InvalidRequestError: the endpoint cannot be used; `close` all the same.
-        """
+        """Subscribe."""
         zmq = self._zmq
         self._context = zmq.Context()
         self._live = self._context.socket(zmq.SUB)
@@ -153,11 +133,7 @@ class EventSockets:
         self._use(self._live.bind if self._bind else self._live.connect, "endpoint", self._endpoint)
 
     def _use(self, connect: Callable[[str], object], name: str, address: str | None) -> None:
-        """Bind or connect.
-
-        Raises:
-            InvalidRequestError: the address cannot be used.
-        """
+        """Bind or connect."""
         try:
             connect(address or "")
         except (self._zmq.ZMQError, UnicodeEncodeError) as error:
@@ -201,11 +177,7 @@ class EventSockets:
         return skipped
 
     def received(self, most: int) -> Iterator[Received]:
-        """Yield the messages that have come, without waiting for others.
-
-        Args:
-            most: How many at most.
-        """
+        """Yield the messages that have come, without waiting for others."""
         for _ in range(most):
             if not self._live.poll(0):
                 return
@@ -222,14 +194,7 @@ class EventSockets:
         return self._replay is not None
 
     def begin_replay(self, start: int) -> None:
-        """Ask for the messages from a number on, instead of those asked for before.
-
-        Args:
-            start: The first one that is missing.
-
-        Raises:
-            InvalidRequestError: the endpoint for replays cannot be used.
-        """
+        """Ask for the messages from a number on, instead of those asked for before."""
         self.end_replay()
         zmq = self._zmq
         dealer = self._context.socket(zmq.DEALER)
@@ -253,11 +218,7 @@ class EventSockets:
             replay.socket.close(linger=0)
 
     def replayed(self, most: int) -> Iterator[Received]:
-        """Yield the messages that have come of a replay, without waiting for others.
-
-        Args:
-            most: How many at most.
-        """
+        """Yield the messages that have come of a replay, without waiting for others."""
         replay = self._replay
         assert replay is not None, "a replay was asked for"
         replay.note_wait(has_come=bool(replay.socket.poll(0)))
@@ -347,29 +308,14 @@ CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events of one step of the engine.
-
-    Attributes:
-        events: Those that could be read, in order.
-        skipped: How many could not, or tell of other memory than the device's.
-    """
+    """The events of one step of the engine."""
 
     events: tuple[CacheEvent, ...]
     skipped: int = 0
 
 
 def decode_batch(payload: bytes) -> EventBatch | None:
-    """Read a batch of events.
-
-    Args:
-        payload: The message's bytes.
-
-    Returns:
-        The batch; None if the bytes do not hold one.
-
-    Raises:
-        MissingExtraError: `msgspec` is not installed.
-    """
+    """Read a batch of events."""
     try:
         import msgspec
     except ImportError as error:

@@ -146,12 +146,7 @@ class PlannerCollector:
 
 
 class _Read(NamedTuple):
-    """All that was read of one planner or engine: whatever fails does so before any is shown.
-
-    Attributes:
-        samples: The labels and values of each metric, by its name.
-        times: What the histogram shows; None of an engine, which has none.
-    """
+    """All that was read of one planner or engine: whatever fails does so before any is shown."""
 
     samples: Mapping[str, Sequence[tuple[tuple[str, ...], float]]]
     times: PlanningTime | None = None

@@ -30,15 +30,7 @@ class PlannerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric.
-
-    Attributes:
-        name: Its name, without the `_total` of counters.
-        kind: What Prometheus takes it for.
-        help: What it means, and its unit.
-        labels: Its labels besides those of who it is about.
-        samples: Returns its values, from whatever it is about.
-    """
+    """A metric."""
 
     name: str
     kind: Kind

@@ -31,13 +31,7 @@ ReorderBlocks: TypeAlias = Callable[[Sequence[ContextBlock]], Sequence[ContextBl
 
 
 def framework_policies(missing: list[str]) -> Iterator[Policy]:
-    """Yield the frameworks' own orders, such as LangChain's and LlamaIndex's `LongContextReorder`.
-
-    Both put the best at the ends: Liu et al., "Lost in the Middle" (2023).
-
-    Args:
-        missing: Takes what is not installed, in words.
-    """
+    """Yield the frameworks' own orders, such as `LongContextReorder`."""
     for name, entry in registered(BASELINES).items():
         title = name.replace(".", " ")
         try:
@@ -60,14 +54,7 @@ def _each(reorder_blocks: ReorderBlocks) -> Reorder:
 
 
 class PublishedContextPilot:
-    """Orders traces with the package `contextpilot`, in a process of the interpreter that has it.
-
-    Its orders go through the same planner as all others: prompts tell the retriever's ranking, and
-    blocks that a conversation shows already are left out.
-
-    Args:
-        python: The interpreter's path.
-    """
+    """Orders traces with the package `contextpilot`, in a process of its own interpreter."""
 
     def __init__(self, python: str) -> None:
         self._python = python

@@ -65,35 +65,7 @@ _Measure: TypeAlias = Callable[[Sequence[Run]], Iterable[RunResult | BatchTooLar
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """What a benchmark measures, and how.
-
-    Attributes:
-        dataset: The files' format, one of `LOADERS`.
-        data: Where the files are.
-        retriever: "bm25", "faiss", or "module:name" of a framework's retriever.
-        k: Blocks a request.
-        requests: The most questions, in whole conversations.
-        independent: Whether turns of conversations are taken as independent questions.
-        in_order: Whether the first questions are taken, and arrive as the files have them.
-        parts: What is measured; where empty, everything.
-        policies: Names of policies to compare with the retriever's order; where empty, all.
-        ks: Blocks a request that part k tries; where empty, usual ones up to `k`.
-        sessions: Conversations at a time that part sessions tries; where empty, usual ones.
-        capacities: Tokens that the simulated cache holds; where empty, sizes that suit the data.
-        tokenizer: A `tokenizer.json`, "words" for whole prompts counted in words, or "blocks" for
-            blocks counted by their tokens.
-        chunk_tokens: Length of the passages that long documents are cut into.
-        contextpilot_python: An interpreter that has the published contextpilot package.
-        base_url: The address of a real server; None simulates one.
-        model: The model that it answers with; None for its first.
-        api_key: The server's key.
-        answer_tokens: The longest answer of a server; one of 1 token is not scored.
-        seed: Of the random choice and order of the questions.
-        prefill_rate: Prompt tokens that an engine computes in a second, for the verdict; None is a
-            usual rate where the cache is simulated, and nothing of seconds for a real server.
-        prices: What tokens cost, for the verdict and the bill; None says nothing of money.
-        cache: The rules of the cache; of a hosted one, what is measured is the bill.
-    """
+    """What a benchmark measures, and how."""
 
     dataset: str
     data: Path
@@ -144,22 +116,7 @@ def run(
     announce: Callable[[str], object] = lambda words: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Results:
-    """Measure policies side by side on a data set.
-
-    Args:
-        config: What is measured, and how.
-        progress: Is told how far it is.
-        kept: A file that keeps each run as it ends, and from which a benchmark that was stopped
-            goes on; None keeps none.
-        announce: Is told what will be done, and how long it will take.
-        clock: Seconds from any point in time, for that.
-
-    Raises:
-        InvalidRequestError: There is no such data set, retriever or policy.
-        InputFileError: A file is missing or broken.
-        MissingExtraError: A package that is needed is not installed.
-        EngineError: The server does not answer at all.
-    """
+    """Measure policies side by side on a data set."""
     if config.cache.is_hosted and (
         config.capacities or config.base_url is not None or config.prefill_rate is not None
     ):
@@ -231,13 +188,7 @@ def _prefill_rate(config: BenchConfig) -> float | None:
 
 
 def read_workload(config: BenchConfig, progress: Progress = no_progress) -> Workload:
-    """Return the questions of a benchmark, with the blocks found for each.
-
-    Raises:
-        InvalidRequestError: There is no such data set or retriever.
-        InputFileError: A file is missing or broken.
-        MissingExtraError: A package that is needed is not installed.
-    """
+    """Return the questions of a benchmark, with the blocks found for each."""
     with progress("reading", 1):
         dataset = load(config.dataset, config.data, chunk_tokens=config.chunk_tokens)
         if config.independent:
@@ -320,13 +271,7 @@ _WORTH_SAYING_S = 10.0
 
 
 class _Forecast:
-    """Says once how long a benchmark will take, after some of it.
-
-    Args:
-        requests: All requests of all runs.
-        announce: Is told.
-        clock: Seconds from any point in time.
-    """
+    """Says once how long a benchmark will take, after some of it."""
 
     def __init__(
         self, requests: int, announce: Callable[[str], object], clock: Callable[[], float]
@@ -434,17 +379,7 @@ SESSIONS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class RunMatrix:
-    """The runs of a benchmark.
-
-    Attributes:
-        workload: What is sent.
-        policies: The policies that are compared; as retrieved first.
-        capacities: Tokens that the cache holds; None is unlimited, and first.
-        k: Blocks a request, where nothing else is said.
-        ks: Numbers of blocks of the part that tries several.
-        sessions: Numbers of sessions of the part that tries several.
-        seed: Of the order of arrival; None is that of the files, where it says nothing of sessions.
-    """
+    """The runs of a benchmark."""
 
     workload: Workload
     policies: Sequence[Policy]
@@ -455,11 +390,7 @@ class RunMatrix:
     seed: int | None
 
     def trace(self, k: int | None = None) -> list[TraceRequest]:
-        """Return the requests in the usual order of arrival.
-
-        Args:
-            k: Blocks a request at most; the usual number by default.
-        """
+        """Return the requests in the usual order of arrival."""
         if self.seed is None:
             trace = self.workload.in_order()
         else:

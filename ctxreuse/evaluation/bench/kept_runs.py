@@ -20,18 +20,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 
 class KeptRuns:
-    """Keeps the results of runs in a file of JSON lines, each as soon as it is there.
-
-    What the file holds of the same benchmark, from a run of it that was stopped, is known; what it
-    holds of another one is replaced. It holds numbers and requests' ids, and no text.
-
-    Args:
-        path: The file.
-        benchmark: What must be the same for runs to be the same.
-
-    Raises:
-        InputFileError: The file cannot be read or written.
-    """
+    """Keeps the results of runs in a file of JSON lines, each as soon as it is there."""
 
     def __init__(self, path: Path, benchmark: Mapping[str, object]) -> None:
         self.path = path
@@ -51,11 +40,7 @@ class KeptRuns:
         return self._runs.get(_key(run))
 
     def put(self, run: Run, result: Kept) -> None:
-        """Keep what a run has come to.
-
-        Raises:
-            InputFileError: The file cannot be written.
-        """
+        """Keep what a run has come to."""
         self._runs[_key(run)] = result
         key = list(_key(run))
         if isinstance(result, RunResult):

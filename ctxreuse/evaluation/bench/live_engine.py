@@ -33,19 +33,7 @@ _WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
 
 @dataclass(slots=True)
 class LiveEngine:
-    """A server that runs are measured on; a context manager.
-
-    Attributes:
-        base_url: Its address.
-        model: The model that answers; None for the server's first.
-        api_key: Its key.
-        answer_tokens: The longest answer.
-        references: Request -> right answers, where they are known.
-        advance: Called twice a request and run.
-        client: One for all runs, because it learns whether the server tells of 0 cached tokens.
-        context_tokens: The longest prompt with its answer; None if the server does not say that, or
-            not how long prompts are.
-    """
+    """A server that runs are measured on; a context manager."""
 
     base_url: str = field(repr=False)
     model: str | None
@@ -62,12 +50,7 @@ class LiveEngine:
         self.client = EngineClient(self.base_url, self.model, api_key=self.api_key)
 
     def __enter__(self) -> Self:
-        """Send what nobody measures, because a server's first requests are slow.
-
-        Raises:
-            EngineError: The server does not answer.
-            InvalidRequestError: The server does not say how many tokens it had cached.
-        """
+        """Send what nobody measures, because a server's first requests are slow."""
         try:
             self._runner.run(self._warm_up())
         except BaseException:
@@ -88,17 +71,7 @@ class LiveEngine:
             self._runner.close()
 
     def measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
-        """Send the requests of runs that are compared with each other.
-
-        The runs take turns, some requests each, and begin in turn, so that a slow phase of the
-        machine meets all of them alike. A `cache_salt` for each makes it find an empty cache; they
-        share the room in it. A run's requests are sent one after the other; where conversations
-        take turns, `run.sessions` at a time. A conversation with a turn that is not answered ends
-        there.
-
-        Returns:
-            What was measured of each run, or why its batch cannot be planned.
-        """
+        """Send the requests of runs that are compared with each other."""
         return self._runner.run(self._measure(runs))
 
     async def _warm_up(self) -> None:

@@ -28,18 +28,7 @@ USUAL_SESSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a benchmark.
-
-    Attributes:
-        name: The data set and how it was searched.
-        conversations: Their turns; an independent question is a conversation of one turn.
-        arrivals: Places of conversations, one for each turn, in the order of the data set's files.
-        corpus: The blocks that were found.
-        references: Question -> right answers, where they are known.
-        recall: Share of the blocks known to hold an answer that were found; None where the data
-            set names none.
-        notes: What a reader of results has to know of the data.
-    """
+    """The requests of a benchmark."""
 
     name: str
     conversations: tuple[tuple[TraceRequest, ...], ...]
@@ -60,15 +49,7 @@ class Workload:
         return [next(turns[place]) for place in self.arrivals]
 
     def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
-        """Return the requests in an order that they might arrive in.
-
-        At most `sessions` conversations take turns at random; when one has ended, the next begins.
-        The turns of a conversation stay in order.
-
-        Args:
-            sessions: Conversations at a time.
-            seed: Of the random order.
-        """
+        """Return the requests in an order that they might arrive in."""
         random = Random(seed)
         waiting = [list(reversed(turns)) for turns in self.conversations]
         random.shuffle(waiting)
@@ -85,16 +66,7 @@ class Workload:
 
 
 def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
-    """Return a data set with some of its questions, in whole conversations.
-
-    Args:
-        dataset: The data set.
-        most: The number of questions at most.
-        seed: Of the random choice; None takes the first conversations that fit.
-
-    Raises:
-        InvalidRequestError: No conversation is short enough.
-    """
+    """Return a data set with some of its questions, in whole conversations."""
     groups = list(_conversations(dataset.questions))
     if seed is not None:
         Random(seed).shuffle(groups)
@@ -113,11 +85,7 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
 
 
 def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:
-    """Return the requests for questions, with the blocks found for each.
-
-    Raises:
-        InvalidRequestError: Two texts have the same id.
-    """
+    """Return the requests for questions, with the blocks found for each."""
     corpus: dict[BlockId, ContextBlock] = {}
     hits = golden = 0
     groups = list(_conversations(questions))
@@ -168,24 +136,7 @@ _DIMENSIONS = 128
 
 
 def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
-    """Return the k blocks that are found for each question, best first.
-
-    A question with a scope is searched in passages of that scope only.
-
-    Args:
-        dataset: Passages and questions. Questions that name their blocks keep them.
-        how: "bm25", "faiss" (TF-IDF with SVD, exact search), or "module:name" of a LangChain or
-            LlamaIndex retriever, or of a function that makes one from a list of passages.
-        k: The number of blocks.
-        advance: Called once a question.
-
-    Returns:
-        Question id -> blocks.
-
-    Raises:
-        InvalidRequestError: There is no such retriever, or it does not return a list.
-        MissingExtraError: A package that it needs is not installed.
-    """
+    """Return the k blocks that are found for each question, best first."""
     blocks = {}
     for one in dataset.passages:
         tokens = estimate_tokens(one.text) if one.tokens is None else one.tokens

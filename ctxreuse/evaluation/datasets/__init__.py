@@ -39,21 +39,7 @@ _Entry = TypeVar("_Entry", Passage, Question)
 
 
 def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
-    """Load a data set.
-
-    Args:
-        name: One of `LOADERS`.
-        path: The folder or file; each loader says which.
-        chunk_tokens: Approximate length of passages where a format has whole documents; from 1.
-
-    Returns:
-        At least one passage and one question, ids unique.
-
-    Raises:
-        InvalidRequestError: There is no such data set; wrong type or out of range.
-        InputFileError: A file is missing or broken, or has an id twice.
-        MissingExtraError: Documents must be cut, and langchain-text-splitters is not installed.
-    """
+    """Load a data set."""
     loader = LOADERS[checked_choice("data set", name, list(LOADERS))]
     if isinstance(chunk_tokens, bool):
         raise InvalidRequestError("chunk_tokens must be an integer from 1, not a bool")

@@ -14,14 +14,7 @@ from ctxreuse.errors import MissingExtraError
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text that retrieval may find.
-
-    Attributes:
-        id: Unique in its data set, and the same whenever it is loaded with the same chunk size.
-        text: What the model reads.
-        scope: Only questions of this scope, and those without a scope, may retrieve it.
-        tokens: Its length; None where the data set does not say.
-    """
+    """A text that retrieval may find."""
 
     id: str
     text: str
@@ -31,18 +24,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, or a turn of a conversation.
-
-    Attributes:
-        id: Unique in its data set.
-        text: The question.
-        answers: The right answers; empty where the data set has none.
-        gold: Ids of the passages that hold the answer, as far as they are in the data set.
-        conversation_id: The conversation that it belongs to; None if it is independent.
-        turn: Its place in the conversation, from 0.
-        scope: The scope of the passages that it may retrieve; "" for all.
-        blocks: Passage ids, best first, where the data set itself says what was retrieved.
-    """
+    """A question, or a turn of a conversation."""
 
     id: str
     text: str
@@ -56,14 +38,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Passages and questions.
-
-    Attributes:
-        name: The format's name.
-        passages: In the order of the files.
-        questions: In the order of the files.
-        notes: What a reader of results has to know.
-    """
+    """Passages and questions."""
 
     name: str
     passages: tuple[Passage, ...]
@@ -77,15 +52,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class ChunkedDocument:
-    """A document's passages, named `<document>#<number>`.
-
-    Added text is cut where a paragraph, else a line, a sentence or a word ends. Only blanks at the
-    cuts are lost, and the order stays.
-
-    Args:
-        document_id: The document.
-        chunk_tokens: Approximate length of a passage, its heading included.
-    """
+    """A document's passages, named `<document>#<number>`."""
 
     def __init__(self, document_id: str, chunk_tokens: int) -> None:
         self.id = document_id
@@ -96,12 +63,7 @@ class ChunkedDocument:
         self._ends: list[int] = []
 
     def add(self, text: str, heading: str = "") -> None:
-        """Append a text.
-
-        Args:
-            text: May be empty, which adds nothing.
-            heading: Text in front of each of its passages.
-        """
+        """Append a text."""
         front = f"{heading}\n\n" if heading else ""
         # a heading of any length leaves half of a passage for the text
         room = max(self._chunk_tokens - estimate_tokens(front), -(-self._chunk_tokens // 2))
@@ -111,14 +73,7 @@ class ChunkedDocument:
             self._ends = []
 
     def holding(self, quote: str) -> frozenset[str]:
-        """Return the ids of the passages that hold a quote or, if it was cut, a part of it.
-
-        Args:
-            quote: Compared without blanks, as the authors of MultiHop-RAG do.
-
-        Returns:
-            Ids; none if the document does not hold it.
-        """
+        """Return the ids of the passages that hold a quote or, if it was cut, a part of it."""
         wanted = squeeze(quote)
         if not wanted:
             return frozenset()
@@ -140,18 +95,7 @@ def passages_of(documents: Iterable[ChunkedDocument]) -> tuple[Passage, ...]:
 
 
 def split_text(text: str, chunk_tokens: int) -> list[str]:
-    """Cut a text into chunks that are not empty.
-
-    Args:
-        text: Any text.
-        chunk_tokens: The longest chunk, in tokens as `estimate_tokens` counts them.
-
-    Returns:
-        The chunks in order, without blanks at their ends.
-
-    Raises:
-        MissingExtraError: It must be cut, and langchain-text-splitters is not installed.
-    """
+    """Cut a text into chunks that are not empty."""
     text = text.strip()
     if estimate_tokens(text) <= chunk_tokens:
         return [text] if text else []

@@ -28,22 +28,7 @@ _LONG = 2
 
 
 def load_jsonl(path: Path, chunk_tokens: int) -> Dataset:
-    """Load a folder of JSON lines.
-
-    Documents of more than twice as many tokens as a piece has are cut into pieces, unless queries
-    say what was retrieved. A piece of a document that a query has as gold counts as gold if it
-    holds an answer or, where none does, as all pieces do. Gold ids that the corpus lacks are
-    skipped, unless it lacks all.
-
-    Args:
-        path: The folder.
-        chunk_tokens: Length of a piece, about.
-
-    Raises:
-        InputFileError: A file is missing or broken, an id is there twice, a query names blocks
-            that the corpus lacks, or all of the gold ids are unknown.
-        MissingExtraError: Documents must be cut, and langchain-text-splitters is not installed.
-    """
+    """Load a folder of JSON lines."""
     corpus_path = _SOURCE.find(path / "corpus.jsonl")
     queries_path = _SOURCE.find(path / "queries.jsonl")
     whole = {

@@ -30,19 +30,7 @@ _TURN = re.compile(r"D:?([0-9]{1,6}):([0-9]{1,6})")
 
 
 def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
-    """Load LoCoMo.
-
-    Every turn is a passage, `speaker (date): text`, with the caption of the image that it shows.
-    A question's scope and conversation are its sample. Questions about what was never said (the
-    `adversarial_answer` is the wrong one) have no answers and no gold passages.
-
-    Args:
-        path: The file, or its folder, or the repository that has it as `data`.
-        chunk_tokens: Not needed: turns are short.
-
-    Raises:
-        InputFileError: The file is missing or broken.
-    """
+    """Load LoCoMo."""
     file = path
     if path.is_dir() or not path.exists():
         file = _SOURCE.find(path / "locomo10.json", path / "data" / "locomo10.json")

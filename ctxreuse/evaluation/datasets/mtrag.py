@@ -50,24 +50,7 @@ _LARGEST_RATIO = 100
 
 
 def load_mtrag(path: Path, chunk_tokens: int) -> Dataset:
-    """Load MT-RAG, or MTRAG-UN if that folder is given.
-
-    Every user turn is a question; its scope is its collection's corpus. A task gives one turn with
-    answer and references; turns before it that are no tasks are questions without. Questions
-    about a corpus that is missing are left out. Gold are the references.
-
-    Tasks are read from `generation_tasks`; without it from `conversations`, where a reference is a
-    passage that the last reviewer found relevant; without that from `retrieval_tasks`, which has
-    the answerable turns only, without answers.
-
-    Args:
-        path: The repository, or a benchmark's folder in it.
-        chunk_tokens: Not needed: the authors cut the documents into passages of 512 tokens.
-
-    Raises:
-        InputFileError: A file is missing or broken, an archive is too large, or no question is
-            about a corpus that is there.
-    """
+    """Load MT-RAG, or MTRAG-UN if that folder is given."""
     benchmark = _benchmark(path)
     passages: list[Passage] = []
     corpora: dict[str, set[str]] = {}
@@ -128,10 +111,7 @@ def _corpus_lines(path: Path) -> Iterator[JsonLine]:
 
 @contextmanager
 def _archive_errors(path: Path) -> Iterator[None]:
-    """Name the file in what is raised in this context, in which nothing but `zipfile` runs.
-
-    Broken bytes reach several packers, each with errors of its own.
-    """
+    """Name the file in what is raised in this context, in which nothing but `zipfile` runs."""
     try:
         yield
     except Exception as error:

@@ -27,18 +27,7 @@ _SOURCE = Source(
 
 
 def load_multihop_rag(path: Path, chunk_tokens: int) -> Dataset:
-    """Load MultiHop-RAG.
-
-    An article's chunks begin with its title. A question's gold passages are the chunks that hold a
-    fact of its evidence; where the body does not hold it word for word, all chunks of the article.
-
-    Args:
-        path: The folder, or the repository that has it as `dataset`.
-        chunk_tokens: Approximate length of a passage.
-
-    Raises:
-        InputFileError: A file is missing or broken.
-    """
+    """Load MultiHop-RAG."""
     corpus_path = _SOURCE.find(path / "corpus.json", path / "dataset" / "corpus.json")
     questions_path = _SOURCE.find(corpus_path.with_name("MultiHopRAG.json"))
     articles: list[ChunkedDocument] = []

@@ -37,20 +37,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def load_narrativeqa(path: Path, chunk_tokens: int) -> Dataset:
-    """Load NarrativeQA.
-
-    If the folder has stories, the passages are theirs, else those of the summaries; the two are
-    different tasks and not mixed. Questions about documents without a text are left out, and so
-    are documents without questions. Chunks begin with the title. The data set does not
-    say where an answer stands, so there are no gold passages.
-
-    Args:
-        path: The folder.
-        chunk_tokens: Approximate length of a passage.
-
-    Raises:
-        InputFileError: A file is missing or broken, or no question has a text.
-    """
+    """Load NarrativeQA."""
     titles: dict[str, str] = {}
     documents_path = _SOURCE.find(path / "documents.csv")
     for line in read_csv(documents_path, ("document_id", "wiki_title")):
@@ -112,11 +99,7 @@ def _story(path: Path) -> str:
 
 
 def html_text(page: str) -> str:
-    """Return the text of a web page, without scripts and styles, one block a line.
-
-    Args:
-        page: HTML, possibly broken.
-    """
+    """Return the text of a web page, without scripts and styles, one block a line."""
     reader = _TextReader()
     reader.feed(page)
     reader.close()

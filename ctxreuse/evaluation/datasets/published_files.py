@@ -20,13 +20,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a data set.
-
-    Attributes:
-        name: The format's name.
-        files: The expected files, in words.
-        published: The project that publishes them; "" if users write them.
-    """
+    """The origin of a data set."""
 
     name: str
     files: str
@@ -38,27 +32,14 @@ class Source:
         return InputFileError(f"{path}: no such file; {self.name} is {self.files}{origin}")
 
     def find(self, *candidates: Path) -> Path:
-        """Return the first path that exists.
-
-        Raises:
-            InputFileError: None exists; the error names the first.
-        """
+        """Return the first path that exists."""
         for path in candidates:
             if path.exists():
                 return path
         raise self.missing(candidates[0])
 
     def require_known(self, path: Path, named: Iterable[str], known: Collection[str]) -> None:
-        """Check that questions and passages belong together.
-
-        Args:
-            path: The file of the questions.
-            named: Everything that the questions name, such as passage ids; may be empty.
-            known: The names that exist.
-
-        Raises:
-            InputFileError: Something is named, and none of it exists.
-        """
+        """Check that questions and passages belong together."""
         names = list(named)
         if names and not any(name in known for name in names):
             raise InputFileError(
@@ -68,22 +49,14 @@ class Source:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        InputFileError: It cannot be read, or is a Git LFS pointer.
-    """
+    """Return a file's bytes."""
     data = read_whole(path)
     refuse_pointer(path, data)
     return data
 
 
 def read_utf8(path: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        InputFileError: It cannot be read, or is not UTF-8.
-    """
+    """Return a file's text."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -100,11 +73,7 @@ def refuse_pointer(path: Path, beginning: bytes) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file.
-
-    Raises:
-        InputFileError: It cannot be read, or is no JSON.
-    """
+    """Return the value of a JSON file."""
     text = read_utf8(path)
     try:
         return json.loads(text)
@@ -116,15 +85,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
-    """Yield the rows of a comma-separated file that begins with the columns' names.
-
-    Args:
-        path: The file.
-        columns: Names that must be among them.
-
-    Raises:
-        InputFileError: It cannot be read, a column is missing, or a row is broken.
-    """
+    """Yield the rows of a comma-separated file that begins with the columns' names."""
     text = read_utf8(path)
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -143,44 +104,24 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
 
 
 def record(value: Any, place: str) -> JsonLine:
-    """Return a value as a JSON object.
-
-    Args:
-        value: The value.
-        place: Its position, for errors.
-
-    Raises:
-        InputFileError: It is no JSON object.
-    """
+    """Return a value as a JSON object."""
     if not isinstance(value, dict):
         raise InputFileError(f"{place}: {describe(value)} is no JSON object")
     return JsonLine(place, value)
 
 
 def read_records(path: Path) -> list[JsonLine]:
-    """Return the objects of a JSON file that holds a list of them.
-
-    Raises:
-        InputFileError: It cannot be read, or holds something else.
-    """
+    """Return the objects of a JSON file that holds a list of them."""
     return _records(read_json(path), str(path))
 
 
 def nested(line: JsonLine, name: str) -> JsonLine:
-    """Return a field that is a JSON object.
-
-    Raises:
-        InputFileError: It is something else, or missing.
-    """
+    """Return a field that is a JSON object."""
     return record(line.fields.get(name), f"{line.place}.{name}")
 
 
 def nested_records(line: JsonLine, name: str) -> list[JsonLine]:
-    """Return a field that is a list of JSON objects; empty where it is missing or null.
-
-    Raises:
-        InputFileError: It is something else.
-    """
+    """Return a field that is a list of JSON objects; empty where it is missing or null."""
     return _records(line.fields.get(name), f"{line.place}.{name}")
 
 
@@ -193,11 +134,7 @@ def _records(value: Any, place: str) -> list[JsonLine]:
 
 
 def new_name(line: JsonLine, field: str, seen: Container[str]) -> str:
-    """Return a field that is a text, and that no earlier line has.
-
-    Raises:
-        InputFileError: The field is no text, or among those seen.
-    """
+    """Return a field that is a text, and that no earlier line has."""
     name = text_of(line, field)
     if name in seen:
         line.fail(f"{field} {describe(name)} was there before; get the file again")
@@ -205,25 +142,12 @@ def new_name(line: JsonLine, field: str, seen: Container[str]) -> str:
 
 
 def text_of(line: JsonLine, name: str, default: str | None = None) -> str:
-    """Return a field that is a text; lone surrogates, which UTF-8 lacks, become '?'.
-
-    Args:
-        line: The object.
-        name: The field.
-        default: The value of a missing or null field; None makes it an error.
-
-    Raises:
-        InputFileError: The field is no text.
-    """
+    """Return a field that is a text; lone surrogates, which UTF-8 lacks, become '?'."""
     return well_formed(line.get(name, (str,), ... if default is None else default))
 
 
 def texts_of(line: JsonLine, name: str) -> list[str]:
-    """Return a field that is a text or a list of texts; empty where it is missing or null.
-
-    Raises:
-        InputFileError: The field is neither.
-    """
+    """Return a field that is a text or a list of texts; empty where it is missing or null."""
     value = line.get(name, (str, list), [])
     if isinstance(value, str):
         return [well_formed(value)]

@@ -30,20 +30,7 @@ _SOURCE = Source(
 
 
 def load_qasper(path: Path, chunk_tokens: int) -> Dataset:
-    """Load QASPER.
-
-    The passages are the abstract and the sections. Paragraphs are short, so those of a section are
-    put together up to `chunk_tokens`; no passage has parts of two sections. Each begins with the
-    paper's title and the section's name. Gold are the passages that hold an evidence paragraph of
-    any annotator; figures and tables, which are no text, are left out.
-
-    Args:
-        path: A file, or a folder whose files are read in the order of their names.
-        chunk_tokens: Approximate length of a passage.
-
-    Raises:
-        InputFileError: A file is missing or broken, or two files have the same paper.
-    """
+    """Load QASPER."""
     files = sorted(path.glob("qasper-*.json")) if path.is_dir() else [_SOURCE.find(path)]
     if not files:
         raise _SOURCE.missing(path / "qasper-*.json")

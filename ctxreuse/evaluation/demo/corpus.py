@@ -26,13 +26,7 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBlock:
-    """One retrievable piece of a reference topic.
-
-    Attributes:
-        id: Topic name, ``#`` and the block's ordinal in that topic, such as ``for#0``.
-        topic: Name of the topic in ``pydoc_data.topics``.
-        text: The block's text, as the topic has it.
-    """
+    """One retrievable piece of a reference topic."""
 
     id: str
     topic: str
@@ -40,23 +34,7 @@ class ReferenceBlock:
 
 
 def python_reference_blocks(max_characters: int = 1200) -> list[ReferenceBlock]:
-    """Split the Python language reference into blocks of whole paragraphs.
-
-    Neighbouring paragraphs of a topic share a block while they fit. A paragraph that is too
-    long by itself is split at line ends. A block of fewer than 80 characters joins the block
-    before it, or the block after it where it opens its topic, so a block may be slightly longer
-    than ``max_characters``; a single line that is too long is kept whole as well. Topics are
-    taken in sorted order; a text that several of them repeat is taken once.
-
-    Args:
-        max_characters: Size that a block is filled up to, at least 160.
-
-    Returns:
-        The blocks, topic by topic, the same for each call under one Python version.
-
-    Raises:
-        ValueError: If ``max_characters`` is below 160.
-    """
+    """Split the Python language reference into blocks of whole paragraphs."""
     # Below this, a run of tiny blocks could join one neighbour and grow it without bound.
     if max_characters < 2 * _MIN_CHARACTERS:
         raise ValueError(f"max_characters must be at least {2 * _MIN_CHARACTERS}")
@@ -108,13 +86,7 @@ def _join_small(spans: list[_Span]) -> list[_Span]:
 
 @dataclass(frozen=True, slots=True)
 class DemoQuestion:
-    """One question as it reaches the server.
-
-    Attributes:
-        text: The question in the user's words.
-        conversation: Name of the conversation it belongs to, or None for a single question.
-        turn: Position in its conversation, from 0.
-    """
+    """One question as it reaches the server."""
 
     text: str
     conversation: str | None
@@ -126,11 +98,7 @@ Question = DemoQuestion
 
 
 def _parse(log: str) -> Iterator[DemoQuestion]:
-    """Yield the questions of a log whose entries are a label and a text.
-
-    The label is ``-`` for a single question and ``conversation/turn`` otherwise. Indented
-    lines continue the entry above them.
-    """
+    """Yield the questions of a log whose entries are a label and a text."""
     for entry in re.split(r"\n(?=\S)", log.strip()):
         label, text = entry.split(maxsplit=1)
         conversation, _, turn = label.partition("/")
@@ -145,16 +113,7 @@ QUESTIONS: tuple[DemoQuestion, ...] = tuple(_parse(_LOG.read_text(encoding="utf-
 
 
 def retrieve(texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
-    """Return for each query the positions of the k nearest texts, best first.
-
-    Args:
-        texts: What is searched.
-        queries: The questions.
-        k: The number of texts a question gets.
-
-    Raises:
-        MissingExtraError: The extra `demo` is not installed.
-    """
+    """Return for each query the positions of the k nearest texts, best first."""
     try:
         import faiss
 

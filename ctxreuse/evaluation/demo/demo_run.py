@@ -54,21 +54,7 @@ def run_demo(
     prices: Prices | None = None,
     cache: CacheProfile = VLLM,
 ) -> Iterator[Shown]:
-    """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone.
-
-    Args:
-        output: Folder for what it writes; made if it is not there.
-        progress: Is told how far it is.
-        prices: What tokens cost, for the verdict; None says nothing of money.
-        cache: The rules of the cache; of a hosted one, the demo shows the bill.
-
-    Yields:
-        What a terminal shows.
-
-    Raises:
-        InputFileError: A file cannot be written.
-        MissingExtraError: The extra `demo` is not installed.
-    """
+    """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone."""
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
@@ -213,11 +199,7 @@ def _marked(text: str, cached: bool) -> str:
 
 
 def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
-    """Plot the hit ratio over the run, for both caches.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Plot the hit ratio over the run, for both caches."""
     try:
         from matplotlib.figure import Figure  # draws with Agg, which needs no display
     except ImportError as error:

@@ -79,12 +79,7 @@ def _remedy_for(readings: EngineReadings) -> str:
 
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
-    """Return what the metrics say of the cache.
-
-    Args:
-        readings: What was read.
-        is_asked_for: Whether the user has named them; else it is no problem if there are none.
-    """
+    """Return what the metrics say of the cache."""
     metrics = readings.metrics
     if readings.metrics_error is not None or metrics is None:
         found = readings.metrics_error or "0 pages read"
@@ -118,13 +113,7 @@ def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
 def processes_finding(
     readings: EngineReadings, log: LogWatch | None, workers: int | None
 ) -> Finding:
-    """Return whether several processes use the engine without a log.
-
-    Args:
-        readings: What was read; of an engine that was not asked, nothing.
-        log: The log that was watched meanwhile; None if none was named.
-        workers: How many processes use the engine, as the user says; None if that is not known.
-    """
+    """Return whether several processes use the engine without a log."""
     foreign, elsewhere = _foreign_tokens(readings), _is_elsewhere(readings)
     figures = {
         "foreign_prompt_tokens": foreign,
@@ -263,10 +252,7 @@ def _kept(readings: EngineReadings) -> Finding:
 
 
 def _cached(reading: Reading | None) -> int | None:
-    """Return the cached tokens of a prompt: from the answer, or as the metrics have counted.
-
-    The metrics count for it alone if they have counted no more tokens than it has.
-    """
+    """Return the cached tokens of a prompt: from the answer, or as the metrics have counted."""
     if reading is None:
         return None
     if reading.cached_tokens is not None:
@@ -289,10 +275,7 @@ def _foreign_tokens(readings: EngineReadings) -> int | None:
 
 
 def _is_elsewhere(readings: EngineReadings) -> bool:
-    """Return whether prompts were counted in part, so that other engines got some of them.
-
-    vLLM counts nothing at all while its prefix cache is off.
-    """
+    """Return whether prompts were counted in part, so that other engines got some of them."""
     told = [
         (one.counted.queries, one.prompt_tokens)
         for one in readings.sent

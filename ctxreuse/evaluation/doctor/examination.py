@@ -22,26 +22,7 @@ from ctxreuse.evaluation.traces.recording_folder import read_recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig:
-    """What is looked at; at least one of them.
-
-    Attributes:
-        recording: A recording's folder, or a trace.
-        corpus: The trace's blocks; None is `corpus.jsonl` beside it.
-        base_url: The engine's address.
-        metrics_url: The address of its metrics; None is `/metrics` of the same server.
-        shared_log: The log that processes share: the file of a `SQLiteLog`, or the URL of the
-            server of a `RedisLog`.
-        stream: The name of the stream there; None is the usual one.
-        workers: How many processes of the user's send prompts to the engine; None is not known.
-        model: The model that answers; None for the server's first.
-        api_key: The engine's key.
-        tokens: How long a prompt is, about, from 64 to 20,000; None suits most engines.
-        quiet_s: How long nothing is sent, in seconds.
-        timeout_s: How long an answer may take, in seconds.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range, or there is nothing to look at.
-    """
+    """What is looked at; at least one of them."""
 
     recording: str | None = None
     corpus: str | None = None
@@ -73,20 +54,7 @@ class DoctorConfig:
 
 
 def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Finding]:
-    """Look at an engine, its metrics, a log and a recording, as far as they were given.
-
-    Args:
-        config: What to look at.
-        announce: Is told what will be sent, before it is.
-
-    Returns:
-        What was found, in the order in which it should be mended.
-
-    Raises:
-        InputFileError: the recording is missing or broken; nothing is sent then.
-        InvalidRequestError: an address or a key is none.
-        MissingExtraError: `openai` or `tenacity` is not installed, or `redis` where it is needed.
-    """
+    """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     fronts = [] if trace is None else [check_fronts(trace)]
     return [*_examine_engine(config, announce), *fronts]

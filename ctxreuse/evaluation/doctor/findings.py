@@ -26,17 +26,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check has found.
-
-    Attributes:
-        check: The check's name.
-        verdict: What it comes to.
-        found: What was found, in words, with a number.
-        remedy: A command or setting; empty where nothing is to be done.
-        figures: The numbers alone, by name.
-        needs: What it lacks, where other checks lack the same and one line does for all; else
-            empty.
-    """
+    """What one check has found."""
 
     check: str
     verdict: Verdict

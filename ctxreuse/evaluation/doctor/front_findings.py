@@ -20,12 +20,7 @@ CHECK = "in front of the contexts"
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
-    """Look for what varies in front of the contexts of a recorded trace.
-
-    Args:
-        trace: The requests, in arrival order; first turns count, the first 5,000 of them, and of
-            a text its first 20,000 characters.
-    """
+    """Look for what varies in front of the contexts of a recorded trace."""
     requests = first_turns(trace)
     systems, first = system_texts(requests), list(openings(requests))
     fronts = [one.front for one in requests if one.front is not None]

@@ -18,27 +18,7 @@ _READ_AT_ONCE = 5_000
 
 
 class LogWatch:
-    """Reads a shared log before and after a while; what cannot be read is said in `error`.
-
-    Args:
-        log: The file of a `SQLiteLog`, or the URL of the server of a `RedisLog`; nothing is made
-            if it is not there.
-        stream: The name of the stream; None is the usual one.
-        timeout_s: Seconds after which a server that does not answer counts as away.
-
-    Attributes:
-        is_in_redis: Whether it is a stream of a server.
-        entries: How many entries it has.
-        writers: How many planners have written the latest 2,000 of them.
-        appended: How many entries came between `begin` and `end`.
-        unreadable: How many of the latest entries are damaged, or of a newer version.
-        secrets: With how many secrets the latest entries of a stream were written.
-        error: Why it cannot be read; None if it can.
-
-    Raises:
-        InvalidRequestError: a URL that is none, or a stream of a file.
-        MissingExtraError: `redis` is not installed.
-    """
+    """Reads a shared log before and after a while; what cannot be read is said in `error`."""
 
     def __init__(self, log: str, stream: str | None = None, timeout_s: float = 5.0) -> None:
         self.is_in_redis = is_redis_url(log)
@@ -105,12 +85,7 @@ class LogWatch:
 
 
 class _Stream(RedisLog):
-    """A stream of which all entries are read, whatever the secret that they were written with.
-
-    Attributes:
-        fields: Under which names the latest entries stand, which tell one secret from another;
-            b"" for what no planner has written.
-    """
+    """A stream of which all entries are read, whatever the secret that they were written with."""
 
     def __init__(self, url: str, stream: str | None, timeout_s: float) -> None:
         super().__init__(

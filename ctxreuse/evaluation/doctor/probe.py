@@ -54,13 +54,7 @@ class Counters(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known of one prompt.
-
-    Attributes:
-        prompt_tokens: Its tokens; None if the engine does not tell.
-        cached_tokens: Those that the answer says were cached; None is unknown.
-        counted: What `/metrics` have counted meanwhile; None where they do not tell.
-    """
+    """What is known of one prompt."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -69,23 +63,7 @@ class Reading:
 
 @dataclass(slots=True)
 class EngineReadings:
-    """All that was asked of an engine; what was not asked, or not answered, is None.
-
-    Attributes:
-        host: Its host and port.
-        error: Why it did not answer.
-        status: The HTTP status that it answered instead.
-        is_unreachable: Whether there was no connection to it.
-        metrics_error: Why its metrics could not be read.
-        metrics: The first reading of its metrics.
-        first: A prompt that it cannot have cached.
-        again: The same prompt.
-        half: A prompt that begins with the first half of it.
-        later: The first prompt, after nothing was sent for a while.
-        quiet: What the metrics have counted in that while.
-        quiet_s: How long that was, in seconds.
-        shared_part: What share of `half` the first prompt begins with.
-    """
+    """All that was asked of an engine; what was not asked, or not answered, is None."""
 
     host: str = ""
     error: str | None = None
@@ -114,17 +92,7 @@ class EngineReadings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """Which engine is asked, and how.
-
-    Attributes:
-        base_url: Its address; None reads its metrics alone.
-        metrics_url: The address of its metrics; None is `/metrics` of the same server.
-        model: The model that answers; None for the server's first.
-        api_key: Its key.
-        tokens: How long a prompt is, about.
-        quiet_s: How long nothing is sent, in seconds.
-        timeout_s: How long an answer may take, in seconds.
-    """
+    """Which engine is asked, and how."""
 
     base_url: str | None
     metrics_url: str | None
@@ -138,17 +106,7 @@ class ProbeSettings:
 async def probe(
     settings: ProbeSettings, announce: Callable[[str], object], log: LogWatch | None = None
 ) -> EngineReadings:
-    """Ask an engine.
-
-    Args:
-        settings: Which, and how.
-        announce: Is told what will be sent, before it is.
-        log: Is watched while nothing is sent.
-
-    Raises:
-        InvalidRequestError: an address or a key is none.
-        MissingExtraError: `openai` or `tenacity` is not installed.
-    """
+    """Ask an engine."""
     readings = EngineReadings()
     async with AsyncExitStack() as exits:
         page = _page(settings)
@@ -191,11 +149,7 @@ class _Asking:
     async def send_all(
         self, client: EngineClient, settings: ProbeSettings, announce: Callable[[str], object]
     ) -> None:
-        """Send the prompts, and be quiet before the last one.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Send the prompts, and be quiet before the last one."""
         readings = self.readings
         window = await _context_window(client, settings.model)
         tokens = _prompt_tokens(settings.tokens, readings.metrics, window)
@@ -260,12 +214,7 @@ class MadeUpPrompts(NamedTuple):
 
 
 def made_up_prompts(name: str, tokens: int) -> MadeUpPrompts:
-    """Return two prompts of about as many tokens that have their first half in common.
-
-    Args:
-        name: A word with which both begin.
-        tokens: How long each is.
-    """
+    """Return two prompts of about as many tokens that have their first half in common."""
     common = _passage(f"Probe {name}: a list of places, made up to look at a cache.", tokens // 2)
     rest = tokens - tokens // 2
     other = common + _passage("Now it takes another turn.", rest)
@@ -294,11 +243,7 @@ def _prompt_tokens(
 
 
 async def _context_window(client: EngineClient, model: str | None) -> int | None:
-    """Return the engine's window; None if it does not say that of a model that is known.
-
-    Raises:
-        EngineError: the engine does not answer.
-    """
+    """Return the engine's window; None if it does not say that of a model that is known."""
     try:
         return await client.context_window()
     except EngineError as error:

@@ -55,17 +55,7 @@ _BEHIND: Final = "mark behind the question"
 
 @dataclass(slots=True)
 class _Request:
-    """A request as it was sent.
-
-    Attributes:
-        number: Which of the trace it is, from 1.
-        traced: Its line.
-        explanation: Why it hits or misses.
-        sent: How it was sent; empty where that is not known.
-        front_tokens: Tokens of tools and system text.
-        prompt_tokens: Tokens of the whole prompt.
-        front_again: As many of `front_tokens` as an earlier request had in front, too.
-    """
+    """A request as it was sent."""
 
     number: int
     traced: TraceRequest
@@ -86,10 +76,7 @@ class _Request:
         return (self.traced.tenant, self.sent.model)
 
     def lost(self, *causes: Cause) -> int:
-        """Return the tokens that are computed again, if that is for one of some causes.
-
-        Of a later turn that is all of the history.
-        """
+        """Return the tokens that are computed again, if that is for one of some causes."""
         if self.explanation.cause not in causes:
             return 0
         return max(self.explanation.lost_tokens, self.sent.history_tokens)
@@ -97,14 +84,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Tally:
-    """What one check finds, request by request.
-
-    Attributes:
-        requests: How many requests show it.
-        tokens: The tokens of all of them.
-        written: Those of requests with marks, which are written again, too.
-        worst: The request with most tokens.
-    """
+    """What one check finds, request by request."""
 
     requests: int = 0
     tokens: int = 0
@@ -122,15 +102,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """What the checks look at.
-
-    Attributes:
-        requests: The requests, as they were sent.
-        cache: The rules of the cache.
-        variations: What varies in front nearly each time.
-        hidden_systems: The requests of a recording without texts whose system text varies so.
-        new_fronts: The requests whose words before the documents are new; hashes are known.
-    """
+    """What the checks look at."""
 
     requests: Sequence[_Request]
     cache: CacheProfile
@@ -141,16 +113,7 @@ class _Trace:
     def finding(
         self, check: str, tally: _Tally, found: str, remedy: str, factor: float | None = None
     ) -> LintFinding:
-        """Return what a check has found.
-
-        Args:
-            check: Its name.
-            tally: The requests that show it.
-            found: What was found.
-            remedy: What to do.
-            factor: What each token costs too much; None is the difference of what is computed, and
-                for requests with marks is written, to what is read.
-        """
+        """Return what a check has found."""
         one = tally.worst
         assert one is not None, "a finding has a request"
         if factor is None:
@@ -174,17 +137,7 @@ class _Trace:
 
 
 def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VLLM) -> LintReport:
-    """Return what in a trace keeps a prefix cache from hitting, the most expensive first.
-
-    Args:
-        trace: The requests in the order in which they were sent.
-        corpus: Their blocks.
-        cache: The rules of the cache.
-
-    Raises:
-        InputFileError: A request names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
     trace = checked_trace(trace)
     checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     sent = list(map(PlannedRequest.as_recorded, behind_fronts(trace)))

@@ -15,22 +15,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """What one check has found in a trace.
-
-    Attributes:
-        check: The check's name.
-        request_id: The request that shows it, of several the one that it costs most.
-        number: Which request of the trace that is, from 1.
-        label: The beginning of its question; "" where the trace has none.
-        requests: How many requests show it.
-        found: What was found, in words.
-        tokens: Prompt tokens that were computed and could have been read, or that were written and
-            never read; estimated.
-        cost_tokens: What they cost more than they had to, written or not, as tokens at the uncached
-            price.
-        share: That, as a share of all prompt tokens at the uncached price.
-        remedy: What to do, in one sentence.
-    """
+    """What one check has found in a trace."""
 
     check: str
     request_id: str | int
@@ -46,16 +31,7 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What was found in a trace, the most expensive first.
-
-    Attributes:
-        findings: The findings.
-        requests: How many requests were looked at.
-        prompt_tokens: The tokens of all their prompts, estimated.
-        cache: The name of the cache whose rules were assumed.
-        unknown: What could not be looked at, in words.
-        prices: What tokens cost; None tells no money.
-    """
+    """What was found in a trace, the most expensive first."""
 
     findings: Sequence[LintFinding]
     requests: int

@@ -27,15 +27,7 @@ _BEGINNING = b'{"key": "'
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """A model's answer to one prompt.
-
-    Attributes:
-        text: The reply.
-        prompt_tokens: The prompt's length; None if the engine did not say.
-        cached_tokens: Those that it had cached; None if it did not say.
-        seconds: How long the answer took.
-        is_cut_off: Whether it ended at the limit of its tokens; None if that was not noted.
-    """
+    """A model's answer to one prompt."""
 
     text: str
     prompt_tokens: int | None = None
@@ -50,19 +42,7 @@ class KeptAnswer:
 
 
 class AnswerFile:
-    """A file of answers, a JSON object a line; a context manager.
-
-    Each answer is one write at the end of the file, so a process that is killed loses at most the
-    answers that it waits for. A last line that is cut off is dropped. One process at a time writes,
-    because two would ask the same; Windows and some network disks have no lock that says so.
-
-    Args:
-        path: The file; made if it is missing, with its folder.
-
-    Raises:
-        InputFileError: It cannot be read or written, holds something else, or another process is
-            writing it.
-    """
+    """A file of answers, a JSON object a line; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,11 +86,7 @@ class AnswerFile:
         return self._answers.get(key)
 
     def keep(self, key: str, answer: KeptAnswer) -> None:
-        """Write an answer down.
-
-        Raises:
-            InputFileError: It cannot be written.
-        """
+        """Write an answer down."""
         assert self._stream is not None
         line = (json.dumps({"key": key, **asdict(answer)}, ensure_ascii=True) + "\n").encode(
             "ascii"

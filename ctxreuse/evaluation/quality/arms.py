@@ -34,18 +34,7 @@ Arrangement: TypeAlias = Literal["as retrieved", "reversed", "shuffled"]
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """An order annotation under trial.
-
-    Attributes:
-        words: The annotation, with one of `{labels}` (all of them, best first), `{numbers}` (only
-            the numbers in them: the places in the prompt), `{top}` (the numbers of the best three)
-            and `{best}` (the best one's label). Where it names labels, blocks have them.
-        place: Where it stands.
-        separator: What stands between labels and between numbers.
-
-    Raises:
-        InvalidRequestError: The words have no field, or an unknown one.
-    """
+    """An order annotation under trial."""
 
     words: str
     place: Place = "before the question"
@@ -63,11 +52,7 @@ class Annotation:
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
-        """Return the annotation of an option such as "after the question: Best first: {numbers}".
-
-        Raises:
-            InvalidRequestError: The words have no field, or an unknown one.
-        """
+        """Return the annotation of an option like "after the question: Best first: {numbers}"."""
         for place in PLACES:
             if text.startswith(f"{place}:"):
                 return cls(text.removeprefix(f"{place}:").strip(), place)
@@ -109,19 +94,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to show the blocks.
-
-    Attributes:
-        name: What `--arm` and tables call it.
-        strategy: The planner's strategy.
-        arrangement: What is done with the retriever's order before it is planned.
-        annotation: An annotation under trial; None for the planner's own, or none at all.
-        is_annotated: Whether a prompt says how the retriever ranked blocks that were moved.
-        deduplicate: Whether blocks that a conversation shows already are left out.
-        keep_best: Whether the retriever's best block stays in front.
-        is_main: Whether it is asked all questions; the others are asked fewer.
-        repetition: Tells apart arms of the same prompts, which are asked each.
-    """
+    """A way to show the blocks."""
 
     name: str
     strategy: Strategy = "none"
@@ -170,16 +143,7 @@ TRIALS: Mapping[str, Annotation] = {
 
 
 def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) -> list[Arm]:
-    """Return the arms of a question set; as retrieved first.
-
-    Args:
-        names: Names of arms; where empty, all.
-        templates: Words of further annotations.
-        has_turns: Whether blocks can have been shown before.
-
-    Raises:
-        InvalidRequestError: There is no such arm, or a template is none.
-    """
+    """Return the arms of a question set; as retrieved first."""
     trials = {
         **{f"annotated: {name}": one for name, one in TRIALS.items()},
         **{f"annotated: {text}": Annotation.parse(text) for text in templates},
@@ -212,14 +176,7 @@ def annotation_words(arm: Arm) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    """A prompt of one arm for one question.
-
-    Attributes:
-        question: The question.
-        messages: Chat messages.
-        answer_tokens: The longest answer.
-        repetition: As in `Arm`.
-    """
+    """A prompt of one arm for one question."""
 
     question: QuestionId
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
@@ -240,12 +197,7 @@ class ArmPrompt:
 
 
 class ArmPrompts:
-    """Makes the prompts of all arms for one question set.
-
-    Args:
-        questions: The set.
-        seed: Of the shuffled arm.
-    """
+    """Makes the prompts of all arms for one question set."""
 
     def __init__(self, questions: QuestionSet, seed: int) -> None:
         self._questions = questions
@@ -254,16 +206,7 @@ class ArmPrompts:
         self._first: dict[_Key, Sequence[Plan]] = {}
 
     def turns(self, arm: Arm, number: int, answers: Sequence[str]) -> Iterator[ArmPrompt]:
-        """Yield an arm's prompts for the turns of a conversation, as far as answers go.
-
-        The same answers stand in the history of every arm, so that arms differ in their blocks
-        alone.
-
-        Args:
-            arm: The arm.
-            number: The conversation's place.
-            answers: The answers to its turns so far; a prompt more is yielded than there are.
-        """
+        """Yield an arm's prompts for the turns of a conversation, as far as answers go."""
         conversation = self._questions.conversations[number]
         history: list[dict[str, Any]] = []
         for turn, traced in enumerate(conversation[: len(answers) + 1]):

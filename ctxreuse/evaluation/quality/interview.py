@@ -24,18 +24,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(slots=True)
 class Interview:
-    """Asks one model.
-
-    Attributes:
-        client: Sends the prompts.
-        kept: Where answers are looked up, and kept.
-        concurrency: Prompts at a time.
-        is_over: Whether the time is used up.
-        on_answer: Called after each new answer.
-        model: The model's name, once `begin` has asked for it.
-        context_tokens: Its longest prompt with the answer; None if the engine does not say.
-        asked: New answers so far.
-    """
+    """Asks one model."""
 
     client: EngineClient
     kept: AnswerFile
@@ -50,11 +39,7 @@ class Interview:
     _failure: BaseException | None = field(default=None)
 
     async def begin(self) -> None:
-        """Learn what the engine serves, and send what nobody measures: first requests are slow.
-
-        Raises:
-            EngineError: It does not answer.
-        """
+        """Learn what the engine serves, and send what nobody measures: first requests are slow."""
         self.model = await self.client.model()
         try:
             await self.client.complete(_HELLO, cache_salt="hello", max_tokens=1)
@@ -71,21 +56,7 @@ class Interview:
     async def ask(
         self, prompts: Sequence[ArmPrompt], failures: Counter[str]
     ) -> dict[QuestionId, KeptAnswer]:
-        """Return the answers to prompts, as many as come.
-
-        Prompts that begin alike are asked one behind the other, so that the engine's cache serves
-        what they share. Prompts that are asked once more come in the opposite order: in the same
-        one the engine would compute the same numbers in the same steps, and nothing could differ.
-
-        Args:
-            prompts: One a question.
-            failures: Counts what was not answered, by reason.
-
-        Raises:
-            OutOfTimeError: The time is used up; what was answered is kept.
-            EngineError: The engine is gone.
-            InputFileError: An answer cannot be kept.
-        """
+        """Return the answers to prompts, as many as come."""
         answers: dict[QuestionId, KeptAnswer] = {}
         is_again = any(prompt.repetition for prompt in prompts)
         waiting = iter(sorted(prompts, key=lambda prompt: prompt.text, reverse=is_again))

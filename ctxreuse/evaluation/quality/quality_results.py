@@ -33,19 +33,7 @@ FEWEST_QUESTIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One answer of an arm.
-
-    Attributes:
-        answer: The text, without a thought.
-        f1: F1 against the closest right answer.
-        exact: 1 if it is a right answer, else 0.
-        contained: 1 if it holds a right answer, else 0.
-        is_other_prompt: Whether the model read something else than as retrieved.
-        prompt_tokens: The prompt's length; None if the engine did not say.
-        cached_tokens: Those that it had cached; None if it did not say.
-        seconds: How long the answer took.
-        is_cut_off: Whether it ended at the limit of its tokens; None if that was not noted.
-    """
+    """One answer of an arm."""
 
     answer: str
     f1: float
@@ -59,13 +47,7 @@ class Scored:
 
     @classmethod
     def of(cls, answer: str, references: Sequence[str], **fields: Any) -> Scored:
-        """Score an answer.
-
-        Args:
-            answer: The model's answer.
-            references: The right ones.
-            **fields: The other attributes.
-        """
+        """Score an answer."""
         return cls(
             answer,
             token_f1(answer, references),
@@ -77,14 +59,7 @@ class Scored:
 
 @dataclass(slots=True)
 class ArmAnswers:
-    """The answers of one arm, and why others are missing.
-
-    Attributes:
-        name: The arm.
-        annotation: What its prompts say of the retriever's order; "" for nothing.
-        scored: Question -> answer, in the order of the questions.
-        failures: Why questions were not answered, and how many each time.
-    """
+    """The answers of one arm, and why others are missing."""
 
     name: str
     annotation: str = ""
@@ -92,12 +67,7 @@ class ArmAnswers:
     failures: dict[str, int] = field(default_factory=dict)
 
     def differences(self, base: ArmAnswers, score: str) -> list[float]:
-        """Return how much better each answer is than another arm's, over their common questions.
-
-        Args:
-            base: The other arm.
-            score: "f1", "exact" or "contained".
-        """
+        """Return how much better each answer is than another arm's, over their common questions."""
         return [
             getattr(one, score) - getattr(base.scored[question], score)
             for question, one in self.scored.items()
@@ -107,14 +77,7 @@ class ArmAnswers:
 
 @dataclass(frozen=True, slots=True)
 class SetResult:
-    """What came out for one question set.
-
-    Attributes:
-        name: The set.
-        system: The system text.
-        answer_tokens: The longest answer.
-        arms: The arms; as retrieved first.
-    """
+    """What came out for one question set."""
 
     name: str
     system: str
@@ -129,18 +92,7 @@ class SetResult:
 
 @dataclass(frozen=True, slots=True)
 class QualityResults:
-    """What a quality benchmark found.
-
-    Attributes:
-        model: The model that was asked.
-        sets: The question sets.
-        stopped: Why it ended, in words.
-        is_complete: Whether nothing is left to ask.
-        settings: What was asked for.
-        asked: Answers that the engine gave in this run; the others were kept from earlier ones.
-        seconds: How long it asked.
-        notes: What a reader should know.
-    """
+    """What a quality benchmark found."""
 
     model: str
     sets: tuple[SetResult, ...]
@@ -175,11 +127,7 @@ class QualityResults:
         }
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON.
-
-        Raises:
-            InputFileError: It cannot be written.
-        """
+        """Write all of it as JSON."""
         write_text(path, json.dumps(self.as_json(), indent=1) + "\n")
 
 
@@ -227,20 +175,13 @@ def mean_score(arm: ArmAnswers, score: str) -> Interval | None:
 
 
 def change(arm: ArmAnswers, base: ArmAnswers, score: str = "f1") -> Interval | None:
-    """Return the paired difference of an arm's score to another's; None without common questions.
-
-    The interval is a bootstrap over questions: each resample takes both arms' scores of the same
-    questions.
-    """
+    """Return the paired difference of two arms' scores; None without common questions."""
     differences = arm.differences(base, score)
     return bootstrap_interval(differences) if differences else None
 
 
 def is_precise(arm: ArmAnswers, base: ArmAnswers, precision: float) -> bool:
-    """Return whether an arm's change of F1 is known to plus or minus a precision.
-
-    It looks at the width alone, never at the difference, so stopping there prefers no outcome.
-    """
+    """Return whether an arm's change of F1 is known to plus or minus a precision."""
     differences = arm.differences(base, "f1")
     if len(differences) < FEWEST_QUESTIONS:
         return False

@@ -46,28 +46,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class QualityConfig:
-    """What is asked, whom, and for how long.
-
-    Attributes:
-        sets: The question sets.
-        base_url: The engine's address.
-        answers: The file where answers are kept.
-        model: The model; None for the engine's first.
-        api_key: The engine's key.
-        questions: Questions a set that the main arms are asked; None for each set's own number.
-        other_questions: The same of the other arms.
-        arms: Names of arms; where empty, all.
-        templates: Words of further annotations under trial.
-        system: A system text instead of each set's own.
-        answer_tokens: The longest answer, instead of each set's own.
-        precision: An arm is done once its change of F1 is known to plus or minus this.
-        hours: When to stop; None for never.
-        concurrency: Prompts at a time.
-        seed: Of the random order of the questions, and of the shuffled arm.
-
-    Raises:
-        InvalidRequestError: A number is out of range.
-    """
+    """What is asked, whom, and for how long."""
 
     sets: Sequence[QuestionSet]
     base_url: str = field(repr=False)
@@ -110,21 +89,7 @@ class QualityConfig:
 def run(
     config: QualityConfig, report: Report, clock: Callable[[], float] = time.monotonic
 ) -> QualityResults:
-    """Ask the questions of all sets, in rounds, until a limit is reached or it is interrupted.
-
-    A round is some questions of every set under all arms; an interruption (Ctrl-C) ends the run and
-    leaves what was answered.
-
-    Args:
-        config: What is asked, and how.
-        report: Takes lines of progress, with a forecast.
-        clock: Seconds from any start.
-
-    Raises:
-        InvalidRequestError: There is no such arm, or a set has no question that fits the model.
-        InputFileError: The file of answers cannot be read or written.
-        EngineError: The engine does not answer at all.
-    """
+    """Ask the questions of all sets, in rounds, until a limit is reached or it is interrupted."""
     with AnswerFile(config.answers) as kept, asyncio.Runner() as runner:
         benchmark = _Benchmark(config, kept, report, clock)
         try:
@@ -139,14 +104,7 @@ def run(
 
 
 class _AskedSet:
-    """A question set while it is asked.
-
-    Args:
-        questions: The set.
-        numbers: Its conversations that are asked, in order.
-        arms: Its arms; as retrieved first.
-        seed: Of the shuffled arm.
-    """
+    """A question set while it is asked."""
 
     def __init__(
         self, questions: QuestionSet, numbers: Sequence[int], arms: Sequence[Arm], seed: int
@@ -377,12 +335,7 @@ class _Benchmark:
             self._report_round(asked)
 
     def _recall(self, asked: _AskedSet) -> None:
-        """Note the answers that are kept, so that they count from the beginning.
-
-        An arm's answers count up to the first question that it has yet to be asked. Behind it only
-        those prompts would be known that are the same as another arm's, and these differ in
-        nothing.
-        """
+        """Note the answers that are kept, so that they count from the beginning."""
         for place, arm in enumerate(asked.arms):
             for one in asked.asked(arm):
                 if place == 0:

@@ -39,18 +39,7 @@ _ROOM_FOR_A_TURN = 200
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """Questions with known answers, and the blocks that were found for them.
-
-    Attributes:
-        name: What `--question-set` and tables call it.
-        conversations: Their turns, in the order in which they are asked; an independent question is
-            a conversation of one turn.
-        references: Question -> right answers. Questions without are asked for the history only.
-        system: The system text.
-        answer_tokens: The longest answer.
-        questions: Questions that the main arms are asked, at most.
-        other_questions: Questions that the other arms are asked, at most.
-    """
+    """Questions with known answers, and the blocks that were found for them."""
 
     name: str
     conversations: tuple[tuple[TraceRequest, ...], ...]
@@ -70,11 +59,7 @@ class QuestionSet:
         return [one for one in self.conversations[number] if one.request_id in self.references]
 
     def fitting(self, context_tokens: int | None) -> list[int]:
-        """Return the numbers of the conversations that have a scored turn and fit the model.
-
-        Args:
-            context_tokens: The longest prompt with its answer; None if nothing is known of it.
-        """
+        """Return the numbers of the conversations that have a scored turn and fit the model."""
         return [
             number
             for number, turns in enumerate(self.conversations)
@@ -113,17 +98,7 @@ QUESTION_SETS = (*_PUBLISHED, EMBEDDED)
 
 
 def standard_sets(data: Path | None, names: Sequence[str]) -> list[QuestionSet]:
-    """Return the sets of the folder of public data, or without one the embedded set.
-
-    Args:
-        data: The folder of public data; None if there is none.
-        names: Which sets; where empty, all that there are.
-
-    Raises:
-        InvalidRequestError: There is no such set, or it needs the folder.
-        InputFileError: A file is missing or broken.
-        MissingExtraError: The embedded set needs a package that is not installed.
-    """
+    """Return the sets of the folder of public data, or without one the embedded set."""
     for name in names:
         if name not in QUESTION_SETS:
             raise InvalidRequestError(
@@ -141,17 +116,7 @@ def standard_sets(data: Path | None, names: Sequence[str]) -> list[QuestionSet]:
 def sets_to_ask(
     config: BenchConfig, data: Path | None, names: Sequence[str], progress: Progress = no_progress
 ) -> list[QuestionSet]:
-    """Return a data set of the user's as one question set, or the standard ones.
-
-    Args:
-        config: A benchmark's; without a data set, the standard ones are meant.
-        data: The folder of public data, for these; None if there is none.
-        names: Which of these; where empty, all.
-        progress: Is told how far reading is.
-
-    Raises:
-        InvalidRequestError: Sets are named beside a data set, or see `standard_sets`.
-    """
+    """Return a data set of the user's as one question set, or the standard ones."""
     if not config.dataset:
         return standard_sets(data, names)
     if names:
@@ -207,15 +172,7 @@ def _conversations(trace: Sequence[TraceRequest]) -> dict[object, list[TraceRequ
 
 
 def set_of_workload(workload: Workload, answer_tokens: int) -> QuestionSet:
-    """Return the questions of a data set that was loaded for a benchmark.
-
-    Args:
-        workload: The data set.
-        answer_tokens: The longest answer.
-
-    Raises:
-        InvalidRequestError: It has no right answers.
-    """
+    """Return the questions of a data set that was loaded for a benchmark."""
     if not workload.references:
         raise InvalidRequestError(
             f"{workload.name}: no question has right answers, so answers cannot be scored; give "
@@ -239,10 +196,7 @@ _SHORT_ANSWER_TOKENS = 32
 
 
 def _python_reference() -> QuestionSet:
-    """Return questions about the Python reference that every Python carries.
-
-    The answers are the exact words of the reference, where these are the same in all versions.
-    """
+    """Return questions about the Python reference that every Python carries."""
     passages = tuple(Passage(one.id, one.text) for one in python_reference_blocks())
     questions = tuple(_read_questions())
     dataset = Dataset(EMBEDDED, passages, questions)

@@ -33,18 +33,7 @@ from ctxreuse.planning.plan import Plan
 def cacheweaver_order(
     context: Iterable[BlockKey], tree: NodeTree, root: int, *, prefers_most_served: bool = False
 ) -> list[BlockKey]:
-    """Order a context as CacheWeaver does.
-
-    Args:
-        context: The blocks in the retriever's order.
-        tree: What was served.
-        root: The root of the request's system text in it; 0 if nothing was served with it.
-        prefers_most_served: Whether the walk goes on to the block that most requests had there, not
-            to the one that the retriever ranked best: a variant, to see what that choice is worth.
-
-    Returns:
-        A permutation of the context.
-    """
+    """Order a context as CacheWeaver does."""
     rank = {key: place for place, key in enumerate(dict.fromkeys(context))}  # of those to place
     order: list[BlockKey] = []
 
@@ -74,20 +63,7 @@ def _continuing(tree: NodeTree, node: int, context: Collection[BlockKey]) -> Ite
 
 
 class CacheWeaverPlanner(ReusePlanner):
-    """Plans requests one by one in CacheWeaver's order, and as retrieved in all other ways.
-
-    A later turn keeps the retriever's order: it stands behind its history, which no other request
-    has. No annotation tells the retriever's ranking; the paper has none.
-
-    Args:
-        annotate: Without effect.
-        labels: As for `ReusePlanner`.
-        deduplicate: Whether blocks that a conversation shows already become references.
-        capacity_tokens: What the engine's cache holds; None is unlimited.
-        prefers_most_served: As in `cacheweaver_order`.
-        cache: The cache's rules.
-        keep_best: Without effect.
-    """
+    """Plans requests one by one in CacheWeaver's order, and as retrieved in all other ways."""
 
     def __init__(
         self,

@@ -24,18 +24,7 @@ KS = (3, 5, 10, 15)
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace holds.
-
-    Attributes:
-        requests: Number of requests.
-        conversations: Number of different conversations.
-        turns: Requests that are turns of one.
-        blocks: Number of different blocks that are sent.
-        distinct_tokens: Tokens of these blocks.
-        block_tokens: Tokens of all blocks of all requests.
-        repeated_tokens: Tokens of blocks that an earlier request of the tenant had, too. Hardly any
-            order reaches it: a prefix cache serves a block only behind the same blocks.
-    """
+    """What a trace holds."""
 
     requests: int
     conversations: int
@@ -47,11 +36,7 @@ class TraceSummary:
 
     @classmethod
     def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
-        """Return the summary of a trace.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the summary of a trace."""
         trace = checked_trace(trace)
         seen: set[tuple[str, bytes]] = set()
         distinct: dict[bytes, int] = {}
@@ -89,11 +74,7 @@ class TraceSummary:
 
 
 def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
-    """Return the trace that a retriever which finds k blocks a request would have given.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return the trace that a retriever which finds k blocks a request would have given."""
     checked_integer("k", k)
     return [replace(traced, blocks=traced.blocks[:k]) for traced in checked_trace(trace)]
 
@@ -101,19 +82,7 @@ def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[RunResult]:
-    """Yield what each policy reaches, with and without de-duplication, with each cache.
-
-    De-duplication is tried where there are conversations. A policy that cannot hold the trace as
-    one batch is left out.
-
-    Args:
-        replay: The trace.
-        capacities: Tokens that the cache holds; None is unlimited.
-        policies: The policies to try.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Yield what each policy reaches, with and without de-duplication, with each cache."""
     checked_kind("replay", replay, Replay, "a Replay")
     sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
     for policy in checked_each("policies", policies, Policy, "a Policy"):
@@ -128,19 +97,7 @@ def estimate(
 def estimate_over_k(
     replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[tuple[int, RunResult]]:
-    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k.
-
-    Blocks that a conversation shows already are left out. A policy that cannot hold the trace as
-    one batch is left out.
-
-    Args:
-        replay: The trace.
-        ks: Numbers of blocks to try.
-        policies: The policies to try.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k."""
     checked_kind("replay", replay, Replay, "a Replay")
     tried = checked_each("policies", policies, Policy, "a Policy")
     for k in checked_list("ks", ks, "a list of integers"):
@@ -151,11 +108,7 @@ def estimate_over_k(
 
 
 def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """Return for each k the share of the block tokens that had been sent before.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Return for each k the share of the block tokens that had been sent before."""
     requests, known = checked_trace(trace), checked_list("ks", ks, "a list of integers")
     return tuple((k, TraceSummary.of(cut(requests, k)).reuse_bound) for k in known)
 

@@ -31,15 +31,7 @@ _MOST_COMPARED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRequest:
-    """A request of a plan file with its explanation.
-
-    Attributes:
-        explanation: Why it hits or misses, in block tokens.
-        prompt_tokens: Length of the whole prompt; None without a tokenizer.
-        parts_at_token: Tokens that it shares with the closest earlier prompt, labels and everything
-            else counted: the index of the first different token. None without a tokenizer or an
-            earlier prompt.
-    """
+    """A request of a plan file with its explanation."""
 
     explanation: Explanation
     prompt_tokens: int | None = None
@@ -54,19 +46,7 @@ def explain_plan(
     cache: CacheProfile = VLLM,
     reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[ExplainedRequest]:
-    """Yield an explanation for each request, compared with other tenants' requests, too.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks.
-        tokenizer: Compares the prompts token by token, too; None does not.
-        cache: The rules of the cache.
-        reported: What the provider says of some of the requests, by their ids.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield an explanation for each request, compared with other tenants' requests, too."""
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     if reported is not None:
@@ -94,11 +74,7 @@ def explain_plan(
 
 
 class _SentPrompts:
-    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast.
-
-    Args:
-        fronts: What may stand in front of the blocks, as fields of a prompt, outermost first.
-    """
+    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
 
     def __init__(self, fronts: Sequence[str]) -> None:
         self._fronts = fronts
@@ -119,13 +95,7 @@ class _SentPrompts:
                 self._beginnings[beginning] = number
 
     def related(self, prompt: SentPrompt) -> list[SentPrompt]:
-        """Return, in order, the earlier prompts that can be closest to this one.
-
-        These are the latest one of each beginning that is the same, with the same system text and
-        tenant, with the same tenant, or with any, the last turn of its conversation, and the latest
-        ones with each of its blocks, at most 2,000: a file's work grows with its length and not
-        with the square of it.
-        """
+        """Return, in order, the earlier prompts that can be closest to this one."""
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
         numbers = {
             self._beginnings[beginning]
@@ -202,13 +172,7 @@ def in_words(explained: ExplainedRequest) -> str:
 
 
 def explanation_json(explained: ExplainedRequest, *, with_reason: bool = False) -> dict[str, Any]:
-    """Return the explanation of one request as a JSON object.
-
-    Args:
-        explained: The request.
-        with_reason: Whether the cause is told in the words of providers, too, beside what the
-            provider says.
-    """
+    """Return the explanation of one request as a JSON object."""
     explanation, reported = explained.explanation, explained.explanation.reported
     told = asdict(explanation)
     told.pop("reported")
@@ -230,16 +194,7 @@ def explanation_json(explained: ExplainedRequest, *, with_reason: bool = False) 
 
 
 def read_reported(path: str) -> dict[str | int, ReportedMiss]:
-    """Read what providers say of requests.
-
-    Args:
-        path: JSON lines, or "-" for standard input: `request_id` beside the fields of the answer,
-            of which `prompt_cache_diagnostics` (OpenAI) and `diagnostics` (Anthropic) count; what
-            `ctxreuse record` writes into `answers.jsonl`.
-
-    Raises:
-        InputFileError: A line is broken.
-    """
+    """Read what providers say of requests."""
     told = (
         (line.get("request_id", (str, int)), reported_miss(line.fields))
         for line in read_lines(path)
@@ -300,15 +255,7 @@ _LEAST_SHARE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A block in the prefix tree.
-
-    Attributes:
-        name: The block's id; empty for the root.
-        requests: Prompts that go through this node.
-        sent_tokens: Block tokens of these prompts.
-        children: The next blocks, the heaviest first; light ones are left out.
-        label: What people know the block by; empty for the root.
-    """
+    """A block in the prefix tree."""
 
     name: str
     requests: int
@@ -320,13 +267,7 @@ class TreeNode:
 def sent_tree(
     planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles | None = None
 ) -> TreeNode:
-    """Return the top of the tree of the prompts' blocks; a later turn begins at the root.
-
-    Args:
-        planned: What was sent.
-        corpus: The blocks.
-        titles: Blocks' titles, as far as they have any.
-    """
+    """Return the top of the tree of the prompts' blocks; a later turn begins at the root."""
     sent = []
     for request in planned:
         blocks = sent_blocks(request, corpus)

@@ -53,14 +53,7 @@ SLOWEST = 0.001
 
 @dataclass(frozen=True, slots=True)
 class HashedRequest:
-    """A request of a trace in Mooncake's format.
-
-    Attributes:
-        timestamp_ms: When it arrived, in milliseconds.
-        input_tokens: The prompt's length.
-        output_tokens: The answer's length.
-        hash_ids: An id for each block of the prompt; equal ids, equal prefixes.
-    """
+    """A request of a trace in Mooncake's format."""
 
     timestamp_ms: float
     input_tokens: int
@@ -83,16 +76,7 @@ def is_hashed(line: JsonLine) -> bool:
 
 
 def read_hashed_trace(path: str, block_tokens: int = BLOCK_TOKENS) -> list[HashedRequest]:
-    """Read a trace in Mooncake's format.
-
-    Args:
-        path: A file's path, or "-" for standard input.
-        block_tokens: Tokens that an id stands for.
-
-    Raises:
-        InputFileError: A line is broken, or has not an id for each block of its prompt.
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Read a trace in Mooncake's format."""
     return hashed_requests(read_lines(path), block_tokens)
 
 
@@ -138,21 +122,7 @@ def simulate_hashed(
     block_tokens: int = BLOCK_TOKENS,
     advance: Callable[[], object] = lambda: None,
 ) -> list[SizeResult]:
-    """Return what caches of several sizes serve of a trace, each empty at first.
-
-    The caches are vLLM's: a part-filled last block serves no prompt, and the last token of a prompt
-    is always computed. Requests run one after the other; answers are not cached, because the
-    format does not tell their blocks.
-
-    Args:
-        requests: The requests in the order in which they run.
-        capacities: Tokens that the caches hold; None is unlimited.
-        block_tokens: Tokens that an id stands for.
-        advance: Called once a request and size, for progress bars.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range, or a request has not an id for each block.
-    """
+    """Return what caches of several sizes serve of a trace, each empty at first."""
     requests = checked_each("requests", requests, HashedRequest, "a HashedRequest")
     checked_integer("block_tokens", block_tokens, 1)
     check_function("advance", advance, "a function")
@@ -185,23 +155,7 @@ def hashed_plan(
     answer_tokens: int = 1,
     requests_per_second: float | None = None,
 ) -> Iterator[HashedRequest]:
-    """Yield the requests of a plan as a trace in Mooncake's format.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: Their blocks.
-        tokenizer: Turns whole prompts into tokens; None counts blocks by their tokens, and
-            questions, answers, labels and annotations as none.
-        block_tokens: Tokens that an id stands for.
-        answer_tokens: The answers' length, which a plan does not know.
-        requests_per_second: How many arrive in a second. None takes the plan's timestamps, the
-            earliest for the request that runs first, or one a second if it has none.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks, only some requests have a
-            timestamp, or a prompt has more than 1,048,576 blocks.
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Yield the requests of a plan as a trace in Mooncake's format."""
     planned = checked_plans(planned, corpus)
     checked_integer("block_tokens", block_tokens, 1)
     checked_integer("answer_tokens", answer_tokens)
@@ -228,12 +182,7 @@ class _Prefixes:
         self._numbers: dict[tuple[Hashable, Hashable], int] = {}
 
     def numbered(self, contents: Iterable[Hashable], root: Hashable = None) -> Iterator[int]:
-        """Yield the number of each prefix of a prompt.
-
-        Args:
-            contents: The prompt's blocks.
-            root: Prompts of different roots have no common prefix.
-        """
+        """Yield the number of each prefix of a prompt."""
         prefix = root
         for content in contents:
             number = self._numbers.setdefault((prefix, content), len(self._numbers))

@@ -37,10 +37,7 @@ PlannedPart = tuple[str, BlockId, str | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival.
-
-    A recorded request, read as a plan, has `sent`.
-    """
+    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival."""
 
     request_id: str | int
     parts: tuple[PlannedPart, ...]
@@ -68,18 +65,7 @@ class PlannedRequest:
         *,
         has_marks: bool = False,
     ) -> PlannedRequest:
-        """Return a plan's record.
-
-        Args:
-            plan: The plan.
-            turn: Its turn in the conversation, from 0.
-            after: The id of the request that the history ends with.
-            timestamp_ms: When it arrived, in milliseconds; None if that is not known.
-            has_marks: Whether it was planned for a cache that keeps marked prefixes only.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return a plan's record."""
         checked_kind("plan", plan, Plan, "a Plan")
         checked_integer("turn", turn)
         if after is not None:
@@ -110,14 +96,7 @@ class PlannedRequest:
 
     @classmethod
     def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
-        """Return a recorded request as it was sent, without any plan.
-
-        Args:
-            traced: The request.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return a recorded request as it was sent, without any plan."""
         checked_kind("traced", traced, TraceRequest, "a TraceRequest")
         return cls(
             request_id=traced.request_id,
@@ -160,28 +139,12 @@ class PlannedRequest:
 
 
 def read_plan(path: str) -> list[PlannedRequest]:
-    """Read a plan file.
-
-    Lines may hold `request_id` and `blocks` only; other fields are then empty, and the prompt shows
-    labels that count from 1.
-
-    Args:
-        path: A file's path, or "-" for standard input.
-
-    Raises:
-        InputFileError: A line is broken, continues a request that does not stand before it, or is
-            the 10,001st turn of a conversation.
-    """
+    """Read a plan file."""
     return planned_requests(read_lines(path))
 
 
 def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
-    """Return the requests of a plan file's lines; see `read_plan`.
-
-    Raises:
-        InputFileError: As from `read_plan`.
-        InvalidRequestError: wrong type.
-    """
+    """Return the requests of a plan file's lines; see `read_plan`."""
     planned: list[PlannedRequest] = []
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
     for line in checked_lines(lines):

@@ -41,21 +41,7 @@ def plan_trace(
     conversations: bool = False,
     advance: Callable[[], object] = lambda: None,
 ) -> list[PlannedRequest]:
-    """Plan the requests of a trace.
-
-    Args:
-        trace: The requests in arrival order.
-        planner: Plans them; a fresh one for a fresh cache.
-        mode: "online" plans each request as it arrives, "offline" all of them as one batch.
-        strategy: "reuse", "paper" or "none".
-        conversations: Whether turns stand behind the history of their conversation, each turn
-            answered "OK."; otherwise requests are planned independently.
-        advance: Called once a request, for progress bars.
-
-    Returns:
-        The planned requests in execution order. Offline, the first turns are one batch and each
-        conversation runs to its end behind its first turn.
-    """
+    """Plan the requests of a trace."""
     policy = Policy(strategy, strategy, mode)
     return plan_under(policy, trace, planner, conversations=conversations, advance=advance)
 
@@ -94,20 +80,7 @@ def replayed(
     *,
     conversations: bool = False,
 ) -> Replayed:
-    """Yield the plan of each request of a trace, in execution order.
-
-    Each is answered before the next is planned: the answer that is sent to the generator stands in
-    the history of the conversation's next turn. None is no answer; the conversation ends there.
-
-    Args:
-        policy: How requests are planned.
-        trace: The requests in arrival order.
-        planner: Plans them; a fresh one for a fresh cache. For a batch it is a `ReusePlanner`.
-        conversations: Whether turns stand behind the history of their conversation.
-
-    Raises:
-        InputFileError: A conversation has more than 10,000 turns.
-    """
+    """Yield the plan of each request of a trace, in execution order."""
     histories = _Histories(conversations)
     for traced, turns in _counted(trace, histories):
         if turns > MOST_TURNS:

@@ -17,14 +17,7 @@ TraceMode: TypeAlias = Literal["online", "offline"]
 
 @dataclass(frozen=True, slots=True)
 class ReorderedTrace:
-    """A trace as a baseline reorders it.
-
-    Attributes:
-        requests: The requests as they are sent.
-        planning_ms: Time to reorder a request, in milliseconds; None where the planner orders.
-        wrong: Requests for which the baseline returned other blocks than it was given; they are
-            sent as retrieved.
-    """
+    """A trace as a baseline reorders it."""
 
     requests: Sequence[TraceRequest]
     planning_ms: float | None = None
@@ -37,21 +30,7 @@ Reorder: TypeAlias = Callable[[Sequence[TraceRequest], bool], ReorderedTrace]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to order the requests' blocks.
-
-    Attributes:
-        name: What tables call it.
-        strategy: The planner's strategy.
-        mode: Whether requests are planned as they arrive, or all of them as one batch.
-        is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
-        is_annotated: Whether prompts say how the retriever ranked blocks that were moved, where the
-            planner would.
-        reorder: Reorders the trace before it is planned; None for the planner's own policies.
-        planner_class: Plans the requests.
-        is_marked: Whether prompts carry the planner's marks, where a cache keeps marked prefixes
-            only; else the provider's own default holds.
-        keep_best: Whether the retriever's best block stays in front where blocks are moved.
-    """
+    """One way to order the requests' blocks."""
 
     name: str
     strategy: Strategy
@@ -66,13 +45,7 @@ class Policy:
     def planner(
         self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
     ) -> ReusePlanner:
-        """Return a planner for an engine or a provider whose cache is empty.
-
-        Args:
-            deduplicate: Whether blocks that a conversation shows already are left out.
-            capacity_tokens: What the engine's cache holds; None is unlimited.
-            cache: The cache's rules.
-        """
+        """Return a planner for an engine or a provider whose cache is empty."""
         return self.planner_class(
             annotate=None if self.is_annotated else False,
             labels=self.labels(deduplicate=deduplicate),
@@ -83,11 +56,7 @@ class Policy:
         )
 
     def labels(self, *, deduplicate: bool) -> bool | None:
-        """Return whether its prompts show labels: everywhere, or nowhere, so that all can share.
-
-        Args:
-            deduplicate: Whether later turns of conversations point to labels.
-        """
+        """Return whether its prompts show labels: everywhere, or nowhere, so that all can share."""
         return None if self.strategy == "reuse" else deduplicate
 
 
@@ -103,29 +72,13 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS
 
 
 def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Return policies of which our own keep the retriever's best block in front.
-
-    Args:
-        policies: The policies.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return policies of which our own keep the retriever's best block in front."""
     given = checked_each("policies", policies, Policy, "a Policy")
     return tuple(replace(one, keep_best=one.strategy == "reuse") for one in given)
 
 
 def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
-    """Return the policies that a bill compares: as it is with a provider's default, and with ours.
-
-    Where a cache has no marks, the provider's default is all that there is to prompts as retrieved.
-
-    Args:
-        cache: The cache's rules.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the policies that a bill compares: a provider's default, and ours."""
     checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
     return (TODAY, *ours) if cache.has_marks else ours

@@ -48,22 +48,14 @@ class Tokenizer(Protocol):
 
 
 def checked_plans(planned: object, corpus: object) -> list[PlannedRequest]:
-    """Return the requests of a plan, whose blocks are those of a corpus.
-
-    Raises:
-        InvalidRequestError: wrong type of either.
-    """
+    """Return the requests of a plan, whose blocks are those of a corpus."""
     checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
     words = "a PlannedRequest; read them with read_plan"
     return checked_each("planned", planned, PlannedRequest, words)
 
 
 def checked_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return what counts tokens.
-
-    Raises:
-        InvalidRequestError: it does not.
-    """
+    """Return what counts tokens."""
     is_other = isinstance(tokenizer, (str, type))  # a path has an encode() of its own
     if is_other or not callable(getattr(tokenizer, "encode", None)):
         raise InvalidRequestError(
@@ -74,14 +66,7 @@ def checked_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def said_tokens(request: PlannedRequest) -> int:
-    """Return about how many tokens the words have that a turn adds to its blocks and question.
-
-    Args:
-        request: The turn; its labels and annotations count, as it shows them.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return about how many tokens the words have that a turn adds to its blocks and question."""
     checked_kind("request", request, PlannedRequest, "a PlannedRequest")
     labels = DEFAULT_TEMPLATES.label_tokens * len(request.blocks) if request.is_labelled else 0
     return labels + _annotation_tokens(request)
@@ -102,18 +87,7 @@ def _as_shown(block: ContextBlock, request: PlannedRequest) -> tuple[BlockKey, i
 def prompt_blocks(
     planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
 ) -> Iterator[tuple[list[BlockKey], list[int]]]:
-    """Yield each request's whole prompt as context blocks and their tokens.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' tokens.
-        counts_words: Whether labels and annotations count, each as about as many tokens as it has;
-            a labelled block is another one than without its label.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield each request's whole prompt as context blocks and their tokens."""
     planned = checked_plans(planned, corpus)
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
     continued = Counter(request.after for request in planned)
@@ -143,20 +117,7 @@ def prompt_blocks(
 def prompt_tokens(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
 ) -> Iterator[list[int]]:
-    """Yield each request's whole prompt as token ids.
-
-    Messages are laid out as ChatML (`<|im_start|>role ... <|im_end|>`); other chat templates differ
-    by a few tokens a message. Turns are answered "OK.".
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' texts.
-        tokenizer: Turns text into token ids.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield each request's whole prompt as token ids."""
     planned = checked_plans(planned, corpus)
     checked_tokenizer(tokenizer)
     prompts: dict[str | int, list[int]] = {}
@@ -179,13 +140,7 @@ def prompt_tokens(
 
 
 class CutPrompt(NamedTuple):
-    """A whole prompt, cut as it would be sent to a hosted cache; nothing is marked yet.
-
-    Attributes:
-        pieces: Its pieces.
-        turn_ends: How many pieces there are up to the end of each turn, this one last.
-        block_ends: The same for each block of this turn, behind what stands before the first.
-    """
+    """A whole prompt, cut as it would be sent to a hosted cache; nothing is marked yet."""
 
     pieces: list[PromptPiece]
     turn_ends: list[int]
@@ -195,18 +150,7 @@ class CutPrompt(NamedTuple):
 def prompt_pieces(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
 ) -> Iterator[CutPrompt]:
-    """Yield each request's whole prompt in pieces: system text, blocks, and what is around them.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks.
-        tokenizer: Counts all texts; without it each block counts as its tokens, the system text,
-            labels and annotations as estimated, and questions and answers as none.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield each request's whole prompt in pieces: system text, blocks, and what is around them."""
     planned = checked_plans(planned, corpus)
     if tokenizer is not None:
         checked_tokenizer(tokenizer)
@@ -271,10 +215,7 @@ def _continued(
     request: PlannedRequest,
     continued: Counter[str | int | None],
 ) -> _Prompt:
-    """Return the prompt that a turn continues; forget it if no other turn does, too.
-
-    So a conversation of n turns takes the memory of its longest prompt, not of all.
-    """
+    """Return the prompt that a turn continues; forget it if no other turn does, too."""
     after = request.after
     if after is None or after not in prompts:
         raise InputFileError(
@@ -315,12 +256,7 @@ def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
 
 
 def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
-    """Return the blocks that a plan sends, in order.
-
-    Raises:
-        InputFileError: The corpus lacks one.
-        InvalidRequestError: wrong type.
-    """
+    """Return the blocks that a plan sends, in order."""
     checked_plans([request], corpus)
     return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
 

@@ -16,12 +16,7 @@ from ctxreuse.evaluation.traces.trace_files import Corpus
 
 
 class BilledPrompts(NamedTuple):
-    """The prompts of a trace by what is paid for them.
-
-    Attributes:
-        prompts: Each prompt's tokens, in the order in which they are sent.
-        never_read: Tokens that were written and that no later prompt has read.
-    """
+    """The prompts of a trace by what is paid for them."""
 
     prompts: list[BilledTokens]
     never_read: int
@@ -37,23 +32,7 @@ def billed_prompts(
     is_timed: bool = True,
     advance: Callable[[], object] = lambda: None,
 ) -> BilledPrompts:
-    """Return what is charged for requests that are sent one after the other, each answered first.
-
-    Tenants do not share. Where requests have no timestamps, nothing expires.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: Their blocks.
-        profile: The cache's rules.
-        tokenizer: As in `prompt_pieces`.
-        is_marked: Whether the prompts carry the planner's marks; else the provider's default holds.
-        is_timed: Whether they are sent when they arrived; else all at once.
-        advance: Called once a request, for progress bars.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Return what is charged for requests sent one after the other, each answered first."""
     checked_kind("profile", profile, CacheProfile, "a CacheProfile")
     check_function("advance", advance, "a function")
     marks_end = not is_marked and profile.marks_end

@@ -39,18 +39,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A policy that is to be measured on a trace; `RunResult` is what comes out.
-
-    Attributes:
-        policy: How the requests are planned.
-        trace: The requests in arrival order.
-        deduplicate: Whether blocks that a conversation shows already are left out.
-        capacity_tokens: What the cache holds, which the planner knows; None is unlimited.
-        part: The part of a benchmark that it belongs to.
-        k: Blocks a request at most; None where the trace says.
-        sessions: Conversations at a time; None where the trace says.
-        workers: Worker processes that send prompts to the engine.
-    """
+    """A policy that is to be measured on a trace; `RunResult` is what comes out."""
 
     policy: Policy
     trace: Sequence[TraceRequest]
@@ -76,14 +65,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
-    """What a hosted cache charges for a run, besides the tokens that it serves.
-
-    Attributes:
-        written: Tokens written into it, by time to live.
-        never_read: Of these, tokens that no later prompt has read.
-        pays_from: From how many requests on all so far cost less than they do uncached; None if
-            they never do.
-    """
+    """What a hosted cache charges for a run, besides the tokens that it serves."""
 
     written: Mapping[str, int] = field(default_factory=dict)
     never_read: int = 0
@@ -91,16 +73,7 @@ class RunBill:
 
     @classmethod
     def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
-        """Return the bill of prompts in the order in which they were sent.
-
-        Args:
-            prompts: Their tokens, by what is paid for them.
-            never_read: Tokens that were written and that no later prompt has read.
-            profile: The cache's rules.
-
-        Raises:
-            InvalidRequestError: wrong type, or tokens written for a time to live that it lacks.
-        """
+        """Return the bill of prompts in the order in which they were sent."""
         checked_each("prompts", prompts, BilledTokens, "BilledTokens")
         checked_integer("never_read", never_read)
         checked_kind("profile", profile, CacheProfile, "a CacheProfile")
@@ -120,32 +93,7 @@ _NOT_WRITTEN = ("planned", "notes")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a policy reached, once through the requests.
-
-    Attributes:
-        policy: Its name.
-        strategy: The planner's strategy.
-        mode: "online" or "offline".
-        deduplicated: Whether blocks that a conversation shows already were left out.
-        capacity_tokens: What the cache held, which the planner knew; None is unlimited.
-        planning_ms: Planning time a request, in milliseconds.
-        prompt_tokens: Tokens of each request, in the order in which they ran.
-        cached_tokens: Tokens of each request that the cache served.
-        part: The part of a benchmark that it belongs to.
-        k: Blocks a request at most; None where the trace says.
-        sessions: Conversations at a time; None where the trace says.
-        workers: Worker processes that send prompts to the engine.
-        request_ids: Ids of the answered requests; of a real engine only.
-        first_token_s: Seconds from sending each request to its first token; of a real engine only.
-        scores: Request id, F1 and exact match of each answered question with a known right answer;
-            of a real engine only.
-        failures: Requests that an engine did not answer.
-        word_tokens: About how many tokens the words have that the prompts say besides blocks and
-            questions: labels and annotations.
-        bill: What a hosted cache charges besides; None where an engine has the cache.
-        planned: The plans in execution order; in no file.
-        notes: What a reader has to know of it; in no file.
-    """
+    """What a policy reached, once through the requests."""
 
     policy: str
     strategy: str
@@ -180,20 +128,7 @@ class RunResult:
         notes: Iterable[str] = (),
         **more: Any,
     ) -> Self:
-        """Return the result of a run.
-
-        Args:
-            run: What was measured.
-            reordered: Its trace as it was planned.
-            planned: The plans in execution order.
-            usages: What each of them found in the cache.
-            planning_s: The planner's time for all of them, in seconds.
-            notes: What a reader has to know of it.
-            **more: What only an engine or a hosted cache says.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the result of a run."""
         checked_kind("run", run, Run, "a Run")
         checked_kind("reordered", reordered, ReorderedTrace, "a ReorderedTrace")
         checked_each("planned", planned, PlannedRequest, "a PlannedRequest")
@@ -263,14 +198,7 @@ class RunResult:
         return fmean(exact for *_, exact in self.scores)
 
     def first_token_percentile_s(self, share: float) -> float:
-        """Return a percentile of an engine's times to the first token, in seconds.
-
-        Args:
-            share: Which, from 0 to 100.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range, or the run had no engine.
-        """
+        """Return a percentile of an engine's times to the first token, in seconds."""
         if checked_number("share", share) > 100:
             raise InvalidRequestError(f"share must be at most 100, not {describe(share)}")
         if not self.first_token_s:
@@ -278,11 +206,7 @@ class RunResult:
         return float(np.percentile(self.first_token_s, share))
 
     def only(self, request_ids: Set[str]) -> Self:
-        """Return the part of an engine's result that is about some requests.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the part of an engine's result that is about some requests."""
         checked_kind("request_ids", request_ids, Set, "a set of request ids")
         places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
         parts: dict[str, Any] = {

@@ -32,11 +32,7 @@ from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 
 
 def checked_trace(trace: object) -> list[TraceRequest]:
-    """Return the requests of a trace.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the requests of a trace."""
     return checked_each("trace", trace, TraceRequest, "a TraceRequest; read them with read_trace")
 
 
@@ -47,22 +43,7 @@ def simulate_blocks(
     *,
     counts_words: bool = False,
 ) -> Iterator[CacheUsage]:
-    """Yield each request's usage at block level: a block counts as its `tokens`.
-
-    A later turn's prompt is the prompt of the turn before and its own blocks; questions and answers
-    count as no tokens.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' tokens.
-        cache: Serves the prompts.
-        counts_words: Whether labels and annotations count, too, as about as many tokens as they
-            have; else as none.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield each request's usage at block level: a block counts as its `tokens`."""
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
     prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
@@ -76,20 +57,7 @@ def simulate_tokens(
     cache: PrefixCacheSimulator,
     tokenizer: Tokenizer,
 ) -> Iterator[CacheUsage]:
-    """Yield each request's usage at token level, everything in the prompt counted.
-
-    Tenants do not share.
-
-    Args:
-        planned: The requests in execution order.
-        corpus: The blocks' texts.
-        cache: Serves the prompts.
-        tokenizer: Turns text into token ids.
-
-    Raises:
-        InputFileError: A plan names a block that the corpus lacks.
-        InvalidRequestError: wrong type.
-    """
+    """Yield each request's usage at token level, everything in the prompt counted."""
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, PrefixCacheSimulator, "a PrefixCacheSimulator")
     prompts = prompt_tokens(planned, corpus, tokenizer)
@@ -99,12 +67,7 @@ def simulate_tokens(
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """What a cache of one size served.
-
-    Attributes:
-        capacity_tokens: What it held; None is unlimited.
-        usages: What each request found in it.
-    """
+    """What a cache of one size served."""
 
     capacity_tokens: int | None
     usages: Sequence[CacheUsage]
@@ -116,11 +79,7 @@ class SizeResult:
         usages: Iterator[CacheUsage],
         advance: Callable[[], object] = lambda: None,
     ) -> SizeResult:
-        """Return the result of a run, calling `advance` once a request.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the result of a run, calling `advance` once a request."""
         checked_optional_integer("capacity_tokens", capacity_tokens)
         return cls(capacity_tokens, list(_counted(usages, advance)))
 
@@ -138,11 +97,7 @@ class SizeResult:
 def total_usage(
     usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
 ) -> CacheUsage:
-    """Return the sum of all usages, calling `advance` once a request.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the sum of all usages, calling `advance` once a request."""
     return sum(_counted(usages, advance), CacheUsage())
 
 
@@ -155,12 +110,7 @@ def _counted(usages: Iterable[CacheUsage], advance: Callable[[], object]) -> Ite
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer of a `tokenizer.json` file.
-
-    Raises:
-        MissingExtraError: If `tokenizers` is not installed.
-        InputFileError: It is no such file.
-    """
+    """Return the tokenizer of a `tokenizer.json` file."""
     try:
         from tokenizers import Tokenizer as FileTokenizer
     except ImportError as error:
@@ -180,21 +130,7 @@ Outcome = RunResult
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A trace that is replayed under one policy after the other.
-
-    Conversations are replayed, each turn answered "OK.".
-
-    Attributes:
-        trace: The requests in arrival order.
-        corpus: Their blocks.
-        tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens, and
-            labels and annotations by about as many as they have.
-        advance: Called twice a request and run, for progress bars.
-        cache: The rules of the cache that it is planned for and served from.
-
-    Raises:
-        InvalidRequestError: wrong type, as from all methods here.
-    """
+    """A trace that is replayed under one policy after the other."""
 
     trace: Sequence[TraceRequest]
     corpus: Corpus
@@ -217,25 +153,12 @@ class Replay:
     def run(
         self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
     ) -> RunResult:
-        """Plan the trace, and serve it from a cache.
-
-        Args:
-            policy: How the blocks are ordered.
-            deduplicate: Whether blocks that a conversation shows already are left out.
-            capacity_tokens: What the cache holds; None is unlimited.
-
-        Raises:
-            BatchTooLargeError: The papers' algorithm cannot hold the batch.
-        """
+        """Plan the trace, and serve it from a cache."""
         checked_kind("policy", policy, Policy, "a Policy")
         return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
 
     def measure(self, run: Run) -> RunResult:
-        """Plan a run's own trace, which is of the same corpus, and serve it from a cache.
-
-        Raises:
-            BatchTooLargeError: The papers' algorithm cannot hold the batch.
-        """
+        """Plan a run's own trace, which is of the same corpus, and serve it from a cache."""
         reordered = checked_kind("run", run, Run, "a Run").reordered()
         planner = run.planner(self.cache)
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
@@ -268,12 +191,7 @@ class Replay:
     def served(
         self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
     ) -> list[CacheUsage]:
-        """Return what each request finds in a cache that is empty at first.
-
-        Args:
-            planned: The requests in execution order.
-            capacity_tokens: What the cache holds; None is unlimited.
-        """
+        """Return what each request finds in a cache that is empty at first."""
         if self.tokenizer is None:
             blocks = BlockLevelCache(capacity_tokens)
             served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)

@@ -37,17 +37,7 @@ def estimate_workers(
     *,
     keep_best: bool = False,
 ) -> Iterator[RunResult]:
-    """Yield what several workers reach, each on its own and then with a shared log.
-
-    Args:
-        replay: The trace.
-        capacities: Tokens that the cache holds; None is unlimited.
-        workers: How many there are, from 2.
-        keep_best: As in `Policy`.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Yield what several workers reach, each on its own and then with a shared log."""
     checked_kind("replay", replay, Replay, "a Replay")
     checked_integer("workers", workers, 2)
     sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
@@ -83,20 +73,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
 
 
 class WorkerPlanners:
-    """A planner for each of several workers, to which a load balancer gives the requests in turn.
-
-    The turns of a conversation go to the worker of its first one. Planners that share a log take in
-    what the others have sent before a request only once as many others have come as there are
-    workers: as if each of these were under way at the same time.
-
-    Args:
-        settings: How each of them plans.
-        workers: How many there are.
-        shares: Whether they share a log.
-
-    Attributes:
-        planning_s: Planning time in seconds, without what threads of theirs do meanwhile.
-    """
+    """A planner for each worker; a load balancer gives them the requests in turn."""
 
     def __init__(self, settings: PlannerSettings, workers: int, *, shares: bool) -> None:
         self.planning_s = 0.0

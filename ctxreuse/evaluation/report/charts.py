@@ -58,16 +58,7 @@ _LONGEST_NAME = 32
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of some results.
-
-    Attributes:
-        name: Name of its PNG file and of its place in the page.
-        title: What it shows.
-        words: How to read it.
-        draw: Draws it.
-        is_wide: Whether it needs all the width of a page.
-        hovers: Words that a page shows where the pointer is, by the id of what they are about.
-    """
+    """A chart of some results."""
 
     name: str
     title: str
@@ -77,14 +68,7 @@ class Chart:
     hovers: Mapping[str, str] = field(default_factory=dict)
 
     def figure(self, ink: str = "black") -> Figure:
-        """Return it as a figure.
-
-        Args:
-            ink: The colour of text and lines.
-
-        Raises:
-            MissingExtraError: Matplotlib is not installed.
-        """
+        """Return it as a figure."""
         try:
             from matplotlib import rc_context
             from matplotlib.figure import Figure
@@ -97,11 +81,7 @@ class Chart:
         return figure
 
     def svg(self) -> str:
-        """Return it as SVG for a page, in the page's colours.
-
-        Raises:
-            MissingExtraError: Matplotlib is not installed.
-        """
+        """Return it as SVG for a page, in the page's colours."""
         figure = self.figure(_INK)
         from matplotlib import rc_context
 
@@ -237,14 +217,7 @@ def _shown(results: Results, runs: Sequence[RunResult]) -> list[RunResult]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A policy's line.
-
-    Attributes:
-        run: A run of the policy.
-        style: How it is drawn.
-        xs: Its places.
-        ys: Its values there.
-    """
+    """A policy's line."""
 
     run: RunResult
     style: PolicyStyle
@@ -267,10 +240,7 @@ def _drawn(style: PolicyStyle, run: RunResult) -> dict[str, Any]:
 
 
 def _draw_lines(axes: Axes, lines: Sequence[_Line], **more: Any) -> None:
-    """Draw lines that have something to show, each with its policy's name at its end.
-
-    Lines that coincide have one label, which names all of them.
-    """
+    """Draw lines that have something to show, each with its policy's name at its end."""
     shown = [line for line in lines if line.ys]
     for line in shown:
         axes.plot(line.xs, line.ys, **_drawn(line.style, line.run), **more)
@@ -297,12 +267,7 @@ def _are_one(one: _Line, other: _Line, most: float) -> bool:
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, Sequence[_Line]]]) -> None:
-    """Write names beside the ends of lines, the highest first, none over another.
-
-    Args:
-        axes: Where the lines are.
-        ends: Where each ends, as a share of the height, and the policies that it stands for.
-    """
+    """Write names beside the ends of lines, the highest first, none over another."""
     heights = [_LINE_SHARE * len(lines) for _, lines in ends]
     places: list[float] = []
     top = 1.1

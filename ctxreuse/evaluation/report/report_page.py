@@ -44,12 +44,7 @@ class _Cause:
 
 
 def page(results: Results) -> str:
-    """Return results as an HTML page that holds everything it shows.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        MissingExtraError: jinja2 or matplotlib is not installed.
-    """
+    """Return results as an HTML page that holds everything it shows."""
     _check_results(results)
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
@@ -68,24 +63,12 @@ def page(results: Results) -> str:
 
 
 def write_report(results: Results, path: str | Path) -> None:
-    """Write the page of `page`.
-
-    Raises:
-        InputFileError: The file cannot be written.
-        InvalidRequestError: wrong type.
-        MissingExtraError: jinja2 or matplotlib is not installed.
-    """
+    """Write the page of `page`."""
     write_text(path, page(results))
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:
-    """Write the report's charts as PNG files; return their paths.
-
-    Raises:
-        InputFileError: A file cannot be written.
-        InvalidRequestError: wrong type.
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Write the report's charts as PNG files; return their paths."""
     _check_results(results)
     paths = []
     make_folder(folder)
@@ -104,10 +87,7 @@ def _check_results(results: object) -> None:
 
 
 def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
-    """Yield prompt tokens computed a request, as retrieved and by this package; and planning.
-
-    All are for the cache that the verdict is about, so that they can be compared.
-    """
+    """Yield prompt tokens computed a request, as retrieved and by this package; and planning."""
     size = None if said.saving is None else said.saving.capacity_tokens
     runs = [run for run in results.part() if run.capacity_tokens == size and run.prompt_tokens]
     best = best_of_ours(runs)

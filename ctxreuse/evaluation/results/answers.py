@@ -25,13 +25,7 @@ _THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its confidence interval.
-
-    Attributes:
-        mean: The mean of the scores.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
+    """A mean with its confidence interval."""
 
     mean: float
     low: float
@@ -44,19 +38,7 @@ class Interval:
 
 
 def without_thoughts(text: str) -> str:
-    """Return what a reasoning model answered, without what it thought before.
-
-    Such models think in the answer's text, between `<think>` and `</think>`, where the engine does
-    not part the two (vLLM does with `--reasoning-parser`). The beginning may be missing, because
-    some chat templates have it already.
-
-    Args:
-        text: The model's reply.
-
-    Returns:
-        What stands behind the thought; "" where the thought has no end. A reply without a thought
-        stays as it is.
-    """
+    """Return what a reasoning model answered, without what it thought before."""
     checked_kind("an answer", text, str, "a text")
     _, end, answer = text.rpartition(_THOUGHT_ENDS)
     if end:
@@ -71,49 +53,20 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """Return 1 if an answer is one of the right ones, else 0.
-
-    Args:
-        answer: The model's answer.
-        references: The right answers, at least one.
-
-    Raises:
-        InvalidRequestError: There is no right answer.
-    """
+    """Return 1 if an answer is one of the right ones, else 0."""
     given = normalize_answer(answer)
     return max(float(given == normalize_answer(right)) for right in _checked(references))
 
 
 def answer_contained(answer: str, references: Sequence[str]) -> float:
-    """Return 1 if an answer holds one of the right ones, word by word, else 0.
-
-    Args:
-        answer: The model's answer.
-        references: The right answers, at least one. One without words is held by no answer but one
-            without words.
-
-    Raises:
-        InvalidRequestError: There is no right answer.
-    """
+    """Return 1 if an answer holds one of the right ones, word by word, else 0."""
     given = f" {normalize_answer(answer)} "
     known = [f" {normalize_answer(right)} " for right in _checked(references)]
     return max(float(right in given if right.strip() else right == given) for right in known)
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
-    """Return the F1 of an answer's words against the closest right answer.
-
-    Args:
-        answer: The model's answer.
-        references: The right answers, at least one.
-
-    Returns:
-        The harmonic mean of the share of the answer's words that are right and the share of the
-        right words that it has, from 0 to 1. No words at all match no words only.
-
-    Raises:
-        InvalidRequestError: There is no right answer.
-    """
+    """Return the F1 of an answer's words against the closest right answer."""
     given = normalize_answer(answer).split()
     return max(_f1(given, normalize_answer(right).split()) for right in _checked(references))
 
@@ -121,19 +74,7 @@ def token_f1(answer: str, references: Sequence[str]) -> float:
 def bootstrap_interval(
     scores: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Return the mean of some scores with a percentile bootstrap interval.
-
-    For two policies on the same questions, pass the differences of their scores.
-
-    Args:
-        scores: One number a question, at least one.
-        confidence: How often such an interval holds the true mean, between 0 and 1.
-        resamples: The number of samples to draw.
-        seed: Seed of the random numbers; the same seed gives the same interval.
-
-    Raises:
-        InvalidRequestError: There are no scores, or a number is out of range.
-    """
+    """Return the mean of some scores with a percentile bootstrap interval."""
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -20,18 +20,7 @@ _ALIKE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class BillRow:
-    """What one way to send the requests costs.
-
-    Attributes:
-        policy: Its name.
-        deduplicated: Whether blocks that a conversation shows already are left out.
-        tokens: The prompts' tokens, by what is paid for them.
-        bill: How much of what was written is never read, and from when on it pays.
-        to_uncached: What the prompts cost, as a multiple of the same prompts as retrieved, none of
-            them cached.
-        money: What a thousand requests cost, answers included if their tokens and price are known;
-            None without prices.
-    """
+    """What one way to send the requests costs."""
 
     policy: str
     deduplicated: bool
@@ -48,18 +37,7 @@ class BillRow:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The bill of a trace.
-
-    Attributes:
-        cache: The rules of the cache.
-        base: The policy that the others are compared with: as it is sent today.
-        requests: The number of requests.
-        rows: One a way to send them, in the order in which they were measured.
-        median_tokens: The median length of the prompts as retrieved.
-        long_enough: How many of these prompts reach the shortest length that is kept.
-        prices: What tokens cost; None where nobody said.
-        output_tokens: Tokens of all answers; None if they are not known.
-    """
+    """The bill of a trace."""
 
     cache: CacheProfile
     base: str

@@ -20,19 +20,7 @@ _NEEDED = ("input", "cached_input", "currency", "date", "source")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of tokens; nothing here knows any, because they change.
-
-    Attributes:
-        input: Price of a million prompt tokens that are computed.
-        cached_input: Price of a million prompt tokens that the cache serves.
-        currency: What the prices are in, such as "USD".
-        date: The day for which they hold.
-        source: Where they are from.
-        output: Price of a million tokens of answers; None if it is not known.
-        written_input: Price of a million prompt tokens that are written into the cache, by time to
-            live.
-        derived: Which of them the source does not say: they follow from the cache's factors.
-    """
+    """Prices of tokens; nothing here knows any, because they change."""
 
     input: float
     cached_input: float
@@ -45,16 +33,7 @@ class Prices:
 
     @classmethod
     def read(cls, path: FilePath, cache: CacheProfile = VLLM) -> Self:
-        """Read a JSON object with these fields.
-
-        Args:
-            path: The file.
-            cache: The rules of the cache. Of a hosted one, prices for reading and writing that are
-                missing follow from that of the input.
-
-        Raises:
-            InputFileError: It cannot be read, or a field is missing or no price.
-        """
+        """Read a JSON object with these fields."""
         try:
             value = json.loads(read_whole(path))
         except (ValueError, RecursionError) as error:
@@ -63,16 +42,7 @@ class Prices:
 
     @classmethod
     def of(cls, place: str, value: Any, cache: CacheProfile = VLLM) -> Self:
-        """Return the prices of a JSON object.
-
-        Args:
-            place: Where it stands, for errors.
-            value: The object.
-            cache: As in `read`.
-
-        Raises:
-            InputFileError: A field is missing or no price.
-        """
+        """Return the prices of a JSON object."""
         stored = read.stored_object(place, value)
         derived = list(stored.get("derived", read.each(read.text), []))
         if cache.is_hosted and "input" in stored.fields and "cached_input" not in stored.fields:
@@ -115,12 +85,7 @@ class Prices:
         }
 
     def money(self, tokens: BilledTokens, output_tokens: int = 0) -> float:
-        """Return what prompts and their answers cost.
-
-        Args:
-            tokens: The prompts' tokens.
-            output_tokens: The answers'; without a price for them they cost nothing here.
-        """
+        """Return what prompts and their answers cost."""
         paid = tokens.uncached * self.input + tokens.read * self.cached_input
         for life, number in tokens.written.items():
             paid += number * self.written_input[life]

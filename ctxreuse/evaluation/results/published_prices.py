@@ -23,20 +23,7 @@ _WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
 
 
 def published_prices(model: str, day: date, cache: CacheProfile = VLLM) -> Prices:
-    """Return a model's prices on a day, as the installed release of genai-prices knows them.
-
-    Where a price depends on the length of the prompt, it is that of the shortest.
-
-    Args:
-        model: The model's name.
-        day: The day; what has changed since the release is not known.
-        cache: The rules of the cache, which also say whose model it is.
-
-    Raises:
-        InputFileError: It knows no such model, or not what reading from the cache costs.
-        InvalidRequestError: wrong type.
-        MissingExtraError: genai-prices is not installed.
-    """
+    """Return a model's prices on a day, as the installed release of genai-prices knows them."""
     checked_kind("model", model, str, "a string")
     checked_kind("day", day, date, "a date")
     try:

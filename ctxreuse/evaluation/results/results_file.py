@@ -72,16 +72,7 @@ Run = RunResult
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A request of which tokens were computed again, and why; see `ctxreuse explain`.
-
-    Attributes:
-        request_id: Its id.
-        cause: What decided it.
-        lost_tokens: Tokens that are computed again.
-        words: All this as a sentence, with ids.
-        question: What it asked; empty if that is not known.
-        place: Where it parts from the closest earlier prompt, with questions and titles.
-    """
+    """A request of which tokens were computed again, and why; see `ctxreuse explain`."""
 
     request_id: str
     cause: str
@@ -102,37 +93,7 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that was measured.
-
-    Attributes:
-        title: Name of what was measured.
-        level: "blocks", where a block counts as its tokens, or "tokens", for whole prompts.
-        trace: Summary of the trace.
-        runs: Each policy with each cache; as retrieved first.
-        tree: The prompts of this package's online order, as a prefix tree: its top levels.
-        misses: The requests that lost most with it.
-        bounds: For numbers of blocks a request: the share of the block tokens that had been sent
-            before.
-        settings: How it was measured, in words.
-        notes: What a reader has to know.
-        version: The measuring package's version.
-        cache_tokens: What the cache holds that the verdict is about; None is unlimited.
-        prefill_tokens_per_s: Prompt tokens that the engine computes in a second, for the verdict;
-            None where nobody said.
-        prices: What tokens cost, for the verdict and the bill; None where nobody said.
-        command: The command that measured; empty where none did.
-        date: The day on which it was measured, such as "2026-11-25"; empty if that is not known.
-        python: The version of Python that measured; empty if that is not known.
-        causes: Why its requests hit or miss, the cause that lost most first.
-        cache: The rules of the cache that the requests were planned for and served from.
-        output_tokens: Tokens of all answers; None where the trace does not say.
-        different_fronts: In how many prompts something stands before the documents that differs,
-            where that is so of nearly all; else None.
-        outside_runs: How many requests were retrieved outside of a framework's runs, whose models
-            do not know their documents unless they are put in with `format_context`.
-        keep_best: Whether the retriever's best block stayed in front where this package's policies
-            moved blocks.
-    """
+    """Everything that was measured."""
 
     title: str
     level: str
@@ -171,22 +132,7 @@ class Results:
         cache: CacheProfile = VLLM,
         **more: Any,
     ) -> Self:
-        """Return results, with the tree and the misses of one policy's prompts.
-
-        Args:
-            title: Name of what was measured.
-            level: "blocks" or "tokens".
-            trace: Summary of the trace.
-            runs: What was measured; without their plans, which files do not hold.
-            shown: The policy's plans.
-            corpus: The blocks.
-            titles: The blocks' titles, as far as they have any.
-            cache: The rules of the cache.
-            **more: Further attributes.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return results, with the tree and the misses of one policy's prompts."""
         checked_kind("trace", trace, TraceSummary, "a TraceSummary")
         measured = checked_each("runs", runs, RunResult, "a RunResult")
         plans = checked_plans(shown, corpus)
@@ -210,11 +156,7 @@ class Results:
         return [run for run in self.runs if run.part == name]
 
     def write(self, path: str | Path) -> None:
-        """Write them as JSON.
-
-        Raises:
-            InputFileError: The file cannot be written.
-        """
+        """Write them as JSON."""
         values = asdict(replace(self, runs=(), prices=None))
         values["runs"] = [run.as_json() for run in self.runs]
         values["prices"] = None if self.prices is None else self.prices.as_json()
@@ -225,11 +167,7 @@ class Results:
         write_text(path, json.dumps({"format": read.FORMAT, **values}) + "\n")
 
     def write_csv(self, path: str | Path) -> None:
-        """Write one line a run.
-
-        Raises:
-            InputFileError: The file cannot be written.
-        """
+        """Write one line a run."""
         table = io.StringIO()
         writer = csv.DictWriter(table, [name for name, _ in _columns(_NO_RUN)])
         writer.writeheader()
@@ -238,11 +176,7 @@ class Results:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file of `write`.
-
-        Raises:
-            InputFileError: The file holds no results.
-        """
+        """Read a file of `write`."""
         stored = read.read_stored(path)
         cache = stored.get("cache", read.cache) if "cache" in stored.fields else VLLM
         return cls(
@@ -306,13 +240,7 @@ def _cause_totals(explained: Sequence[Explanation]) -> tuple[CauseTotal, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What people know requests and blocks by.
-
-    Attributes:
-        questions: Of requests, by their ids.
-        corpus: The blocks.
-        titles: The blocks' titles, as far as they have any.
-    """
+    """What people know requests and blocks by."""
 
     questions: Mapping[str | int, str]
     corpus: Corpus
@@ -389,34 +317,7 @@ def measure_savings(
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
-    """Replay a trace under every policy, with an unlimited cache and smaller ones.
-
-    Of a hosted cache nobody chooses the size; there, each policy has one bill.
-
-    Args:
-        trace: A trace, or a folder that holds a recording.
-        corpus: Its blocks; None is `corpus.jsonl` beside the trace.
-        capacities: Tokens that the smaller caches hold, the first of which the verdict is about;
-            where empty, sizes that suit the trace, and the verdict is about an unlimited cache.
-        tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
-        workers: Also measure this many worker processes that use one engine, each with a planner
-            of its own and with a shared log.
-        prefill_rate: Prompt tokens that the engine computes in a second, for the verdict; None is
-            a usual rate.
-        prices: What tokens cost, for the verdict and the bill; None says nothing of money.
-        cache: The rules of the cache, as `cache_profile` reads them.
-        independent: Whether turns of conversations are taken as independent requests.
-        keep_best: Whether the retriever's best block stays in front where our policies move blocks.
-        for_report: Whether to measure what only a report shows, too: several numbers of blocks a
-            request, and which requests lost most.
-        progress: Is told how far it is.
-
-    Raises:
-        InputFileError: A file is missing or broken.
-        InvalidRequestError: wrong type or out of range, or said of a hosted cache what only an
-            engine's has.
-        MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
-    """
+    """Replay a trace under every policy, with an unlimited cache and smaller ones."""
     check_function("progress", progress, "a function")
     profile = cache_profile(cache)
     smaller = checked_list("capacities", capacities, "a list of tokens")

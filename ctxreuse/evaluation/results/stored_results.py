@@ -40,27 +40,14 @@ class Stored:
     fields: dict[str, Any]
 
     def get(self, name: str, check: Check[_Value], default: Any = ...) -> _Value:
-        """Return a field's value.
-
-        Args:
-            name: The field.
-            check: Checks it.
-            default: What a missing field stands for; without one it is an error.
-
-        Raises:
-            InputFileError: The field is missing, or not what it must be.
-        """
+        """Return a field's value."""
         if name not in self.fields and default is ...:
             raise InputFileError(f"{self.place}: {name} is missing; write the results again")
         return check(f"{self.place}: {name}", self.fields.get(name, default))
 
 
 def read_stored(path: FilePath) -> Stored:
-    """Return the JSON object of a results file.
-
-    Raises:
-        InputFileError: It cannot be read, or holds no results in this format.
-    """
+    """Return the JSON object of a results file."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     text = read_whole(path)
     try:

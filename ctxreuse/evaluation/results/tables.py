@@ -22,12 +22,7 @@ from ctxreuse.evaluation.results.verdict import amount, verdict
 
 
 class PolicyStyle(NamedTuple):
-    """How a chart shows a policy: no two alike in colour, and none in line.
-
-    Attributes:
-        colour: It stands out on white and on black.
-        dashes: Lengths of dashes and gaps, in widths of the line; empty for a whole line.
-    """
+    """How a chart shows a policy: no two alike in colour, and none in line."""
 
     colour: str
     dashes: tuple[float, ...] = ()
@@ -74,14 +69,7 @@ class Bad(str):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: What it shows; a table without a title has no frame.
-        head: Names of the columns.
-        rows: A cell a column; a row of one cell is a heading.
-        is_text: Whether the cells are words, which are aligned to the left and may be long.
-    """
+    """A table."""
 
     title: str
     head: tuple[str, ...]
@@ -174,14 +162,7 @@ def _run_json(run: RunResult) -> dict[str, Any]:
 def explanation_output(
     explained: Sequence[ExplainedRequest], worst: int, *, with_reason: bool = False
 ) -> Iterator[Table]:
-    """Yield the causes, and the requests that lost most, as tables.
-
-    Args:
-        explained: The requests.
-        worst: How many of them are listed.
-        with_reason: Whether causes are told in the words of providers, too, beside what the
-            provider says.
-    """
+    """Yield the causes, and the requests that lost most, as tables."""
     by_cause: dict[tuple[str, ...], list[int]] = {}
     for explanation in (one.explanation for one in explained):
         names = (explanation.cause, *([explanation.reason or "-"] if with_reason else []))
@@ -249,12 +230,7 @@ def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
 
 
 def comparison(old: Results, new: Results) -> Iterator[Shown]:
-    """Yield what has changed between two results of the same benchmark.
-
-    Args:
-        old: Earlier results.
-        new: Those of now.
-    """
+    """Yield what has changed between two results of the same benchmark."""
     yield f"compared with ctxreuse {old.version}, {old.title}"
     before_settings = dict(_settings(old))
     for name, value in _settings(new):
@@ -316,10 +292,7 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def bill_table(bill: Bill) -> Table:
-    """Return a bill as a table: tokens a request by what is paid for them, and what that comes to.
-
-    Where writing costs nothing extra, there is nothing about it.
-    """
+    """Return a bill as a table: tokens a request by price class, and the sum."""
     prices, requests = bill.prices, max(1, bill.requests)
 
     def tokens(number: int) -> str:
@@ -363,11 +336,7 @@ def bill_lines(bill: Bill) -> Iterator[str]:
 
 
 def demo_tables(runs: _Runs) -> Iterator[Table]:
-    """Yield hit ratios, prefilled tokens and planning time of all policies: a table a cache size.
-
-    Args:
-        runs: Without and with de-duplication, each with the same cache sizes; as retrieved first.
-    """
+    """Yield hit ratios, prefilled tokens and planning time: a table a cache size."""
     for size in _sizes(runs):
         yield _by_cache_size(
             f"What {_cache(size)} serves",
@@ -402,11 +371,7 @@ def _by_cache_size(
     *,
     names_sizes: bool = False,
 ) -> Table:
-    """Return a table with a row for each policy and cache size, grouped by size.
-
-    The runs are policies with and without de-duplication, each with the same cache sizes; as
-    retrieved first.
-    """
+    """Return a table with a row for each policy and cache size, grouped by size."""
     table: list[tuple[str, ...]] = []
     for size in _sizes(runs):
         of_size = [run for run in runs if run.capacity_tokens == size]
@@ -463,12 +428,7 @@ def _grid(title: str, runs: _Runs, column: Callable[[RunResult], str]) -> Table:
 
 
 def _ablations(runs: _Runs, policies: _Runs) -> Table:
-    """Return what each idea is worth.
-
-    Args:
-        runs: The policies, whole and with one idea less.
-        policies: Those of the comparison; as retrieved first.
-    """
+    """Return what each idea is worth."""
     base = {run.capacity_tokens: run for run in reversed(policies)}
     rows: list[tuple[str, ...]] = []
     for size in _sizes(runs):
@@ -479,10 +439,7 @@ def _ablations(runs: _Runs, policies: _Runs) -> Table:
 
 
 def _engine(title: str, runs: _Runs) -> Iterator[Table]:
-    """Yield what a server reported, and how good its answers are.
-
-    Each row is about the requests that the first run answered, too.
-    """
+    """Yield what a server reported, and how good its answers are."""
     base = runs[0]
 
     def table(

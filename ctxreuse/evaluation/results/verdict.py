@@ -48,23 +48,7 @@ _THOUSAND = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a policy saves against prompts as they were retrieved, for one cache.
-
-    Attributes:
-        policy: The policy's name.
-        mode: "online" or "offline".
-        deduplicated: Whether blocks that a conversation shows already are left out.
-        workers: Worker processes that send prompts to the engine.
-        capacity_tokens: Tokens that the cache holds; None is unlimited, or an engine's own.
-        requests: The number of requests.
-        before: Their prompt tokens as retrieved; for a hosted cache that keeps marks, as they are
-            sent today.
-        after: Their prompt tokens under the policy.
-        cache: The cache, which says what each of these tokens costs; an engine's costs what is
-            computed.
-        word_tokens: About how many tokens the words have that the policy adds: labels and
-            annotations. What is computed or paid for holds them already.
-    """
+    """What a policy saves against prompts as they were retrieved, for one cache."""
 
     policy: str
     mode: str
@@ -114,17 +98,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsVerdict:
-    """What results come to; text, JSON and pages show the same.
-
-    Attributes:
-        sentence: It in words.
-        next_step: What to do.
-        also: What else a reader should know: other cache sizes, other ways to plan.
-        saving: What the sentence is about; None where there was nothing to compare.
-        is_gain: Whether there is something to gain.
-        prefill_tokens_per_s: The speed that seconds are from; None where none is known.
-        prices: The prices that money is from; None where none were given.
-    """
+    """What results come to; text, JSON and pages show the same."""
 
     sentence: str
     next_step: str
@@ -182,14 +156,7 @@ class SavingsVerdict:
 
 
 def verdict(results: Results) -> SavingsVerdict:
-    """Return what results come to.
-
-    It is about this package's online order with the cache that was asked for, else an unlimited
-    one; about the batch where only that saves; and about several workers where they were measured.
-
-    Args:
-        results: What was measured.
-    """
+    """Return what results come to."""
     found = _of_order(results)
     recurs = results.trace.reuse_bound >= LEAST_SHARE
     if results.different_fronts is None or found.saving is None or not recurs:

@@ -31,16 +31,7 @@ class JsonLine:
         raise InputFileError(f"{self.place}: {problem}")
 
     def get(self, name: str, kinds: tuple[type, ...], default: Any = ...) -> Any:
-        """Return a field's value.
-
-        Args:
-            name: The field.
-            kinds: The types that it may have; `bool` does not count as `int`.
-            default: The value of a missing or null field; without one it is an error.
-
-        Raises:
-            InputFileError: The field is missing or of another type.
-        """
+        """Return a field's value."""
         value = self.fields.get(name)
         if value is None and default is not ...:
             return default
@@ -88,15 +79,7 @@ class JsonLine:
 
 
 def read_lines(path: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of a file, one a line; blank lines are skipped.
-
-    Args:
-        path: A file's path, or "-" for standard input.
-
-    Raises:
-        InvalidRequestError: wrong type.
-        InputFileError: It cannot be read, or a line is no JSON object.
-    """
+    """Yield the JSON objects of a file, one a line; blank lines are skipped."""
     checked_kind("path", path, (str, os.PathLike), 'a path, or "-"')
     name = "standard input" if path == STANDARD_STREAM else path
     with file_errors(name, "read"):
@@ -107,26 +90,14 @@ def read_lines(path: str) -> Iterator[JsonLine]:
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of an open file, one a line.
-
-    Args:
-        stream: The lines; blank ones are skipped.
-        name: The file's name in errors.
-
-    Raises:
-        InputFileError: A line is no JSON object.
-    """
+    """Yield the JSON objects of an open file, one a line."""
     for number, line in enumerate(stream, start=1):
         if line.strip():
             yield JsonLine(f"{name}:{number}", _parse(f"{name}:{number}", line))
 
 
 def checked_lines(lines: object) -> Iterator[JsonLine]:
-    """Yield the lines of a file, one by one.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Yield the lines of a file, one by one."""
     for line in checked_kind("lines", lines, Iterable, "an iterator of JsonLine"):
         yield checked_kind("each of lines", line, JsonLine, "a JsonLine; read them with read_lines")
 
@@ -147,15 +118,7 @@ def _parse(place: str, line: bytes) -> Mapping[str, Any]:
 
 
 def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON objects, one a line: all of them, or none if anything fails.
-
-    Args:
-        path: A file's path, replaced if it exists; or "-" for standard output.
-        objects: What to write.
-
-    Raises:
-        InputFileError: The file cannot be written.
-    """
+    """Write JSON objects, one a line: all of them, or none if anything fails."""
     text = "".join(json.dumps(entry) + "\n" for entry in objects)
     if path == STANDARD_STREAM:
         with file_errors("standard output", "written"):

@@ -79,40 +79,7 @@ class _Written:
 
 
 class TraceRecorder(OnePerProcess):
-    """Writes requests into a folder as they come; safe for the threads of one process.
-
-    Nothing is changed on its way, and an error here never fails a request: it is logged once and
-    counted in `faults`.
-
-    It remembers 500,000 blocks that it has written, and the turns of 10,000 conversations; the
-    tenant that has most loses its oldest. A block that was forgotten is written again, behind its
-    id the digest of its text, and so are all new ones from then on.
-
-    Args:
-        folder: Where to write `corpus.jsonl` and `trace.jsonl`, and `answers.jsonl` where there are
-            answers of models; made if it is not there. Only its owner may read the files. A process
-            that is forked later writes files of its own, in `forked-1`, `forked-2`, ... in there,
-            from its first request on.
-        hash_only: Whether to store no text: no document, no question, no system message, and no
-            name of a block, a conversation or a tenant.
-        token_counter: As for `ReusePlanner`; a text is counted once for each tenant.
-        clock: Seconds that only run forward; a line's `timestamp` is the milliseconds since the
-            recording began.
-
-    Raises:
-        InputFileError: The folder cannot be written, or holds a recording already.
-
-    Attributes:
-        requests: The number of requests written.
-        sources: How many of them came from where.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, TraceRecorder(folder) as recorder:
-        ...     _ = recorder.record([ContextBlock(id=7, text="The Seine.")], "Which river?")
-        ...     print(Path(folder, "trace.jsonl").read_text().rstrip())
-        {"request_id": 1, "query": "Which river?", "timestamp": ..., "blocks": [7]}
-    """
+    """Writes requests into a folder as they come; safe for the threads of one process."""
 
     def __init__(
         self,
@@ -191,21 +158,7 @@ class TraceRecorder(OnePerProcess):
         marks: Sequence[int] | None = None,
         in_run: bool | None = None,
     ) -> int | None:
-        """Write a request; return its id in the trace, or None if it could not be written.
-
-        Args:
-            blocks: Its blocks, in the order in which they are sent.
-            query: The question.
-            system: The system message's text.
-            conversation_id: Names the conversation, within the tenant; its turns are counted.
-            tenant: The tenant that the request belongs to.
-            titles: What people know the blocks by, in the same order; "" if a block has no title.
-            source: What retrieved or sent it, in words; counted in `sources`.
-            sent: How it was sent, besides its documents; None if that is not known.
-            marks: After how many of its blocks a mark stands, ascending; 0 is behind the system
-                text. None if that is not known.
-            in_run: Whether they were retrieved in a framework's run; None if that is not known.
-        """
+        """Write a request; return its id in the trace, or None if it could not be written."""
         return self._failing.attempt(
             lambda: self._write(
                 ContextRequest(
@@ -219,33 +172,15 @@ class TraceRecorder(OnePerProcess):
         )
 
     def record_answer(self, request_id: int, response: object) -> None:
-        """Write what the answer to a request says of tokens and caches; nothing if it says nothing.
-
-        Args:
-            request_id: The request, as `record` returned it.
-            response: The answer; its text is not recorded.
-        """
+        """Write what the answer to a request says of tokens and caches, if anything."""
         self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
 
     def record_front(self, request_id: int, front: str) -> None:
-        """Write what the prompt of a request begins with, as a salted hash and its tokens.
-
-        Args:
-            request_id: The request, as `record` returned it.
-            front: The text before its first document.
-        """
+        """Write what the prompt of a request begins with, as a salted hash and its tokens."""
         self._failing.attempt(lambda: self._write_front(request_id, front), lambda: None)
 
     def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
-        """Read a request to a model as it is recorded; None if there is no question of a user.
-
-        Args:
-            messages: Its messages, or the input of OpenAI's responses.
-            fields: Its other fields.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Read a request to a model as it is recorded; None if there is no question of a user."""
         return read_call(
             messages,
             fields,
@@ -300,11 +235,7 @@ class TraceRecorder(OnePerProcess):
         source: str,
         beside: Mapping[str, Any],
     ) -> int:
-        """Write a request, return its id; texts are hashed and counted before, which may take time.
-
-        All that the tenant has not recorded itself is counted: how long that takes must not tell
-        what other tenants have.
-        """
+        """Write a request and return its id; hashes and counts its texts first."""
         arrived_ms = round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
         blocks = request.unique_blocks
         title_of = {
@@ -334,15 +265,7 @@ class TraceRecorder(OnePerProcess):
         title_of: Mapping[BlockKey, str],
         told: Mapping[str, Any],
     ) -> None:
-        """Append a request, and before it the blocks that the corpus lacks; the lock is held.
-
-        Args:
-            request: The request.
-            known: The names of its blocks, as far as they are remembered for its tenant.
-            measured: What is known of the others.
-            title_of: The blocks' titles, as far as they have any.
-            told: Further fields of the line.
-        """
+        """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
         if not self._files and not self._is_closed:
             self._open()
         corpus, trace = self._files
@@ -509,17 +432,7 @@ ReadContext: TypeAlias = Callable[[str], SentContext]
 
 
 def paragraphs(text: str) -> SentContext:
-    r"""Read a message whose documents stand before the question, with empty lines between.
-
-    A number or label before a paragraph names its position and is not part of it.
-
-    Args:
-        text: The message's text.
-
-    Example:
-        >>> paragraphs("[1] The Seine flows through Paris.\n\nWhich river?").blocks
-        ['The Seine flows through Paris.']
-    """
+    r"""Read a message whose documents stand before the question, with empty lines between."""
     checked_kind("text", text, str, "a text")
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     blocks = [_LABEL.sub("", part, count=1) if _LABEL.match(part) else part for part in parts[:-1]]
@@ -534,15 +447,7 @@ class ConversationNames:
         self._lock = ForkSafeLock()
 
     def of(self, beginning: str, *, is_first: bool) -> str:
-        """Return the name of the latest conversation that began so, or of a new one.
-
-        Args:
-            beginning: What all its prompts begin with.
-            is_first: Whether this is its first turn.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the name of the latest conversation that began so, or of a new one."""
         digest = text_digest(checked_kind("beginning", beginning, str, "a string")).hex()
         checked_kind("is_first", is_first, bool, "True or False")
         with self._lock:
@@ -556,14 +461,7 @@ _LONGEST_TITLE = 200
 
 
 def document_title(metadata: Mapping[str, Any]) -> str:
-    """Return what people know a document by, as its metadata says; empty if it does not.
-
-    Args:
-        metadata: A framework's, of a document or a node.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return what people know a document by, as its metadata says; empty if it does not."""
     checked_kind("metadata", metadata, Mapping, "a mapping")
     titles = (metadata.get(name) for name in _TITLES)
     title = next((one for one in titles if one and isinstance(one, str)), "")
@@ -571,16 +469,7 @@ def document_title(metadata: Mapping[str, Any]) -> str:
 
 
 class PromptRecorder:
-    """Records chat prompts: their system message, and the blocks of their last user message.
-
-    A prompt with earlier turns belongs to the latest conversation that began with the same
-    messages; one without begins a conversation, even if another began with the same.
-
-    Args:
-        recorder: Writes them.
-        read_context: Reads the blocks from a user message; see `paragraphs`.
-        source: What sends them, in words.
-    """
+    """Records chat prompts: their system message, and the blocks of their last user message."""
 
     def __init__(
         self,
@@ -595,12 +484,7 @@ class PromptRecorder:
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
     def note(self, messages: Any, fields: Mapping[str, Any] | None = None) -> int | None:
-        """Record a prompt, return its id in the trace; skip anything else.
-
-        Args:
-            messages: Its messages, or the input of OpenAI's responses.
-            fields: The other fields of the request, such as `system`, `tools` and `model`.
-        """
+        """Record a prompt, return its id in the trace; skip anything else."""
         return self._failing.attempt(lambda: self._record(messages, fields or {}), lambda: None)
 
     def answered(self, request_id: int | None, response: object) -> None:
@@ -648,20 +532,7 @@ def _marks(call: ReadCall, context: SentContext) -> list[int]:
 def record_client(
     client: Any, recorder: TraceRecorder, read_context: ReadContext = paragraphs
 ) -> Any:
-    """Make an OpenAI or Anthropic client record the prompts that it sends.
-
-    Args:
-        client: An `openai.OpenAI` or `openai.AsyncOpenAI`, or an `anthropic.Anthropic` or
-            `anthropic.AsyncAnthropic`, that has not been used.
-        recorder: Writes them.
-        read_context: Reads the blocks from a user message.
-
-    Returns:
-        The client itself.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Make an OpenAI or Anthropic client record the prompts that it sends."""
     completions = getattr(getattr(client, "chat", None), "completions", None)
     messages = getattr(client, "messages", None)
     if completions is None and messages is None:
@@ -686,15 +557,7 @@ def record_client(
 
 @contextmanager
 def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> Iterator[None]:
-    """Record the prompts of all OpenAI clients that are made inside: chat completions, responses.
-
-    Args:
-        recorder: Writes them.
-        read_context: Reads the blocks from a user message.
-
-    Raises:
-        MissingExtraError: If `openai` is not installed.
-    """
+    """Record the prompts of all OpenAI clients made inside: chat completions, responses."""
     try:
         from openai.resources.chat.completions import AsyncCompletions, Completions
         from openai.resources.responses import AsyncResponses, Responses
@@ -709,15 +572,7 @@ def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -
 def recording_anthropic(
     recorder: TraceRecorder, read_context: ReadContext = paragraphs
 ) -> Iterator[None]:
-    """Record the prompts of all Anthropic clients that are made inside.
-
-    Args:
-        recorder: Writes them.
-        read_context: Reads the blocks from a user message.
-
-    Raises:
-        MissingExtraError: If `anthropic` is not installed.
-    """
+    """Record the prompts of all Anthropic clients that are made inside."""
     try:
         from anthropic.resources.messages import AsyncMessages, Messages
     except ImportError as error:

@@ -18,16 +18,7 @@ from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, re
 def read_recording(
     trace: str, corpus: str | None = None
 ) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
-    """Read a trace and its blocks.
-
-    Args:
-        trace: A trace, or a folder that holds a recording.
-        corpus: Its blocks; None is `corpus.jsonl` beside the trace.
-
-    Raises:
-        InputFileError: A file is missing or broken.
-        InvalidRequestError: wrong type.
-    """
+    """Read a trace and its blocks."""
     checked_kind("trace", trace, (str, os.PathLike), "a path")
     path = Path(trace)
     with file_errors(trace, "read"):

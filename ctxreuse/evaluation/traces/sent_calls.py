@@ -30,18 +30,7 @@ _NO_MARKS: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SentCall:
-    """How a request was sent, besides its documents.
-
-    Attributes:
-        model: The model; "" where that is not known.
-        key: What stands for the key that routes it to a cache; "" without one.
-        tools: A name for each tool, in order; equal names are equal tools.
-        tool_tokens: The tokens of the tools.
-        system_tokens: The tokens of the system text; None is not known.
-        history: How many messages it has besides the system's and the last one of the user.
-        history_tokens: Their tokens.
-        marks: How many marks stand in each of `MARKED_PLACES`; places without any are left out.
-    """
+    """How a request was sent, besides its documents."""
 
     model: str = ""
     key: str = ""
@@ -66,12 +55,7 @@ class SentCall:
 
 
 def sent_call_of(line: JsonLine) -> SentCall | None:
-    """Return what a trace line says in its field `sent`; None without it.
-
-    Raises:
-        InputFileError: The field, or one in it, is of another type.
-        InvalidRequestError: wrong type.
-    """
+    """Return what a trace line says in its field `sent`; None without it."""
     checked_kind("line", line, JsonLine, "a JsonLine; read them with read_lines")
     fields = line.get("sent", (dict,), None)
     if fields is None:
@@ -100,14 +84,7 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
 
 
 class ReadCall(NamedTuple):
-    """A request to a model as it is recorded.
-
-    Attributes:
-        system: The system text.
-        questions: The messages of the user.
-        marked_ends: For each mark in the last of them: the text up to there.
-        sent: The rest.
-    """
+    """A request to a model as it is recorded."""
 
     system: str
     questions: Sequence[Mapping[str, Any]]
@@ -123,18 +100,7 @@ def read_call(
     *,
     hash_only: bool = False,
 ) -> ReadCall | None:
-    """Read the fields of a request in OpenAI's or Anthropic's protocols; None if there is no turn.
-
-    Args:
-        messages: The messages, or the input of OpenAI's responses.
-        fields: The other fields: `system`, `instructions`, `tools`, `model`, `prompt_cache_key`.
-        count_tokens: Counts a text's tokens.
-        digest: Returns what stands for a text that is not to be recorded.
-        hash_only: Whether models and tools are not named either.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Read a request of OpenAI's or Anthropic's protocol; None without a turn."""
     checked_kind("fields", fields, Mapping, "a mapping")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

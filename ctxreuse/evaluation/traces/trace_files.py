@@ -29,26 +29,7 @@ Titles = Mapping[BlockId, str]
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One retrieval of a trace.
-
-    Attributes:
-        request_id: Its id.
-        query: The question.
-        blocks: The blocks found, best first, or in a baseline's order.
-        conversation_id: The conversation that it is a turn of; None if it is independent.
-        turn: The turn's number, from 0.
-        tenant: The tenant that it belongs to.
-        system: The system message.
-        ranked: The retriever's order, which prompts tell, where `blocks` is in another one.
-        timestamp_ms: When it arrived, in milliseconds; None if that is not known.
-        output_tokens: Tokens of its answer; None if they are not known.
-        sent: How it was sent, besides its documents; None if that is not known.
-        marks: After how many of its blocks a mark stood, ascending; None if that is not known.
-        in_run: Whether it was retrieved in a framework's run (a chain, a graph, an agent); None if
-            that is not known.
-        front: What stands for the text before its documents in the model's prompt: equal for equal
-            texts, "" for none; None if that is not known.
-    """
+    """One retrieval of a trace."""
 
     request_id: str | int
     query: str
@@ -67,27 +48,13 @@ class TraceRequest:
 
 
 def block_tokens(block: ContextBlock) -> int:
-    """Return a block's length: as the corpus says, or else estimated.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return a block's length: as the corpus says, or else estimated."""
     checked_kind("block", block, ContextBlock, "a ContextBlock")
     return estimate_tokens(block.text) if block.tokens is None else block.tokens
 
 
 def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
-    """Read a corpus.
-
-    Args:
-        path: A file's path, or "-" for standard input.
-
-    Returns:
-        The blocks by id.
-
-    Raises:
-        InputFileError: A line is broken, or an id has two texts.
-    """
+    """Read a corpus."""
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
         block_id = line.get("id", (str, int))
@@ -106,14 +73,7 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
 
 
 def read_titles(path: str) -> dict[BlockId, str]:
-    """Read the titles of a corpus's blocks: of those that have one.
-
-    Args:
-        path: A file's path.
-
-    Raises:
-        InputFileError: A line is broken.
-    """
+    """Read the titles of a corpus's blocks: of those that have one."""
     if path == STANDARD_STREAM:
         return {}  # it has been read
     titles = ((line.get("id", (str, int)), line.fields.get("title")) for line in read_lines(path))
@@ -121,16 +81,7 @@ def read_titles(path: str) -> dict[BlockId, str]:
 
 
 def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
-    """Read a trace.
-
-    Args:
-        path: A file's path, or "-" for standard input.
-        corpus: The blocks that the trace names.
-
-    Raises:
-        InputFileError: A line is broken, names a block that the corpus lacks, or repeats a
-            request id.
-    """
+    """Read a trace."""
     trace: list[TraceRequest] = []
     seen: set[str | int] = set()
     for line in read_lines(path):

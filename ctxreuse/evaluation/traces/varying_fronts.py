@@ -53,19 +53,7 @@ class _SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Where texts of one set-up part.
-
-    Attributes:
-        part: What varies: the system text, or an opening paragraph.
-        forms: How many different texts there are.
-        requests: How many requests have one of them.
-        token: The token at which two of them part, from 1, as words are counted.
-        before: The words before it.
-        values: What stands there in each of the two.
-        tenant: Whose texts they are.
-        at: The character at which they part.
-        all_texts: All that vary, of each request the first 20,000 characters.
-    """
+    """Where texts of one set-up part."""
 
     part: str
     forms: int
@@ -92,14 +80,7 @@ class Variation:
 
 
 def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
-    """Return what varies in front of the contexts of a trace.
-
-    Nothing is found in a recording that holds no texts.
-
-    Args:
-        trace: The requests, in arrival order; first turns count, the first 5,000 of them, and of
-            a text its first 20,000 characters.
-    """
+    """Return what varies in front of the contexts of a trace."""
     requests = first_turns(trace)
     systems = [(tenant, text) for tenant, text in system_texts(requests) if not is_digest(text)]
     first = list(openings(requests))
@@ -119,14 +100,7 @@ def front_text(part: str, request: TraceRequest) -> str:
 
 
 def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
-    """Return in how many of a trace's requests something stands in front that no other one has.
-
-    None where that is not so of nearly all of them, and where there are conversations, which begin
-    with their own earlier turns: there is something to gain then.
-
-    Args:
-        trace: The requests, as `front_variations` takes them.
-    """
+    """Return in how many of a trace's requests something stands in front that no other one has."""
     requests = first_turns(trace)
     if len(requests) < min(len(trace), _MOST_REQUESTS):
         return None
@@ -145,10 +119,7 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
 
 
 def behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Return requests that share nothing where models' prompts begin differently before documents.
-
-    What stands there is known as a digest, which is put behind the system text.
-    """
+    """Return requests that share nothing where prompts differ before the documents."""
     if len({one.front for one in trace if one.front}) < 2:
         return list(trace)
     return [
@@ -168,11 +139,7 @@ def system_texts(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
 
 
 def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
-    """Yield tenant and first block of requests whose first block is no document.
-
-    It is a paragraph of the application's own where nearly all prompts of a tenant begin with one
-    that stands nowhere else. In a whole prompt, a document may stand behind its first words.
-    """
+    """Yield tenant and first block of requests whose first block is no document."""
     by_tenant: dict[str, list[TraceRequest]] = {}
     for one in requests:
         if len(one.blocks) > 1 and one.blocks[0].text:

@@ -25,11 +25,7 @@ class Execute(Protocol):
 
 
 class Threads:
-    """Runs blocking work in threads, in the order in which it comes; starts them when needed.
-
-    Args:
-        max_threads: The most threads.
-    """
+    """Runs blocking work in threads, in the order in which it comes; starts them when needed."""
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
@@ -62,16 +58,7 @@ class Threads:
 
 
 class TimeLimit:
-    """Bounds how long the parts of one answer take, all together.
-
-    What happens between two parts does not count: it is not the engine's fault if the caller reads
-    slowly. And no limit is in force then, because it would cancel the caller.
-
-    Args:
-        seconds: For all parts; None waits.
-        too_late: Makes the error to raise when they are over.
-
-    """
+    """Bounds how long the parts of one answer take, all together."""
 
     def __init__(self, seconds: float | None, too_late: Callable[[], Exception]) -> None:
         self._left_s = seconds
@@ -86,11 +73,7 @@ class TimeLimit:
         return max(0.0, self._left_s - (asyncio.get_running_loop().time() - self._began))
 
     async def wait_for(self, part: Awaitable[_Result]) -> _Result:
-        """Wait for one part.
-
-        Raises:
-            Exception: what `too_late` makes; the time is over.
-        """
+        """Wait for one part."""
         self._began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._left_s) as limit:
@@ -104,11 +87,7 @@ class TimeLimit:
 
 
 class BackgroundTasks:
-    """Tasks that no caller waits for, but that end before their owner does.
-
-    Args:
-        failing: Notes what goes wrong in them; nothing else comes of it.
-    """
+    """Tasks that no caller waits for, but that end before their owner does."""
 
     def __init__(self, failing: FailOpen) -> None:
         self._failing = failing
@@ -139,14 +118,7 @@ class BackgroundTasks:
 
 
 class ConcurrencyLimiter:
-    """Lets a number of runs go on at a time; others wait in the order of arrival.
-
-    Args:
-        max_running: How many go on at a time.
-
-    Attributes:
-        waiting: How many wait.
-    """
+    """Lets a number of runs go on at a time; others wait in the order of arrival."""
 
     def __init__(self, max_running: int) -> None:
         self.waiting = 0
@@ -187,14 +159,7 @@ class AsyncClosing(ABC):
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Return what coroutines return, in their order; they run side by side.
-
-    A failure of one or a cancellation cancels the others and waits for their end.
-    (`asyncio.gather` leaves them running, `asyncio.TaskGroup` raises a group of errors.)
-
-    Raises:
-        Exception: What the first to fail has raised.
-    """
+    """Return what coroutines return, in their order; they run side by side."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -207,14 +172,7 @@ async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]
 async def all_in_order(
     slots: Iterable[_AnySlot], work: Callable[[_AnySlot], Awaitable[_Result]]
 ) -> list[_Result]:
-    """Return what the work of each slot returns, in their order; each starts once it is released.
-
-    If one fails or the caller is cancelled, those that run are cancelled and the others never
-    start; all leave their queue.
-
-    Raises:
-        Exception: What the first to fail has raised.
-    """
+    """Return what each slot's work returns, in order; each starts once it is released."""
 
     async def run(slot: _AnySlot) -> _Result:
         await TaskWaiter(slot).wait()

@@ -37,12 +37,7 @@ def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
-    """Return what a coroutine returns.
-
-    Args:
-        work: Makes the coroutine.
-        lasting: Whether it runs in the event loop that lasts; else in a new one.
-    """
+    """Return what a coroutine returns."""
     with _starting(lasting) as start:
         running = start(work)
         try:
@@ -52,12 +47,7 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _
 
 
 def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iterator[_Piece]:
-    """Yield what an async iterator yields; a caller that stops early cancels it.
-
-    Args:
-        work: Makes the iterator.
-        lasting: As in `run`.
-    """
+    """Yield what an async iterator yields; a caller that stops early cancels it."""
     pieces: SimpleQueue[list[_Piece]] = SimpleQueue()
 
     async def pump() -> None:

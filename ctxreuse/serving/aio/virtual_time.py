@@ -18,14 +18,7 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop with a virtual clock, which starts at 0.
-
-    Its tasks can wait for timers and each other only, not for sockets; work for other threads is
-    done at once, in this one.
-
-    Raises:
-        RuntimeError: While it runs: all tasks wait, and no timer will wake one.
-    """
+    """An event loop with a virtual clock, which starts at 0."""
 
     _clock_resolution: float  # asyncio's
 

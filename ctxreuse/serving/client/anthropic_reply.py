@@ -26,11 +26,7 @@ _FINISHED = {
 
 
 class AnthropicReplyReader(ReplyReader):
-    """Reads a streamed message as `ReplyReader` reads a chat completion.
-
-    `prompt_tokens` count all of the prompt, those that were read from the cache and written into it
-    included.
-    """
+    """Reads a streamed message as `ReplyReader` reads a chat completion."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)

@@ -78,28 +78,14 @@ _NO_DETAILS = (
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What an engine's prefix cache must hold of a request that is about to be sent.
-
-    Attributes:
-        beginning: A hash of what it begins with; None for a prompt that is too short to tell.
-        must_hit: Whether a request that begins so was answered just before.
-    """
+    """What an engine's prefix cache must hold of a request that is about to be sent."""
 
     beginning: bytes | None = None
     must_hit: bool = False
 
 
 class CachedTokenReports:
-    """Reads the cached tokens that one engine reports.
-
-    Many versions of vLLM leave `prompt_tokens_details` out where no token was cached (`if
-    self.enable_prompt_tokens_details and num_cached_tokens`), so the first, cold prompts look as if
-    the option were off. Once the engine has reported any, what is missing is 0. Before that it is
-    unknown. The option is certainly off only when a prompt that must have hit comes back without:
-    this is logged, once.
-
-    The log line calls the engine by its host.
-    """
+    """Reads the cached tokens that one engine reports."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -123,13 +109,7 @@ class CachedTokenReports:
     def read(
         self, expectation: Expectation, prompt_tokens: int | None, cached_tokens: int | None
     ) -> int | None:
-        """Return how many tokens of an answered request were cached; None if that is unknown.
-
-        Args:
-            expectation: What was expected when it was sent.
-            prompt_tokens: What the engine reports; None without usage.
-            cached_tokens: What the engine reports; None where it leaves that out.
-        """
+        """Return how many tokens of an answered request were cached; None if that is unknown."""
         if cached_tokens is not None:
             self._has_reported = True
             return cached_tokens

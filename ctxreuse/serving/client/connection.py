@@ -36,17 +36,7 @@ if TYPE_CHECKING:
 
 
 class EngineConnection:
-    """Sends requests to one engine, and sends again what may succeed then.
-
-    The arguments are those of `EngineClient`.
-
-    Attributes:
-        host: The engine's host and port, for messages: without a password.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-        MissingExtraError: `openai` or `tenacity` is not installed.
-    """
+    """Sends requests to one engine, and sends again what may succeed then."""
 
     def __init__(
         self,
@@ -90,11 +80,7 @@ class EngineConnection:
 
     @property
     def openai(self) -> AsyncOpenAI:
-        """The client of the `openai` package; it makes one attempt.
-
-        Raises:
-            InvalidRequestError: another process has sent with the user's `http_client`.
-        """
+        """The client of the `openai` package; it makes one attempt."""
         if self._users_http is not None:
             claim(self._users_http)
         if self._openai is None:
@@ -112,11 +98,7 @@ class EngineConnection:
         )
 
     def attempts(self, limit: TimeLimit) -> Any:
-        """Return tenacity's attempts at one request.
-
-        Args:
-            limit: The request's time. A server that asks to wait for longer is not asked again.
-        """
+        """Return tenacity's attempts at one request."""
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
         longest_s = _LONGEST_WAIT_S if limit.left_s is None else math.inf
@@ -131,11 +113,7 @@ class EngineConnection:
         )
 
     async def ask(self, method: str, path: str, body: object = None) -> str:
-        """Return what a route outside the completions answers.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Return what a route outside the completions answers."""
         limit = self.time_limit()
         return await limit.wait_for(self._ask(limit, method, path, body))
 
@@ -154,11 +132,7 @@ class EngineConnection:
         raise AssertionError("tenacity makes at least one attempt")
 
     async def ask_json(self, method: str, path: str, body: object = None) -> Any:
-        """Return what a route answers, parsed; None where that is no JSON.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Return what a route answers, parsed; None where that is no JSON."""
         page = await self.ask(method, path, body)
         try:
             return parsed_json(page)
@@ -166,14 +140,7 @@ class EngineConnection:
             return None
 
     async def completion(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply to one attempt at a chat completion, as it comes.
-
-        Args:
-            arguments: What `chat.completions.create` takes.
-
-        Raises:
-            InvalidRequestError: it does not take them, or they are no JSON.
-        """
+        """Yield the reply to one attempt at a chat completion, as it comes."""
         create = self.openai.chat.completions.with_streaming_response.create
         async with AsyncExitStack() as exits:
             try:  # what happens on the way to the engine is an error of the library's
@@ -187,14 +154,7 @@ class EngineConnection:
                 yield received
 
     async def message(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply to one attempt at a message of Anthropic's protocol, as it comes.
-
-        Args:
-            arguments: The body, and beside it `extra_body` and `extra_headers`.
-
-        Raises:
-            InvalidRequestError: they are no JSON.
-        """
+        """Yield the reply to one attempt at a message of Anthropic's protocol, as it comes."""
         arguments = dict(arguments)
         more, headers = arguments.pop("extra_body"), arguments.pop("extra_headers")
         own = {"anthropic-version": _ANTHROPIC_VERSION, "X-Stainless-Raw-Response": "stream"}
@@ -218,32 +178,19 @@ class EngineConnection:
                 yield received
 
     async def first_model(self) -> str:
-        """Return the name of the engine's first model.
-
-        Raises:
-            EngineError: the engine does not tell.
-        """
+        """Return the name of the engine's first model."""
         name = field_of(await self.ask_json("GET", "/v1/models"), "data", 0, "id")
         if not isinstance(name, str) or well_formed(name) != name:  # no request could name it
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
     async def max_model_len(self) -> int | None:
-        """Return what the engine's first model holds; None if the engine does not tell.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Return what the engine's first model holds; None if the engine does not tell."""
         models = await self.ask_json("GET", "/v1/models")
         return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
-        """Return an EngineError without the message of the cause, which may hold the prompt.
-
-        Args:
-            error: One of `client_library_errors()`.
-            attempts: How often the request was sent.
-        """
+        """Return an EngineError without the message of the cause, which may hold the prompt."""
         status = status_of(error)
         asked_s = retry_after_s(error)
         if status is not None and 300 <= status < 400:
@@ -284,16 +231,7 @@ class EngineConnection:
 
 
 class ModelName:
-    """A model's name: one that is given, or what a look-up finds.
-
-    Callers that wait at the same time share one look-up and its outcome, a failure included: at an
-    engine that is down no caller waits for the retries of others. After a failure the next caller
-    looks it up again.
-
-    Args:
-        name: The name; None looks it up.
-        look_up: Asks for it.
-    """
+    """A model's name: one that is given, or what a look-up finds."""
 
     def __init__(self, name: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
         self._name = name
@@ -315,11 +253,7 @@ class ModelName:
 
 
 def _checked_address(base_url: object) -> SplitResult:
-    """Return the parts of an engine's address.
-
-    Raises:
-        InvalidRequestError: it is none, or has a query, where a key might stand.
-    """
+    """Return the parts of an engine's address."""
     try:
         parts = None
         if isinstance(base_url, str) and well_formed(base_url) == base_url:
@@ -420,11 +354,7 @@ def _address_errors() -> tuple[type[BaseException], ...]:
 
 
 def connection_fault(error: BaseException | None) -> str:
-    """Return why no connection came about, as the system names it; "" if it does not say.
-
-    Args:
-        error: An error of a client; the errors that it came of are looked at, too.
-    """
+    """Return why no connection came about, as the system names it; "" if it does not say."""
     for _ in range(_MOST_CAUSES):
         if isinstance(error, gaierror):
             return "host not found"
@@ -451,28 +381,18 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a request that failed so may succeed when it is sent again.
-
-    Broken connections, timeouts, 408, 409, 425, 429 and 5xx are transient; other statuses are not.
-    """
+    """Return whether a request that failed so may succeed when it is sent again."""
     status = status_of(error)
     return isinstance(error, client_library_errors()) if status is None else is_retryable(status)
 
 
 def is_retryable(status: int | None) -> bool:
-    """Return whether a request with this outcome may succeed when it is sent again.
-
-    Args:
-        status: The HTTP status; None if no answer came at all.
-    """
+    """Return whether a request with this outcome may succeed when it is sent again."""
     return status is None or status in _TRANSIENT_STATUS or status >= 500
 
 
 def is_busy(error: EngineError) -> bool:
-    """Return whether an engine works, and has more to do than it takes.
-
-    That is what 429 and 529 say, and 503 if it comes with a `Retry-After`.
-    """
+    """Return whether an engine works, and has more to do than it takes."""
     return error.status in _BUSY_STATUS or (error.status == 503 and error.retry_after_s is not None)
 
 
@@ -483,11 +403,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def waiting(backoff_s: float) -> Callable[[Any], float]:
-    """Return how long tenacity waits: exponentially with jitter, or what the server asks for.
-
-    Args:
-        backoff_s: Longest wait after the first attempt; it doubles with each.
-    """
+    """Return how long tenacity waits: exponentially with jitter, or what the server asks for."""
     from tenacity import wait_random_exponential
 
     grow = wait_random_exponential(multiplier=backoff_s, max=_LONGEST_BACKOFF_S)
@@ -500,14 +416,7 @@ def waiting(backoff_s: float) -> Callable[[Any], float]:
 
 
 def retry_after_s(error: BaseException | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for, as a number or as a date.
-
-    Args:
-        error: What may have a response; None has none.
-
-    Returns:
-        Seconds from 0; None where there is no such header, or nothing that can be meant.
-    """
+    """Return the seconds that a Retry-After header asks for, as a number or as a date."""
     response = getattr(error, "response", None)
     headers = {} if response is None else response.headers
     header = headers.get("retry-after", "")

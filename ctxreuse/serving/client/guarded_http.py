@@ -22,12 +22,7 @@ _MAX_REDIRECTS = 3
 
 
 def guarded(http: Any, max_reply_bytes: int) -> Any:
-    """Return an HTTP client that sends as another one does, on the same connections.
-
-    Args:
-        http: An `AsyncClient` of `httpx` or `httpx2`; anything else is returned as it is.
-        max_reply_bytes: The longest body of a reply.
-    """
+    """Return an HTTP client that sends as another one does, on the same connections."""
     loaded = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
     library: Any = next((one for one in loaded if isinstance(http, one.AsyncClient)), None)
     if library is None:
@@ -86,14 +81,7 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
 
 
 def claim(http: Any) -> None:
-    """Let this process be the one that sends with a user's HTTP client.
-
-    A forked child has its parent's connections, too. On a shared one, requests of both would mix,
-    and each could get the other's reply.
-
-    Raises:
-        InvalidRequestError: another process has sent with it.
-    """
+    """Let this process be the one that sends with a user's HTTP client."""
     process = os.getpid()
     if _processes.setdefault(http, process) != process:
         raise InvalidRequestError(

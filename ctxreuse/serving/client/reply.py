@@ -15,13 +15,7 @@ _MAX_TOOL_CALLS = 10_000
 
 
 class BrokenReplyError(Exception):
-    """A reply that does not hold what the protocol says, has no end, or ends too early.
-
-    Its message says what is wrong in our words: it never holds what the engine has sent.
-
-    Attributes:
-        type: The name of the error that the engine reports inside the reply; else empty.
-    """
+    """A reply that does not hold what the protocol says, has no end, or ends too early."""
 
     def __init__(self, what: str, type: str = "") -> None:  # noqa: A002 - as in openai's errors
         super().__init__(what)
@@ -29,11 +23,7 @@ class BrokenReplyError(Exception):
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Return what a JSON text says.
-
-    Raises:
-        BrokenReplyError: it is none, or nested too deeply.
-    """
+    """Return what a JSON text says."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # UnicodeDecodeError and too long integers included
@@ -51,27 +41,7 @@ def field_of(parsed: object, *path: str | int) -> Any:
 
 
 class ReplyReader:
-    """Reads a streamed chat completion (server-sent events), and believes nothing that it says.
-
-    Whatever bytes it is given, it takes them in linear time, and either returns text or raises
-    BrokenReplyError. Counts that cannot be right are unknown, because the answer is of use without.
-
-    Args:
-        max_bytes: The longest reply.
-
-    Attributes:
-        reply_id: The engine's id of the reply.
-        finish_reason: Why the answer ends; None before that.
-        prompt_tokens: Tokens of the prompt; None is unknown.
-        cached_tokens: Those that came from the prefix cache; None is unknown.
-        completion_tokens: Tokens of the answer; None is unknown.
-        written_tokens: Prompt tokens written into the cache, by time to live; None is unknown.
-        miss: Why the prompt was not read from the cache, as the provider says.
-        prompt_token_ids: The prompt's tokens, if they came.
-        has_token: Whether the model has said something: text, a thought, a tool call, or its end.
-        has_ended: Whether the engine has said that nothing follows.
-        has_odd_counts: Whether a count could not be right.
-    """
+    """Reads a streamed chat completion (server-sent events), and believes nothing that it says."""
 
     def __init__(self, max_bytes: int) -> None:
         self.reply_id = ""
@@ -102,11 +72,7 @@ class ReplyReader:
         return tuple(self._calls[index].joined() for index in sorted(self._calls))
 
     def take(self, received: bytes) -> Iterator[str]:
-        """Read bytes as they come; yield the text of each event, which may be empty.
-
-        Raises:
-            BrokenReplyError: they are no chat completion, or too many.
-        """
+        """Read bytes as they come; yield the text of each event, which may be empty."""
         self._left -= len(received)
         if self._left < 0:
             raise BrokenReplyError(f"the reply has more than {self._max_bytes:,} bytes")
@@ -125,11 +91,7 @@ class ReplyReader:
         self._line.append(rest)
 
     def end(self) -> None:
-        """Take it that nothing follows.
-
-        Raises:
-            BrokenReplyError: the answer has not ended.
-        """
+        """Take it that nothing follows."""
         if self.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 
@@ -208,11 +170,7 @@ class _Call:
 
 
 def checked_object(value: object, what: str) -> dict[str, Any]:
-    """Return parsed JSON that must be an object.
-
-    Raises:
-        BrokenReplyError: it is none.
-    """
+    """Return parsed JSON that must be an object."""
     if not isinstance(value, dict):
         raise BrokenReplyError(f"{what} is not an object")
     return value
@@ -227,11 +185,7 @@ def _list(value: object, what: str) -> list[Any]:
 
 
 def checked_text(value: object, what: str) -> str:
-    """Return parsed JSON that must be a text; "" for null.
-
-    Raises:
-        BrokenReplyError: it is none.
-    """
+    """Return parsed JSON that must be a text; "" for null."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -28,23 +28,7 @@ _RESERVED = ("messages", "stream", "prompt")
 
 @dataclass(slots=True)
 class EngineCall:
-    """One request on its way through its attempts.
-
-    Attributes:
-        plan: Its plan; None for bare messages.
-        arguments: What `chat.completions.create` is called with, but for the model's name.
-        max_reply_bytes: The longest reply.
-        on_first_token: Called when the first token has come.
-        reads: Makes what reads a reply of the protocol.
-        use: What its prompt reads and writes, where others may have to wait for that.
-        in_flight: Where they wait, once it may be sent.
-        reader: Collects what the current attempt brings.
-        attempts: How often it was sent.
-        began_at: When it was sent first, in seconds of the client's clock.
-        attempt_began_at: When it was sent last.
-        first_token_at: When that attempt's first token came.
-        completion: The answer, once it has ended.
-    """
+    """One request on its way through its attempts."""
 
     plan: Plan | None
     arguments: dict[str, Any]
@@ -90,11 +74,7 @@ _ADDED_TO = ("extra_body", "extra_headers", "stream_options")
 
 
 def messages_of(prompt: object) -> list[dict[str, Any]]:
-    """Return a prompt as chat messages, copied.
-
-    Raises:
-        InvalidRequestError: neither a plan nor a list of chat messages.
-    """
+    """Return a prompt as chat messages, copied."""
     if isinstance(prompt, Plan):
         return prompt.messages()
     if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Sequence):
@@ -109,17 +89,7 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
 def prompt_fields(
     prompt: Prompt, protocol: Protocol, tools: Sequence[Any], key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of a request that carry a prompt, and those that tell its cache.
-
-    Args:
-        prompt: A plan, or chat messages.
-        protocol: The engine's.
-        tools: The request's tools: a plan's marks and theirs are counted together.
-        key: A secret for the hash.
-
-    Raises:
-        InvalidRequestError: neither a plan nor a list of chat messages.
-    """
+    """Return the fields of a request that carry a prompt, and those that tell its cache."""
     if not isinstance(prompt, Plan) or not prompt.cache.has_marks:
         fields = as_form(messages_of(prompt), protocol)
         cache: dict[str, Any] = {}
@@ -140,12 +110,7 @@ def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Check what a caller adds to a request.
-
-    Raises:
-        InvalidRequestError: wrong type, the client sets it, it asks for several answers, or it is
-            no dict where one is added to.
-    """
+    """Check what a caller adds to a request."""
     for name in checked_kind("params", params, Mapping, "a dict"):
         checked_kind("each parameter's name", name, str, "a string")
     for name in _ADDED_TO:

@@ -29,28 +29,7 @@ from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
 
 @dataclass(slots=True, eq=False)
 class BatchedRequest:
-    """A request to a batching engine.
-
-    Args:
-        tokens: The prompt's token ids.
-        answer: The token ids that the model will say, at least one.
-        salt: vLLM's `cache_salt`.
-        chunk_tokens: The reader hears of every chunk of this many answer tokens; None: only of the
-            end.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Attributes:
-        usage: The prompt's tokens and how many came from the cache; None until it begins.
-        running: Its hold on the cache, while it runs.
-        to_prefill: Prompt tokens that are still to be computed.
-        order: When its first token came, compared with other requests.
-        last_step: The step that ends its answer.
-        generated: Tokens of its answer that the reader may have.
-        failure: Why no more will come.
-        has_news: Set when `generated` or `failure` changes.
-    """
+    """A request to a batching engine."""
 
     tokens: Sequence[int]
     answer: Sequence[int]
@@ -80,13 +59,7 @@ class BatchedRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchStep:
-    """What a step did.
-
-    Attributes:
-        duration_s: How long it took, in seconds.
-        finished: Requests whose answer ended with it, in the order in which they began.
-        progressed: Requests whose answer grew by a whole chunk and goes on, in that order.
-    """
+    """What a step did."""
 
     duration_s: float
     finished: tuple[BatchedRequest, ...]
@@ -94,39 +67,7 @@ class BatchStep:
 
 
 class BatchingEngine:
-    """Runs requests together: step by step, or in the time of an event loop.
-
-    It has no task of its own: the loop's timers drive it while somebody waits for an answer. Each
-    step ends at a time of the loop's clock that follows from the step before, so timers which fire
-    late, as those of real loops do, slow nothing down in the long run.
-
-    Args:
-        capacity_tokens: Size of the prefix cache, the one block included that vLLM keeps back; None
-            is unlimited.
-        block_size: Tokens of a cache block.
-        rates: How long a step takes.
-        speed: How many times faster than its rates it runs in an event loop.
-        max_running: Requests that run at a time (vLLM's `max_num_seqs`).
-        max_step_tokens: Prompt tokens computed in a step (vLLM's `max_num_batched_tokens`).
-
-    Attributes:
-        cache: The prefix cache.
-        block_size: Tokens of a cache block.
-        num_blocks: Blocks of the cache, the one kept back included; None is unlimited.
-        usage: Tokens of all prompts that have begun, and how many were cached.
-        generated_tokens: Tokens of all answers, also of those that nobody read to the end.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Example:
-        >>> engine = BatchingEngine()
-        >>> engine.submit(BatchedRequest(tokens=range(1_000), answer=[1, 2]))
-        >>> [round(engine.step().duration_s, 5) for _ in range(2)]  # prefill and a token; a token
-        [0.11015, 0.01015]
-        >>> engine.has_work
-        False
-    """
+    """Runs requests together: step by step, or in the time of an event loop."""
 
     def __init__(
         self,
@@ -180,11 +121,7 @@ class BatchingEngine:
         self.cache = PrefixCacheSimulator(capacity, self.block_size, null_block=True)
 
     def submit(self, request: BatchedRequest) -> None:
-        """Put a request in the queue.
-
-        Raises:
-            InvalidRequestError: It asks for no answer, or not even an empty cache holds it.
-        """
+        """Put a request in the queue."""
         if not request.answer:
             raise InvalidRequestError("an answer must have at least one token")
         if not self.cache.fits(len(request.tokens), len(request.answer)):
@@ -272,19 +209,7 @@ class BatchingEngine:
     async def serve(
         self, tokens: Sequence[int], answer: Sequence[int], salt: str = ""
     ) -> CacheUsage:
-        """Wait until a prompt is computed and answered; cancelling the caller aborts the request.
-
-        Args:
-            tokens: The prompt's token ids.
-            answer: The answer's.
-            salt: vLLM's `cache_salt`.
-
-        Returns:
-            The prompt's tokens, and how many came from the cache.
-
-        Raises:
-            InvalidRequestError: The cache cannot hold the prompt, or there is no answer.
-        """
+        """Wait until a prompt is answered; cancelling the caller aborts the request."""
         request = BatchedRequest(tokens, answer, salt)
         async with aclosing(self._answered(request)) as counts:
             async for _ in counts:
@@ -295,24 +220,7 @@ class BatchingEngine:
     def stream(
         self, tokens: Sequence[int], answer: Sequence[int], salt: str = "", *, chunk_tokens: int = 8
     ) -> AsyncGenerator[int, None]:
-        """Follow an answer while it is given; leaving early, or being cancelled, aborts it.
-
-        The request is sent when the first number is asked for.
-
-        Args:
-            tokens: The prompt's token ids.
-            answer: The answer's.
-            salt: vLLM's `cache_salt`.
-            chunk_tokens: The reader hears of every chunk of this many tokens.
-
-        Returns:
-            How many tokens of the answer there are, growing up to all of them. A reader that is
-            late hears of several chunks at once.
-
-        Raises:
-            InvalidRequestError: The cache cannot hold the prompt, there is no answer, or
-                `chunk_tokens` is out of range.
-        """
+        """Follow an answer while it is given; leaving early, or being cancelled, aborts it."""
         return self._answered(BatchedRequest(tokens, answer, salt, chunk_tokens))
 
     async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:

@@ -278,13 +278,7 @@ def transport_of(
     answer: Answering,
     module: ModuleType | None,
 ) -> Any:
-    """Return a transport, sync and async, of an HTTP library's own class.
-
-    Args:
-        receive: Takes a request's method, path and body.
-        answer: What the model says to a request.
-        module: As in `EmulatedEngine.transport`.
-    """
+    """Return a transport, sync and async, of an HTTP library's own class."""
     library: Any = _http_library() if module is None else module
 
     def respond(request: Any, page: HttpPage) -> Any:

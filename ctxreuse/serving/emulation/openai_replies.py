@@ -58,20 +58,7 @@ vllm:cache_config_info{{{config}}} 1.0
 
 @dataclass(eq=False)
 class EmulatedReply:
-    """One reply: takes the answer part by part, gives what goes over the wire.
-
-    Attributes:
-        api: "chat" for chat completions, "text" for plain completions.
-        number: The request's number, for the reply's id.
-        body: The request.
-        prompt: The prompt's tokens.
-        usage: How many of them were cached.
-        shows_cached: Whether the reply tells how many.
-        breaks: Whether the connection breaks after the answer's first part.
-        register: Called with the answer's tokens at its end.
-        streams: Whether the client wants the answer as a stream.
-        is_full: Whether the answer is as long as it may be.
-    """
+    """One reply: takes the answer part by part, gives what goes over the wire."""
 
     api: Literal["chat", "text"]
     number: int

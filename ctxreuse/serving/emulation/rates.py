@@ -16,16 +16,7 @@ NOTE_TOKENS = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRates:
-    """What a step of an engine with continuous batching takes.
-
-    Attributes:
-        prefill_tokens_per_s: Prompt tokens computed in a second.
-        decode_step_s: Seconds of a step in which requests get a token each, however many.
-        decode_step_per_request_s: Seconds that each of them adds to it.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """What a step of an engine with continuous batching takes."""
 
     prefill_tokens_per_s: float = 10_000.0
     decode_step_s: float = 0.010
@@ -38,12 +29,7 @@ class EngineRates:
             raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
 
     def step_s(self, prefilled_tokens: int, decoding: int) -> float:
-        """Return how many seconds a step takes.
-
-        Args:
-            prefilled_tokens: Prompt tokens computed in it.
-            decoding: Requests that get a token in it.
-        """
+        """Return how many seconds a step takes."""
         prefill = prefilled_tokens / self.prefill_tokens_per_s
         if not decoding:
             return prefill

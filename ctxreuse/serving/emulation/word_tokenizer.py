@@ -19,16 +19,7 @@ class WordEncoding(NamedTuple):
 
 
 class WordTokenizer:
-    """Cuts a text into words, and long words into pieces; equal text gives equal tokens.
-
-    With six letters, English and code come out about as long as with a real vocabulary of 50,000
-    tokens. A token's id is the same in every process.
-
-    Args:
-        letters: Letters of the longest piece.
-        chat: Whether a marker of a chat template, such as `<|im_end|>`, is one token, and a run of
-            whitespace too.
-    """
+    """Cuts a text into words, and long words into pieces; equal text gives equal tokens."""
 
     def __init__(self, letters: int = 6, *, chat: bool = False) -> None:
         word = rf" ?\w{{1,{letters}}}| ?[^\w\s]"

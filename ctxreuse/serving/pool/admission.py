@@ -42,20 +42,7 @@ _PLANNED_LANE, _PLAIN_LANE = 0, 1
 
 
 class AdmissionQueue:
-    """Lets a number of requests at a time go to an engine, planned together as they wait.
-
-    Tasks of several event loops may wait in one queue, each loop in a thread of its own.
-
-    Args:
-        planner: Plans the requests, on top of what the engine has been sent.
-        concurrency: How many requests run at a time.
-        window_s: Seconds for which a request waits for others even if there is a place.
-        strategy: "reuse", "paper" or "none" (in the order in which they come).
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-        UnknownStrategyError: there is no such strategy.
-    """
+    """Lets a number of requests at a time go to an engine, planned together as they wait."""
 
     def __init__(
         self,
@@ -104,25 +91,13 @@ class AdmissionQueue:
             return self._queue.present - self._queue.running
 
     def take_back(self, plan: Plan) -> None:
-        """Make the planner forget a plan that is not sent, or was not answered.
-
-        Args:
-            plan: The plan.
-        """
+        """Make the planner forget a plan that is not sent, or was not answered."""
         self._fail_open.attempt(
             lambda: self._planner.evict([plan.request_id], plan.request.tenant), lambda: None
         )
 
     def slot(self, request: Plannable) -> AdmissionSlot:
-        """Wait until there is a place; hold it as long as the `async with` block runs.
-
-        Args:
-            request: A request, which is planned here; or a plan, which is sent as it is.
-
-        Returns:
-            A context manager that gives what to send. The caller tells the planner if it was not
-            sent after all.
-        """
+        """Wait until there is a place; hold it as long as the `async with` block runs."""
         return AdmissionSlot(self, request)
 
     def _admit(self) -> None:
@@ -253,10 +228,7 @@ class AdmissionSlot:
 
 
 def recorded(planner: ReusePlanner, plan: Plan) -> Plan:
-    """Return a plan that some planner made, as one that this planner has recorded as sent.
-
-    What is sent stays the same; request id and expected cached tokens are this planner's.
-    """
+    """Return a plan that some planner made, as one that this planner has recorded as sent."""
     request = plan.request
     again = ContextRequest(
         plan.blocks,

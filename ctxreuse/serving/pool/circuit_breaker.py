@@ -19,15 +19,7 @@ class Circuit(Enum):
 
 
 class CircuitBreaker:
-    """Opens after a number of failures in a row; tries again after a time, which doubles each time.
-
-    The time does not grow beyond five minutes. The caller gives the clock, and a lock if threads
-    share it.
-
-    Args:
-        failures: How many failures in a row open it.
-        open_s: For how many seconds it is open the first time.
-    """
+    """Opens after some failures in a row; tries again after a time that doubles."""
 
     def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
         self._limit = failures

@@ -506,14 +506,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
 @dataclass(slots=True)
 class _Tried:
-    """Where one request was sent in vain.
-
-    Attributes:
-        patience_s: Seconds for which it still waits for busy replicas.
-        names: The replicas' names, in order.
-        without: Those that are left out as long as there are others: they may be gone.
-        last: The last one's error.
-    """
+    """Where one request was sent in vain."""
 
     patience_s: float
     names: list[str] = field(default_factory=list)

@@ -48,24 +48,14 @@ _MAX_READERS = 4
 
 
 class Document(NamedTuple):
-    """A document to assign.
-
-    Attributes:
-        key: What it is known by; `ContextBlock.key` is one.
-        tokens: What reading it costs, in tokens.
-    """
+    """A document to assign."""
 
     key: BlockKey
     tokens: int
 
 
 def rendezvous_order(key: bytes, agents: Iterable[Agent]) -> list[Agent]:
-    """Return agents from the one that scores highest for a key to the lowest.
-
-    Args:
-        key: Any bytes.
-        agents: Names, each once; their order does not matter.
-    """
+    """Return agents from the one that scores highest for a key to the lowest."""
     return sorted(agents, key=lambda agent: _score(key, agent))
 
 
@@ -79,34 +69,7 @@ def assign(
     slack_tokens: float = 0,
     homes: Mapping[BlockKey, Collection[Agent]] | None = None,
 ) -> list[Agent]:
-    """Assign each document to one agent.
-
-    The bounds: after each document, the load of the agent that took it is at most `bound` times the
-    mean, or the mean plus that document if no agent has room: then the least loaded takes it. An
-    engine that serves n agents is bounded as tightly as chance evens out more among n: by n times
-    the mean, times 1 + (c - 1) / sqrt(n).
-
-    With little to do, keeping a document where it was read is worth more than evenness: its readers
-    may be as far above the mean as `slack_tokens` or, if that is more, four such documents. With no
-    reader free, the slack is at most three quarters of the mean, so that even the first documents
-    spread. Both hold for engines, too.
-
-    Args:
-        documents: In the order in which they choose.
-        agents: The agents to choose from.
-        loads: What each agent has to do already, in tokens; 0 for agents that are not in it.
-        affinity: The agents that have read each document before; others than `agents` are ignored.
-        engines: The engine that serves each agent; None gives each its own.
-        bound: The c above, from 1.
-        slack_tokens: What an agent may have above the mean while there is little to do.
-        homes: The former name of `affinity`.
-
-    Returns:
-        The agent of each document, in the documents' order; the same for the same arguments.
-
-    Raises:
-        InvalidRequestError: there is no agent, or the bound is less than 1.
-    """
+    """Assign each document to one agent."""
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
     checked_number("the bound", bound, 1)
@@ -172,25 +135,7 @@ class _Loads:
 
 
 class DocumentAffinity:
-    """Remembers which agents read which document, and how much each has read of late.
-
-    Args:
-        bound: The c of `assign`.
-        window_tokens: About how many of the latest assigned tokens count as load.
-        slack_tokens: As in `assign`.
-        max_documents: How many documents are remembered; the least recently assigned ones are
-            forgotten and then hashed like new ones.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Example:
-        >>> affinity = DocumentAffinity()
-        >>> document = Document(BlockKey(b"d1"), tokens=100)
-        >>> [reader] = affinity.assign([document], [0, 1, 2])
-        >>> affinity.assign([document], [0, 1, 2]) == [reader]
-        True
-    """
+    """Remembers which agents read which document, and how much each has read of late."""
 
     def __init__(
         self,
@@ -212,19 +157,7 @@ class DocumentAffinity:
         agents: Sequence[Agent],
         engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     ) -> list[Agent]:
-        """Assign each document to one agent, and remember it.
-
-        Args:
-            documents: In the order in which they choose.
-            agents: The agents to choose from now.
-            engines: The engine that serves each agent; None gives each its own.
-
-        Returns:
-            The agent of each document, in the documents' order.
-
-        Raises:
-            InvalidRequestError: there is no agent.
-        """
+        """Assign each document to one agent, and remember it."""
         assigned = self.proposal(documents, agents, engines)()
         self.note(documents, assigned)
         return assigned
@@ -235,15 +168,7 @@ class DocumentAffinity:
         agents: Sequence[Agent],
         engines: Mapping[Any, str] | None = None,
     ) -> Callable[[], list[Agent]]:
-        """Return what assigns documents by what is known now, and remembers nothing.
-
-        Assigning takes its time; others may go on with this object meanwhile.
-
-        Args:
-            documents: As in `assign`.
-            agents: As in `assign`.
-            engines: As in `assign`.
-        """
+        """Return what assigns documents by what is known now, and remembers nothing."""
         readers = {one.key: tuple(self._readers.get(one.key, ())) for one in documents}
         return partial(
             assign,

@@ -123,12 +123,7 @@ class ReplicaStatus:
 
 
 class InFlightRequest:
-    """A request on its way to a replica.
-
-    Attributes:
-        plan: What is sent.
-        cache_epoch: The replica's when this was planned.
-    """
+    """A request on its way to a replica."""
 
     def __init__(self, plan: Plan, cache_epoch: int, replica: str, limit_s: float | None) -> None:
         self.plan = plan
@@ -142,33 +137,12 @@ class InFlightRequest:
         )
 
     async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
-        """Wait for a part of the answer, as long as the time for all parts lasts.
-
-        Raises:
-            EngineError: the time is over.
-        """
+        """Wait for a part of the answer, as long as the time for all parts lasts."""
         return await self._limit.wait_for(answer)
 
 
 class Replica:
-    """One engine of a pool. Made by `EnginePool`; threads and event loops may share it.
-
-    Args:
-        name: What it is called in statistics and errors.
-        connect: Makes a client; one is made for each event loop that uses the replica.
-        planner: Its own planner, whose index is what this engine's cache holds.
-        queue: Where its requests wait.
-        circuit: Opens when it keeps failing.
-        capacity_tokens: What its cache holds; None asks the engine, once it has answered.
-        events: Keep its index by the engine's own events; the capacity does not matter then.
-        tells_planner: Whether its clients tell the planner what answers report; else it does.
-        clock: Seconds from any start.
-
-    Attributes:
-        is_draining: Whether it gets no new requests.
-        queued_tokens: What its requests have still to compute, in prompt tokens, as expected.
-        cache_epoch: How often it has been found with an empty cache.
-    """
+    """One engine of a pool. Made by `EnginePool`; threads and event loops may share it."""
 
     def __init__(
         self,
@@ -304,16 +278,7 @@ class Replica:
     async def sending(
         self, prompt: Plannable, to_compute: int, limit_s: float | None
     ) -> AsyncIterator[InFlightRequest]:
-        """Wait for a place and hold it while a request is sent; note if that fails.
-
-        Args:
-            prompt: The request, or a plan whose order stands.
-            to_compute: Prompt tokens that it has to compute, as expected.
-            limit_s: Seconds that the answer may take; None waits.
-
-        Yields:
-            What to send, and the time that there is for it.
-        """
+        """Wait for a place and hold it while a request is sent; note if that fails."""
         with self._lock:
             is_trial = self._circuit.begin(self._clock())
             self.queued_tokens += to_compute
@@ -347,14 +312,7 @@ class Replica:
         self._note_in_index()
 
     async def check_health(self, limit_s: float) -> bool:
-        """Ask the engine whether it is ready; the circuit of one that is not opens at once.
-
-        An engine that only has too much to do is ready. One that does not say in time is given no
-        requests, but may have kept its cache: the next answers tell.
-
-        Args:
-            limit_s: Seconds after which it is not ready.
-        """
+        """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
         answered = self._answered
         is_silent = False
         try:
@@ -449,11 +407,7 @@ class Replica:
             await client.aclose()
 
     async def _learn_capacity(self) -> None:
-        """Ask the engine how much its cache holds; one that does not say is unlimited.
-
-        It has just answered, so it works: asked before that, an engine that is down would fail
-        twice for each request.
-        """
+        """Ask the engine how much its cache holds; one that does not say is unlimited."""
         if not self._questions:
             return
         questions, self._questions = self._questions, 0  # the others don't ask, too

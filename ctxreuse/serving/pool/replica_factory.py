@@ -46,13 +46,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFactory:
-    """Makes replicas, each with its own planner, admission queue and circuit breaker.
-
-    The arguments are those of `EnginePool`.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
+    """Makes replicas, each with its own planner, admission queue and circuit breaker."""
 
     planner: ReusePlanner
     strategy: Strategy

@@ -29,16 +29,7 @@ _ServedBy: TypeAlias = tuple[ref[Replica], int]
 
 
 class RequestRouter:
-    """Chooses among replicas by what they are expected to have cached, and by their queues.
-
-    The replicas that have served the latest 10,000 conversations are remembered, each in about 400
-    bytes; the tenant that has most of them loses its oldest.
-
-    Args:
-        queue_weight: As in `EnginePool`.
-        in_order: Whether requests are sent in their own order, not in the best one.
-        answer_cost: As in `EnginePool`.
-    """
+    """Chooses among replicas by what they are expected to have cached, and by their queues."""
 
     def __init__(self, queue_weight: float, in_order: bool, answer_cost: int) -> None:
         self._queue_weight = queue_weight
@@ -64,22 +55,7 @@ class RequestRouter:
         wanted: str | None = None,
         tried: Collection[str] = (),
     ) -> Replica:
-        """Return where to send a request: the wanted candidate, or the best one.
-
-        The best has most expected cached tokens, less what is in its queue, and what could be
-        computed while it is busy; among equals the request's first block decides, by rendezvous
-        hashing.
-
-        Args:
-            replicas: All of the pool.
-            prompt: The request, or a plan whose order stands.
-            wanted: A replica's name; it does not count once that replica has failed the request, or
-                while it is busy.
-            tried: The names of the replicas that have failed the request.
-
-        Raises:
-            EngineError: there is no candidate.
-        """
+        """Return where to send a request: the wanted candidate, or the best one."""
         by_name = {one.name: one for one in candidates(replicas, tried)}
         if wanted in by_name and wanted not in tried and not by_name[wanted].busy_s:
             return by_name[wanted]
@@ -128,10 +104,7 @@ class RequestRouter:
 
 
 def candidates(replicas: Iterable[Replica], tried: Collection[str]) -> list[Replica]:
-    """Return where a request may go: never to a draining replica, to an open circuit if it must.
-
-    Of these it goes to one that it has not tried, if there is one.
-    """
+    """Return where a request may go: never to a draining replica, to an open circuit if it must."""
     staying = [one for one in replicas if not one.is_draining]
     usable = [one for one in staying if one.is_available] or staying
     return [one for one in usable if one.name not in tried] or usable

@@ -22,12 +22,7 @@ RouteFunction: TypeAlias = Callable[[State], Targets | Awaitable[Targets]]
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """An edge whose target is decided when it is taken.
-
-    Args:
-        function: Called with the committed state; returns a name, END, or a list of them.
-        targets: What it may return; None allows any node and END.
-    """
+    """An edge whose target is decided when it is taken."""
 
     function: RouteFunction
     targets: tuple[str, ...] | None = None
@@ -35,12 +30,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The edges out of a node; all of them are followed.
-
-    Args:
-        static: The targets that always follow.
-        routers: The edges that decide.
-    """
+    """The edges out of a node; all of them are followed."""
 
     static: tuple[str, ...] = ()
     routers: tuple[Router, ...] = ()
@@ -283,18 +273,7 @@ class Graph:
 
 
 def drawn(graph: Graph) -> str:
-    """Return a graph as a Mermaid flowchart.
-
-    Generations are boxes, retrievals cylinders, functions hexagons. Edges that a router may take
-    are dashed; a labelled dashed edge is where a visit limit leads instead.
-
-    Args:
-        graph: A graph whose names are known to be right.
-
-    Returns:
-        Lines of ASCII text, but for letters and digits of other scripts in names. Everything else
-        in a name is escaped, so that no name is read as Mermaid's syntax or as HTML.
-    """
+    """Return a graph as a Mermaid flowchart."""
     return "\n    ".join(["flowchart TD", *_lines(graph)]) + "\n"
 
 

@@ -25,18 +25,7 @@ END = "__end__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A node: the fields that all kinds have.
-
-    Args:
-        name: The node's name.
-        output: The key of the state that it writes.
-        max_visits: How often it runs in one run at most; None sets no bound.
-        otherwise: The node, or END, to go to instead after the last visit. None raises
-            `VisitLimitError` then.
-
-    Raises:
-        GraphError: wrong type or out of range.
-    """
+    """A node: the fields that all kinds have."""
 
     name: str
     output: str
@@ -72,17 +61,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation(Stage):
-    """A call of the language model.
-
-    Args:
-        prompt: The user's message; its documents are shown before its text.
-        system: The system message; None sends none.
-        params: Further parameters of the request, such as `max_tokens`. Copied.
-        llm: The model; None asks the workflow engine's.
-
-    Raises:
-        GraphError: wrong type or out of range.
-    """
+    """A call of the language model."""
 
     prompt: Template
     system: Template | None = None
@@ -116,16 +95,7 @@ class Generation(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieval(Stage):
-    """A search.
-
-    Args:
-        query: The query.
-        k: How many documents are wanted.
-        retriever: Which of the workflow engine's retrievers is asked; None takes the default one.
-
-    Raises:
-        GraphError: wrong type or out of range.
-    """
+    """A search."""
 
     query: Template
     k: int
@@ -143,14 +113,7 @@ class Retrieval(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(Stage):
-    """A user's function of the state, sync or async, whose result is written.
-
-    Args:
-        function: The function. It must not change values in the state.
-
-    Raises:
-        GraphError: wrong type or out of range.
-    """
+    """A user's function of the state, sync or async, whose result is written."""
 
     function: Callable[[State], Any]
 

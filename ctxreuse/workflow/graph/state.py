@@ -120,12 +120,7 @@ def _counts(name: str, given: Mapping[str, int] | None) -> Counter[str]:
 
 
 class Overlay(State):
-    """A state with values that are only expected. It is read, and never committed on.
-
-    Args:
-        state: The known state; not an overlay, because speculation goes one stage deep.
-        writes: The values that are expected to be written.
-    """
+    """A state with values that are only expected. It is read, and never committed on."""
 
     __slots__ = ()
 
@@ -190,10 +185,7 @@ class Documents(tuple[ContextBlock, ...]):
 
 
 def documents_in(value: object) -> Documents | None:
-    """Return a value of the state as documents; None if it is something else.
-
-    A single block counts as documents, and so does a list of blocks, which `sorted` returns.
-    """
+    """Return a value of the state as documents; None if it is something else."""
     if isinstance(value, Documents):
         return value
     if isinstance(value, ContextBlock):
@@ -217,12 +209,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt that is ready to be planned.
-
-    Attributes:
-        query: The text, in which documents are only referred to.
-        blocks: The documents, each once, best first.
-    """
+    """A prompt that is ready to be planned."""
 
     query: str
     blocks: tuple[ContextBlock, ...] = ()
@@ -230,20 +217,7 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text with `{name}` variables; `{{` and `}}` are braces.
-
-    A variable has no attributes, indexes, conversions or formats, so that a template from elsewhere
-    shows nothing but values of the state. Values are never read as templates.
-
-    Args:
-        literals: The texts around the variables, one more than there are variables.
-        names: The variables, in the text's order.
-        where: The template's place, for error messages.
-
-    Example:
-        >>> Template.parse("Answer {input} in {{one}} line.").render_text({"input": "Why?"})
-        'Answer Why? in {one} line.'
-    """
+    """A text with `{name}` variables; `{{` and `}}` are braces."""
 
     literals: tuple[str, ...]
     names: tuple[str, ...]
@@ -251,15 +225,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, where: str = "a template") -> Template:
-        """Return the template that a text describes.
-
-        Args:
-            text: The text.
-            where: Its place, such as "the prompt of node 'answer'".
-
-        Raises:
-            GraphError: wrong type, a lone brace, or a variable that is not an identifier.
-        """
+        """Return the template that a text describes."""
         if not isinstance(text, str):
             raise GraphError(f"{where} must be a string, not {describe(text)}")
         literals: list[list[str]] = [[]]  # each in pieces: a text may hold thousands of braces
@@ -291,14 +257,7 @@ class Template:
         return tuple(dict.fromkeys(self.names))
 
     def render_text(self, state: Mapping[str, Any]) -> str:
-        """Return the text with the state's values: a query or a system text.
-
-        Documents are shown as their texts with blank lines between them, other lists and tuples as
-        one item a line, everything else as `str` makes it.
-
-        Raises:
-            StateKeyError: If the state lacks a variable.
-        """
+        """Return the text with the state's values: a query or a system text."""
         text = [self.literals[0]]
         for name, literal in zip(self.names, self.literals[1:], strict=True):
             if name not in state:
@@ -311,15 +270,7 @@ class Template:
         return "".join(text)
 
     def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the text with the state's values, and the documents apart.
-
-        Documents must stand before all that changes from request to request for a prefix cache to
-        hit, so the text refers to them as "the documents above", or as "no documents" where there
-        are none. Everything else is shown as in `render_text`.
-
-        Raises:
-            StateKeyError: If the state lacks a variable.
-        """
+        """Return the text with the state's values, and the documents apart."""
         blocks: dict[BlockKey, ContextBlock] = {}
         values = {name: state[name] for name in self.names if name in state}
         for name, value in values.items():

@@ -22,11 +22,7 @@ from ctxreuse.workflow.graph.state import Template
 
 
 def check_names(graph: Graph) -> None:
-    """Check that edges and limits lead to nodes that exist.
-
-    Raises:
-        GraphError: One does not, or there is no node or no edge from START.
-    """
+    """Check that edges and limits lead to nodes that exist."""
     if not graph.nodes:
         raise GraphError(
             f"workflow {quoted([graph.name])} has no nodes; add some with add_generation, "
@@ -49,13 +45,7 @@ def check_names(graph: Graph) -> None:
 
 
 def check_flow(graph: Graph) -> None:
-    """Check that every run ends, and that what it reads and writes is well-defined.
-
-    Raises:
-        GraphError: A node cannot be reached or cannot reach END, a cycle has no visit limit, a
-            variable cannot have been written, two nodes side by side write one key, or an output
-            is an input.
-    """
+    """Check that every run ends, and that what it reads and writes is well-defined."""
     flow = Flow(graph)
     for name in flow.unreached():
         raise GraphError(
@@ -162,19 +152,7 @@ def _suggestion(name: object, known: Iterable[str]) -> str:
 
 
 class Flow:
-    """Where the runs of a graph can go: answers all questions about paths.
-
-    An edge may lead to its target, or to where visit limits send it on instead. From that alone
-    follows which nodes can run before, behind or beside each other, over single nodes and pairs of
-    them. Whole wavefronts, of which there are exponentially many, are never enumerated.
-
-    Nodes are numbered in their order, END last, and a set of nodes is an integer with a bit for
-    each. So the work is at most the number of nodes times that of edges, in operations on such
-    sets, and for most graphs one operation for each edge; `MOST_NODES` bounds both.
-
-    Args:
-        graph: The graph, whose names are known to be right.
-    """
+    """Where the runs of a graph can go: answers all questions about paths."""
 
     def __init__(self, graph: Graph) -> None:
         self._names = (*graph.nodes, END)
@@ -213,11 +191,7 @@ class Flow:
         return bool(self._writers.get(key, 0) & self._before[self._number[name]])
 
     def before(self, name: str) -> frozenset[str]:
-        """Return the nodes that can have run before a node does, itself on an earlier visit too.
-
-        Every wavefront before the node's holds a node that leads to it; so the result is those,
-        and the nodes that can run beside them.
-        """
+        """Return the nodes that can have run before a node does, itself on an earlier visit too."""
         return frozenset(self._named(self._before[self._number[name]]))
 
     def beside(self, name: str) -> frozenset[str]:
@@ -271,11 +245,7 @@ class Flow:
 
     @cached_property
     def _beside(self) -> list[int]:
-        """What `beside` returns, of each node.
-
-        A pair leads to the pairs of what its two nodes lead to. The first node steps on, then the
-        second: what the second can lead to is looked up once for each node that the first steps on.
-        """
+        """What `beside` returns, of each node."""
         pairs = _Pairs(len(self._nodes))
         for edges in (self._first, *(self._edges[one] for one in _numbers(self._reached_nodes))):
             for targets, others in _with_others(edges).items():
@@ -340,12 +310,7 @@ class Flow:
 
 
 class _Pairs:
-    """Pairs of nodes, and those of them that have not been taken yet.
-
-    Attributes:
-        beside: For each node the others that it makes a pair with.
-        queue: The nodes with new pairs.
-    """
+    """Pairs of nodes, and those of them that have not been taken yet."""
 
     def __init__(self, size: int) -> None:
         self.beside = [0] * size

@@ -22,11 +22,7 @@ _EXTRA = "workflow"
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns queries into vectors; called in a thread, with several queries at once.
-
-    Attributes:
-        dimension: Length of a vector.
-    """
+    """Turns queries into vectors; called in a thread, with several queries at once."""
 
     dimension: int
 
@@ -336,11 +332,7 @@ class LangChainEmbedder:
 
 
 def checked_embedder(embedder: object) -> Embedder:
-    """Return the argument if it is an embedder.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the argument if it is an embedder."""
     if isinstance(embedder, type) or not isinstance(embedder, Embedder):
         raise InvalidRequestError(
             f"embedder must have dimension and embed(texts), not be {describe(embedder)}; pass a "
@@ -359,11 +351,7 @@ def _sentence_transformer(name: str) -> Any:
 
 
 def checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:
-    """Return vectors as an array of shape (count, dimension); dimension 0 allows any.
-
-    Raises:
-        InvalidRequestError: another shape, or numbers that are not finite; it names the giver.
-    """
+    """Return vectors as an array of shape (count, dimension); dimension 0 allows any."""
     if not count:
         return np.zeros((0, dimension), np.float32)
     try:

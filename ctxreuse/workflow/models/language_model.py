@@ -45,11 +45,7 @@ class LanguageModel(Protocol):
 
 
 def checked_llm(llm: object) -> LanguageModel:
-    """Return the argument if it is a language model.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the argument if it is a language model."""
     if isinstance(llm, type) or not isinstance(llm, LanguageModel):
         raise InvalidRequestError(
             f"llm must have stream(prompt, params), not be {describe(llm)}; pass "

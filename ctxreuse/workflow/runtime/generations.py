@@ -21,15 +21,7 @@ from ctxreuse.workflow.models.language_model import LanguageModel, Piece
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request to the model. Two that are equal are the same, byte for byte.
-
-    Attributes:
-        query: The text behind the documents.
-        blocks: The documents, best first.
-        system: The system message.
-        params: Further parameters of the request.
-        llm: The model; None is the workflow engine's.
-    """
+    """A request to the model. Two that are equal are the same, byte for byte."""
 
     query: str
     blocks: tuple[ContextBlock, ...]
@@ -39,28 +31,14 @@ class GenerationRequest:
 
     @classmethod
     def of(cls, node: Generation, state: State) -> GenerationRequest:
-        """Return the request of a node in a state.
-
-        Raises:
-            StateKeyError: If the state lacks a variable.
-        """
+        """Return the request of a node in a state."""
         prompt = node.prompt.render_prompt(state)
         system = None if node.system is None else node.system.render_text(state)
         return cls(prompt.query, prompt.blocks, system, node.params, node.llm)
 
 
 class GenerationAnswer:
-    """An answer that is received whether or not a node reads it yet.
-
-    Args:
-        request: The request.
-        stream: The pieces; closed when they end or the answer is cancelled.
-
-    Attributes:
-        request: The request.
-        tokens: Tokens that have come.
-        receiving: Ends with the answer.
-    """
+    """An answer that is received whether or not a node reads it yet."""
 
     def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
@@ -71,11 +49,7 @@ class GenerationAnswer:
         self.receiving.add_done_callback(self._note_end)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield all pieces, those first that have come already.
-
-        Raises:
-            Exception: What the model raised.
-        """
+        """Yield all pieces, those first that have come already."""
         given = 0
         while True:
             while given < len(self._pieces):
@@ -108,16 +82,7 @@ class GenerationAnswer:
 
 
 class Generations:
-    """The generations of a workflow engine. For one event loop.
-
-    Args:
-        llm: The model that is asked where a generation names none.
-        planner: Orders the documents for the prefix cache; None leaves them as retrieved.
-
-    Attributes:
-        started: How many were started.
-        planning: Counts the prompts that went through with the documents as retrieved.
-    """
+    """The generations of a workflow engine. For one event loop."""
 
     def __init__(self, llm: LanguageModel | None, planner: ReusePlanner | None) -> None:
         self.started = 0

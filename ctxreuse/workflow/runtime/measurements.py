@@ -18,19 +18,7 @@ from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """The gains and costs of speculation.
-
-    Attributes:
-        retrievals: Retrievals before a generation, so that one could have been launched.
-        launched: Generations that were launched before their retrieval had ended.
-        committed: How many of them were right.
-        wasted_tokens: Tokens that the wrong ones had generated.
-        wasted_prompts: How many wrong ones there were.
-        generated_tokens: Tokens of all generations that were not wasted.
-        searches: Searches that began with a part of a generation's text.
-        searches_committed: How many of them were for the final text.
-        hints: How many others told the real search which clusters to scan first.
-    """
+    """The gains and costs of speculation."""
 
     retrievals: int = 0
     launched: int = 0
@@ -45,23 +33,7 @@ class SpeculationCounters:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowMetrics:
-    """What a workflow engine has done since it was made.
-
-    Attributes:
-        runs: Runs that have begun.
-        finished: How many of them have ended well.
-        failed: How many have ended with an error, a deadline included.
-        cancelled: How many were cancelled.
-        waiting: Runs that wait for a slot.
-        in_flight: Runs under way.
-        generations: Generations that were started, speculative ones included.
-        searches: Counts of all step-wise retrievers together.
-        speculation: Counts of speculation.
-        planning_failures: Prompts that were sent with the documents as retrieved, because planning
-            failed.
-        parts: How much of each part of what is remembered there is, and may be; all tenants
-            together.
-    """
+    """What a workflow engine has done since it was made."""
 
     runs: int
     finished: int
@@ -104,18 +76,7 @@ _ROW_INCHES = 0.28
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stage, from its beginning to its end.
-
-    Attributes:
-        run: The run's number, from 1.
-        workflow: The workflow's name.
-        node: The node's name.
-        visit: Which visit of it in the run.
-        kind: What it did.
-        began_s: When it began, in seconds of the engine's clock.
-        ended_s: When it ended.
-        outcome: How it ended.
-    """
+    """A stage, from its beginning to its end."""
 
     run: int
     workflow: str
@@ -132,17 +93,7 @@ Timeline: TypeAlias = deque[Span]
 
 
 def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Draw the latest stages of a workflow engine.
-
-    Args:
-        timeline: The stages; of many runs, the latest sixty are drawn.
-        path: A picture's name, ending in .png, .svg or .pdf.
-
-    Raises:
-        InputFileError: If the picture cannot be written.
-        InvalidRequestError: If nothing has run yet, or there is no such kind of picture.
-        MissingExtraError: If matplotlib is not installed.
-    """
+    """Draw the latest stages of a workflow engine."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch

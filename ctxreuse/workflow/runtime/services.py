@@ -131,15 +131,7 @@ class GenerationStatistics:
 
 
 class PreviewStability:
-    """Learns how often the best k of a search are final, by the part of it that has been done.
-
-    Example:
-        >>> stability = PreviewStability()
-        >>> for _ in range(200):
-        ...     stability.observe(changed_at=0.1)
-        >>> round(stability.probability(0.2), 2), stability.launch_at() < 0.2
-        (1.0, True)
-    """
+    """Learns how often the best k of a search are final, by the part of it that has been done."""
 
     def __init__(self) -> None:
         self._ended = np.zeros(_BINS + 1)
@@ -148,21 +140,13 @@ class PreviewStability:
         self._learn()
 
     def observe(self, changed_at: float) -> None:
-        """Learn from a search that has ended.
-
-        Args:
-            changed_at: The part of it, from 0 to 1, after which its best k changed last.
-        """
+        """Learn from a search that has ended."""
         self._ended *= _FADING
         self._ended[min(_BINS, int(np.ceil(changed_at * _BINS)))] += 1
         self._learn()
 
     def probability(self, progress: float) -> float:
-        """Return the probability that a preview is final.
-
-        Args:
-            progress: The part of the search that has been done, from 0 to 1.
-        """
+        """Return the probability that a preview is final."""
         return float(self._final[min(_BINS, int(progress * _BINS))])
 
     def launch_at(self) -> float:
@@ -191,26 +175,7 @@ class PreviewStability:
 
 
 class Services:
-    """What the runs of a workflow engine share.
-
-    Of what a tenant has asked or found, other tenants get nothing: a session's last searches are
-    its tenant's, and no vector, result or answer is kept by its text. Common are averages, which
-    say how long a node takes and how soon its searches are final, not what was asked.
-
-    Args:
-        llm: As for `WorkflowEngine`, and so are the others; the retrievers by name.
-
-    Attributes:
-        generations: The model.
-        executors: The step-wise retrievers, by name.
-        retrievers: The atomic ones.
-        generation_statistics: Averages of generations, by node.
-        preview_stability: When the previews of a retrieval are final, with or without a last
-            search.
-        speculation: Counts of speculation.
-        speculating: Keeps failures of speculation, or of its history, from the runs.
-        timeline: What happened when.
-    """
+    """What the runs of a workflow engine share."""
 
     def __init__(
         self,
@@ -273,10 +238,7 @@ class Services:
     def keep_search(
         self, tenant: str, session: str | int, retriever: str, record: SearchRecord
     ) -> None:
-        """Remember the last search of a tenant's session.
-
-        The tenant that has most sessions, or whose take most bytes, loses the oldest.
-        """
+        """Remember the last search of a tenant's session."""
         self._sessions.put(tenant, _session_key(session, retriever), record)
 
     async def close(self) -> None:
@@ -293,16 +255,7 @@ def _session_key(session: str | int, retriever: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A run among others.
-
-    Attributes:
-        services: What all runs share.
-        graph: The graph that is run.
-        emit: Receives the run's events.
-        number: The run's number in its engine, from 1.
-        tenant: The tenant; nothing is shared across tenants.
-        session: Runs of one session share their last searches. None has no session.
-    """
+    """A run among others."""
 
     services: Services
     graph: Graph

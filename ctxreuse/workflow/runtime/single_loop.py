@@ -24,11 +24,7 @@ class _OwnerLoop:
 
 
 class SingleLoopRunner:
-    """Runs coroutines in one event loop, though callers are in other loops and threads.
-
-    The first caller's loop is the owner loop, as long as anything runs there. Frameworks call the
-    same object from coroutines and, for synchronous code, from threads.
-    """
+    """Runs coroutines in one event loop, though callers are in other loops and threads."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
@@ -40,15 +36,7 @@ class SingleLoopRunner:
         self._owner: _OwnerLoop | None = None
 
     async def run(self, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Return what a coroutine returns; it has the caller's context variables.
-
-        Args:
-            work: Makes the coroutine, given the owner loop.
-
-        Raises:
-            InvalidRequestError: If the owner loop waits for this very call.
-            EngineClosedError: If the owner loop ends before the coroutine does.
-        """
+        """Return what a coroutine returns; it has the caller's context variables."""
         here = asyncio.get_running_loop()
         with self._used(None) as owner:
             if owner.loop is here:

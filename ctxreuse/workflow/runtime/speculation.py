@@ -43,13 +43,7 @@ _FREE_TOKENS = 1_000
 
 
 class Decision(NamedTuple):
-    """The policy's answer: what a run does now about the generation behind a search.
-
-    Attributes:
-        drops: Whether to stop the speculative generation under way.
-        launch: The ids of the documents to launch one from; None launches none.
-        previews: When to decide again; None leaves it as it is.
-    """
+    """The policy's answer: what a run does now about the generation behind a search."""
 
     drops: bool = False
     launch: tuple[int, ...] | None = None
@@ -57,16 +51,7 @@ class Decision(NamedTuple):
 
 
 class LaunchPolicy:
-    """Decides for one search when the generation behind it is launched, and learns from its end.
-
-    Args:
-        rule: When to speculate.
-        stability: What is known of such searches.
-
-    Attributes:
-        launches: How many generations the run has launched.
-        previews: When to decide first.
-    """
+    """Decides for one search when the generation behind it is launched, and learns from its end."""
 
     def __init__(self, rule: Rule, stability: PreviewStability) -> None:
         self.launches = 0
@@ -80,13 +65,7 @@ class LaunchPolicy:
     def decide(
         self, search: SearchHandle, progress: SearchProgress, running: tuple[int, ...] | None
     ) -> Decision:
-        """Return what to do now.
-
-        Args:
-            search: The search.
-            progress: How far it is.
-            running: The ids that the speculative generation under way rests on; None if none is.
-        """
+        """Return what to do now."""
         found = None if progress.best is None else progress.best.ids[: search.k]
         if self._rule == "always" or found is None or not len(found):
             found = search.recalled
@@ -132,17 +111,7 @@ class LaunchedGeneration:
 
 
 class SpeculativeGeneration:
-    """The speculative generation of a run (HedraRAG, section 4.3).
-
-    It is committed only to a request that equals its own, byte for byte.
-
-    Args:
-        context: The run.
-        background: Closes the streams of wrong speculations.
-
-    Attributes:
-        ids: The preview that the generation under way rests on; None if none is.
-    """
+    """The speculative generation of a run (HedraRAG, section 4.3)."""
 
     def __init__(self, context: RunContext, background: BackgroundTasks) -> None:
         self._context = context
@@ -152,16 +121,7 @@ class SpeculativeGeneration:
         self._launched: LaunchedGeneration | None = None
 
     def launch(self, node: Generation, state: State, ids: tuple[int, ...]) -> bool:
-        """Start a generation, unless too many are under way or too much has been wasted.
-
-        Args:
-            node: The generation.
-            state: The state that is expected when the retrieval has ended.
-            ids: The preview that the expectation rests on.
-
-        Returns:
-            Whether it was started.
-        """
+        """Start a generation, unless too many are under way or too much has been wasted."""
         services = self._services
         options, counters = services.options, services.speculation
         if len(services.generations) >= options.max_generations:
@@ -212,14 +172,7 @@ class SpeculativeGeneration:
 
 
 class SpeculativeRetrieval:
-    """The speculative search of a run, begun before the generation that writes its query has ended.
-
-    Its result is used only if the query turns out to be the very text that it searched for;
-    otherwise it tells the real search which clusters to scan first (HedraRAG, section 4.3).
-
-    Args:
-        services: What all runs share.
-    """
+    """The speculative search of a run, begun before its query is written to the end."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -228,14 +181,7 @@ class SpeculativeRetrieval:
     def begin(
         self, node: Retrieval, state: State, executor: SearchExecutor, record: SearchRecord | None
     ) -> None:
-        """Search with what is expected to be the query, or to be near it.
-
-        Args:
-            node: The retrieval that will come.
-            state: The state that is expected then.
-            executor: Runs its searches.
-            record: The last search.
-        """
+        """Search with what is expected to be the query, or to be near it."""
         scheduler = executor.scheduler
         if len(scheduler) >= self._services.options.max_retrievals or not scheduler.has_time:
             return
@@ -250,15 +196,7 @@ class SpeculativeRetrieval:
         self._begun = (node.name, executor, executor.begin(text, node.k, NEVER, record))
 
     def take(self, node: Retrieval, text: str) -> tuple[SearchHandle | None, SearchRecord | None]:
-        """Return the search for a query if it is under way, else a hint for it.
-
-        Args:
-            node: The retrieval that begins.
-            text: Its query.
-
-        Returns:
-            The search, which the caller goes on with, and the record of another one.
-        """
+        """Return the search for a query if it is under way, else a hint for it."""
         if self._begun is None:
             return None, None
         name, executor, search = self._begun

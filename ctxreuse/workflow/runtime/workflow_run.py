@@ -53,15 +53,7 @@ class _Launcher:
 
 
 class Stages:
-    """Runs the generations and retrievals of one run, and the speculation that joins them.
-
-    A retrieval may start the generation behind it before it has ended, a generation the retrieval
-    behind it. It goes one stage deep: only from a node that runs alone, over an edge without a
-    router, into the one node behind it.
-
-    Args:
-        context: The run.
-    """
+    """Runs the generations and retrievals of one run, and the speculation that joins them."""
 
     def __init__(self, context: RunContext) -> None:
         services = context.services
@@ -80,14 +72,7 @@ class Stages:
         await self._background.wait()
 
     async def generation(self, node: Generation, state: State, visit: int, is_alone: bool) -> str:
-        """Return the text of a generation; commit the speculative one if it is the same.
-
-        Args:
-            node: The node.
-            state: What is known.
-            visit: Which visit of the node.
-            is_alone: Whether no other node runs beside it.
-        """
+        """Return the text of a generation; commit the speculative one if it is the same."""
         services = self._services
         request = GenerationRequest.of(node, state)
         began = services.clock()
@@ -186,10 +171,7 @@ class Stages:
     def _found(
         self, executor: SearchExecutor, name: str, search: SearchHandle, launcher: _Launcher | None
     ) -> tuple[Documents, tuple[float, ...]]:
-        """Return what a search has found, learn from it, and keep it for the next one.
-
-        It is kept at once, since the next node may be a search, too.
-        """
+        """Return what a search has found, learn from it, and keep it for the next one."""
         best = search.outcome
         if isinstance(best, Exception):
             raise best
@@ -269,19 +251,7 @@ class Stages:
 
 
 class WorkflowRun:
-    """Executes a graph once.
-
-    Args:
-        context: The run.
-        inputs: The values of the graph's inputs.
-
-    Attributes:
-        state: The values that are known; nothing speculative.
-        visited: The nodes that have ended, wavefront by wavefront.
-
-    Raises:
-        StateKeyError: an input is missing or unknown.
-    """
+    """Executes a graph once."""
 
     def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
         self.state = context.graph.initial_state(inputs)
@@ -291,11 +261,7 @@ class WorkflowRun:
         self._stages = Stages(context)
 
     async def execute(self) -> None:
-        """Run until all branches have led to END.
-
-        Raises:
-            WorkflowError: A node, a router or a limit has failed the run.
-        """
+        """Run until all branches have led to END."""
         try:
             wavefront = await self._next([START])
             while wavefront:

@@ -24,13 +24,7 @@ _LONGEST_FACTOR = 20.0
 
 
 class ScanLoad(NamedTuple):
-    """The size of a scan.
-
-    Attributes:
-        clusters: Pairs of a query and a cluster.
-        codes: Stored vectors in the distinct clusters: each is read from memory once.
-        compared: Pairs of a query and a stored vector.
-    """
+    """The size of a scan."""
 
     clusters: int
     codes: int
@@ -38,23 +32,7 @@ class ScanLoad(NamedTuple):
 
 
 class ScanCosts:
-    """A linear model of the seconds of a scan, fitted to the latest scans.
-
-    A cluster that several queries need is read from memory once and compared for each of them, so
-    the model has three terms: pairs of query and cluster, codes read, codes compared. None of them
-    is negative.
-
-    Args:
-        dimension: Components of a vector; the model begins with what a component costs on a common
-            machine.
-
-    Example:
-        >>> costs = ScanCosts(dimension=64)
-        >>> for _ in range(100):
-        ...     costs.observe(ScanLoad(clusters=10, codes=20_000, compared=20_000), 0.001)
-        >>> round(costs.seconds(ScanLoad(clusters=10, codes=20_000, compared=20_000)), 5)
-        0.001
-    """
+    """A linear model of the seconds of a scan, fitted to the latest scans."""
 
     def __init__(self, dimension: int) -> None:
         per_pair, read, compare = _PRIOR_S
@@ -70,12 +48,7 @@ class ScanCosts:
         return float(self._rates @ np.asarray(load, dtype=np.float64))
 
     def seconds_of_clusters(self, sizes: NDArray[np.int64], shared_by: NDArray[np.int64]) -> Floats:
-        """Return the expected seconds of each of some clusters.
-
-        Args:
-            sizes: Codes in each cluster.
-            shared_by: How many queries it is compared with.
-        """
+        """Return the expected seconds of each of some clusters."""
         per_pair, read, compare = self._rates
         seconds: Floats = per_pair * shared_by + (read + compare * shared_by) * sizes
         return seconds
@@ -107,12 +80,7 @@ class ScanCosts:
 
 
 class MovingMean:
-    """A mean in which the latest values count most.
-
-    Args:
-        value: Where it begins.
-        weight: The weight of each new value.
-    """
+    """A mean in which the latest values count most."""
 
     def __init__(self, value: float, weight: float = 0.1) -> None:
         self.value = value
@@ -124,11 +92,7 @@ class MovingMean:
 
 
 class ArrivalRate:
-    """How many searches arrive in a second; the latest seconds count most.
-
-    Args:
-        window_s: About how many seconds count.
-    """
+    """How many searches arrive in a second; the latest seconds count most."""
 
     def __init__(self, window_s: float = 1.0) -> None:
         self._window_s = window_s
@@ -153,22 +117,7 @@ def sub_stage_s(
     shortest_s: float = 0.001,
     longest_s: float = 0.1,
 ) -> float:
-    """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
-
-    Of a second, sub-stages of length mb spend b/mb on the overhead b of scheduling, for which all n
-    searches wait; each of the r newcomers in it waits for the first of w workers to end its
-    sub-stage, which takes mb/(w+1). The sum n b/mb + r mb/(w+1) is least at sqrt((w+1) n b / r).
-    The paper's equation is the case of one worker, one search, and one newcomer within its time t,
-    sqrt(2 b t), once its overhead term has the right sign.
-
-    Args:
-        overhead_s: Seconds of a sub-stage without its scan.
-        searches: How many searches are under way.
-        arriving_per_s: How many begin in a second.
-        workers: How many sub-stages go on at a time.
-        shortest_s: The least to return.
-        longest_s: The most to return.
-    """
+    """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1)."""
     overhead_of_all_s = max(searches, 1) * overhead_s
     best = math.sqrt((workers + 1) * overhead_of_all_s / max(arriving_per_s, 1e-6))
     return min(max(best, shortest_s), longest_s)

@@ -29,19 +29,7 @@ from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 
 class SearchExecutor:
-    """Runs the searches of one retriever. For one event loop at a time.
-
-    Args:
-        retriever: The index, and what belongs to it.
-        execute: Runs blocking work in another thread.
-        threads: For the workers alone; None has `execute` run each of their jobs.
-        workers: How many workers there may be.
-        reorder: Whether a session's last search says which clusters to scan first.
-        clock: Seconds from any start, to measure durations.
-
-    Attributes:
-        scheduler: Decides what is scanned next.
-    """
+    """Runs the searches of one retriever. For one event loop at a time."""
 
     def __init__(
         self,
@@ -74,16 +62,7 @@ class SearchExecutor:
         previews: PreviewSchedule | None = None,
         is_remembered: bool = True,
     ) -> SearchHandle:
-        """Begin a search.
-
-        Args:
-            text: The query.
-            k: How many results.
-            due: When the result is needed; the least is served first.
-            record: The last search of the session.
-            previews: When the owner gets a preview; None is never.
-            is_remembered: Whether more of the results are kept, for the next search.
-        """
+        """Begin a search."""
         search = SearchHandle(text, k, due, KEPT if is_remembered else k, record, previews)
         search.loop = asyncio.get_running_loop()
         with self._lock:

@@ -14,17 +14,11 @@ _OTHER_INDEXES = (
 )
 
 _BY_PAIR = 2
-"""faiss's mode that spreads pairs of query and cluster over its threads. Its results are the same.
-In the default mode faiss asks Python after each row whether Ctrl-C was pressed, and waits for the
-GIL for that, as long as another thread computes (5 ms a row, for a hundred rows)."""
+"""faiss mode that spreads pairs of query and cluster over its threads. Results are the same."""
 
 
 def require_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        MissingExtraError: faiss is not installed.
-    """
+    """Return the module faiss."""
     try:
         import faiss
     except ImportError as error:
@@ -34,11 +28,7 @@ def require_faiss() -> Any:
 
 @contextmanager
 def openmp_threads(threads: int | None) -> Iterator[None]:
-    """Set how many OpenMP threads faiss uses for the calling thread, which has its own number.
-
-    Args:
-        threads: The number; None leaves it as it is.
-    """
+    """Set how many OpenMP threads faiss uses for the calling thread, which has its own number."""
     faiss = require_faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(before if threads is None else threads)
@@ -49,11 +39,7 @@ def openmp_threads(threads: int | None) -> Iterator[None]:
 
 
 def checked_faiss_index(faiss: Any, index: Any) -> Any:
-    """Return a faiss index, downcast, if it can be searched cluster by cluster.
-
-    Raises:
-        InvalidRequestError: wrong kind of index.
-    """
+    """Return a faiss index, downcast, if it can be searched cluster by cluster."""
     if not isinstance(index, faiss.Index):
         raise InvalidRequestError(
             f"an IVFIndex is built over a faiss index, not over {describe(type(index).__name__)}"
@@ -88,10 +74,7 @@ def _remedy(faiss: Any, index: Any) -> str:
 
 
 def view_of(faiss: Any, index: Any, lists: Any) -> Any:
-    """Return an index of the same kind that shares the quantizer and searches the lists.
-
-    The lists and settings of the view do not change the user's index.
-    """
+    """Return an index of the same kind that shares the quantizer and searches the lists."""
     if type(index) is faiss.IndexIVFFlat:
         view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)
     else:

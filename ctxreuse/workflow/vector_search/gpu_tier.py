@@ -79,15 +79,7 @@ def fastest_tier(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuCluster:
-    """A cluster on the GPU, and in RAM, where the CPU scores its vectors again.
-
-    Attributes:
-        vectors: (n, d) float32 tensor on the device.
-        squared_norms: (n,) float32 tensor on the device.
-        stored: (n, d) float32 as faiss stores them, in RAM.
-        ids: (n,) their ids.
-        largest_norm: The largest Euclidean norm of its vectors.
-    """
+    """A cluster on the GPU, and in RAM, where the CPU scores its vectors again."""
 
     vectors: Any
     squared_norms: Any
@@ -204,11 +196,7 @@ class _GpuScanner:
         return finish
 
     def _nearest(self, asked: Any, cluster: GpuCluster, k: int) -> list[tuple[Any, Any]]:
-        """Return blocks of scores (less is better) and offsets of the best k and some more.
-
-        The scores lack the queries' squared norms, which change no order. Scores that a small
-        cluster lacks are infinite.
-        """
+        """Return blocks of scores (less is better) and offsets of the best k and some more."""
         torch = self._torch
         size = len(cluster.stored)
         width = k + _SPARE
@@ -270,11 +258,7 @@ class _GpuScanner:
     def _margins(
         self, norms: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Return 2 * (E + F) for each pair, where E and F bound the errors of the scores.
-
-        Four terms are added to d for the operations around the sum: differences, squares, the
-        norms and their addition. Another bound, far smaller, covers products that underflow.
-        """
+        """Return 2 * (E + F) for each pair, where E and F bound the errors of the scores."""
         terms = self._dimension + 4
         gamma = terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)
         if self._higher_is_better:

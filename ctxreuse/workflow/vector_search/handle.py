@@ -21,18 +21,7 @@ results tend to be among the next best of this one's."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRecord:
-    """A search that has ended, or the part of one that has been done, for the next search.
-
-    Consecutive queries of a workflow are close to each other. What the last one found is often
-    found again, and lies in the same clusters (HedraRAG, section 4.3, observations 1 to 3).
-
-    Attributes:
-        vector: The query, shape (d,).
-        clusters: The clusters that were probed, C_v.
-        ids: The best results, at most `KEPT`, best first.
-        found_in: The cluster of each; together H_v.
-        vectors: The stored vector of each, shape (n, d); None if they were not looked up.
-    """
+    """A search that has ended, or the part of one that has been done, for the next search."""
 
     vector: Vectors
     clusters: Ids
@@ -47,11 +36,7 @@ class SearchRecord:
         return sum(array.nbytes for array in arrays if array is not None)
 
     def reordered(self, clusters: Ids) -> Ids:
-        """Return a new query's clusters in the order in which to scan them.
-
-        First those in which this search found something (H_v), then those that it probed (C_v),
-        then the rest; within each group the given order.
-        """
+        """Return a new query's clusters in the order in which to scan them."""
         rank = np.full(clusters.shape, 2)
         rank[np.isin(clusters, self.clusters)] = 1
         rank[np.isin(clusters, self.found_in)] = 0
@@ -67,25 +52,14 @@ class SearchRecord:
 
 
 class PreviewSchedule(NamedTuple):
-    """When the owner of a search gets a preview of its results.
-
-    Attributes:
-        first: After which part of the search, from 0 to 1.
-        every: After which further part each time; 0 leaves it to the batches.
-    """
+    """When the owner of a search gets a preview of its results."""
 
     first: float = 0.0
     every: float = 0.0
 
 
 class SearchProgress(NamedTuple):
-    """How far a search is.
-
-    Attributes:
-        share: The part that has been done without a gap, from 0 to 1.
-        unchanged: The part since the best k changed last, from 0 to 1.
-        best: All results that are kept; None before the first scan.
-    """
+    """How far a search is."""
 
     share: float = 0.0
     unchanged: float = 0.0
@@ -94,31 +68,7 @@ class SearchProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SearchHandle:
-    """A search: its owner waits for `updates` and reads `outcome`; the scheduler advances it.
-
-    Attributes:
-        text: The query.
-        k: How many results are asked for.
-        due: When the result is needed, on any scale; the least is served first.
-        kept: How many of the best are kept; k if that is more.
-        record: The last search of the session.
-        previews: When the owner gets a preview; None is never.
-        vector: The query's vector, shape (d,), once it is embedded.
-        clusters: The clusters to scan, in this order, each once; empty until then.
-        recalled: What of the last search's results is nearest to the new query, best first: a
-            preview that costs nothing. None until the query is embedded, or without such a record.
-        scanned: How many clusters have been scanned; `in_flight` more are being scanned.
-        changed_at: How many had been when the best k changed last; `previewed_at`: when the owner
-            was told last.
-        pause_at: After how many clusters a batch should end for a preview; 0 for none.
-        pause_every: After how many more each later one should; 0 lets them take what fits.
-        slot: The row of its results while it is under way; else -1.
-        is_done: Whether all clusters have been scanned.
-        is_gone: Whether the search was taken out of the queue.
-        outcome: The best results, all that are kept, or what went wrong; None until it has ended.
-        loop: The event loop of the owner.
-        updates: What the owner has not seen yet: for each update, whether the search has ended.
-    """
+    """A search: its owner waits for `updates` and reads `outcome`; the scheduler advances it."""
 
     text: str
     k: int

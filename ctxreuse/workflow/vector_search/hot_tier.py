@@ -30,12 +30,7 @@ _Copy = TypeVar("_Copy")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltTier(Generic[_Copy]):
-    """A set of clusters that was copied and waits to be swapped in.
-
-    Attributes:
-        copies: Each cluster's copy, by cluster.
-        size_bytes: Their size.
-    """
+    """A set of clusters that was copied and waits to be swapped in."""
 
     copies: Mapping[int, _Copy]
     size_bytes: int
@@ -43,14 +38,7 @@ class BuiltTier(Generic[_Copy]):
 
 @dataclass(slots=True)
 class TierCounters:
-    """What a tier has done.
-
-    Attributes:
-        sub_stages: Sub-stages that were noted.
-        codes: Vectors that were compared in them, for all pairs of query and cluster.
-        hot_codes: How many of these were in clusters that the tier held.
-        swaps: How often another set was swapped in.
-    """
+    """What a tier has done."""
 
     sub_stages: int = 0
     codes: int = 0

@@ -38,13 +38,7 @@ _FEW = 1 << 16
 
 
 class ScannedPairs(NamedTuple):
-    """The findings of a `ClusterScanner`.
-
-    Attributes:
-        found: As `IVFIndex.scan` returns it.
-        is_certain: (r,) whether the pair's candidates are exactly those that faiss would find;
-            faiss scans the others again.
-    """
+    """The findings of a `ClusterScanner`."""
 
     found: Candidates
     is_certain: npt.NDArray[np.bool_]
@@ -60,24 +54,13 @@ class ClusterScanner(Protocol):
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
-        """Begin what `IVFIndex.scan` does, for clusters that it holds.
-
-        Returns:
-            A function that waits for the end and returns the findings. The other clusters are
-            searched before it is called.
-        """
+        """Begin what `IVFIndex.scan` does, for clusters that it holds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What scans use; a scan keeps the one that it began with.
-
-    Attributes:
-        view: A faiss index that shares the quantizer and searches `lists`.
-        lists: Kept alive here, because faiss has a bare pointer to them.
-        scanner: Searches some of the clusters; None for none.
-    """
+    """What scans use; a scan keeps the one that it began with."""
 
     view: Any
     lists: Any
@@ -383,11 +366,7 @@ def _positive(number: Any, name: str) -> int:
 
 
 def integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:
-    """Return a row of integers from `low` to `high`; None sets no bounds.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range; it says the name.
-    """
+    """Return a row of integers from `low` to `high`; None sets no bounds."""
     array = _array(values, name)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidRequestError(

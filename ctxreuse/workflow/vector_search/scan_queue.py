@@ -52,17 +52,7 @@ _STRETCH = 1.3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScanBatch:
-    """Pairs of query and cluster to scan in one call; it shares no memory with the queue.
-
-    Attributes:
-        searches: The searches that take part.
-        vectors: Their queries, shape (n, d).
-        thresholds: The score that a result must reach to count for each, shape (n,).
-        rows: Which search each pair is of, shape (r,).
-        clusters: The cluster of each pair, equal ones together, shape (r,).
-        k: Results that each pair may bring.
-        load: The size of the scan.
-    """
+    """Pairs of query and cluster to scan in one call; it shares no memory with the queue."""
 
     searches: tuple[SearchHandle, ...]
     vectors: Vectors
@@ -79,15 +69,7 @@ class ScanBatch:
 
 
 class ScanQueue:
-    """Searches that are under way. For one thread; batches may be scanned in others.
-
-    Args:
-        cluster_sizes: Codes in each cluster of the index, shape (nlist,).
-        costs: How long scans take.
-        dimension: Components of a query.
-        higher_is_better: Whether scores are similarities, not distances.
-        shared_by: Queries that share a scan of a cluster.
-    """
+    """Searches that are under way. For one thread; batches may be scanned in others."""
 
     def __init__(
         self,
@@ -115,10 +97,7 @@ class ScanQueue:
         return len(self._waiting)
 
     def add(self, search: SearchHandle) -> None:
-        """Let a search take part from the next batch on.
-
-        Clusters without codes count as scanned; a search without any others is done at once.
-        """
+        """Let a search take part from the next batch on."""
         if not self._free or search.kept > self._found.width:
             self._enlarge(search.kept)
         search.slot = slot = self._free.pop()
@@ -155,14 +134,7 @@ class ScanQueue:
     def next_batch(
         self, budget_s: float, overhead_s: float = 0.0, *, only_awaited: bool = False
     ) -> ScanBatch | None:
-        """Return what to scan next, or None if everything is being scanned.
-
-        Args:
-            budget_s: How long it should take, in seconds; one cluster, and what ends a search, may
-                take longer.
-            overhead_s: Seconds of a batch without its scan.
-            only_awaited: Whether searches that are never due are left alone.
-        """
+        """Return what to scan next, or None if everything is being scanned."""
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
@@ -205,11 +177,7 @@ class ScanQueue:
         )
 
     def take_in(self, batch: ScanBatch, found: ClusterFindings) -> list[SearchHandle]:
-        """Take in what a batch has found.
-
-        Returns:
-            The searches that took part and have not been removed.
-        """
+        """Take in what a batch has found."""
         scans = np.bincount(batch.rows, minlength=len(batch.searches)).tolist()
         present = []
         for search, number in zip(batch.searches, scans, strict=True):
@@ -241,11 +209,7 @@ class ScanQueue:
                 self._demand[cluster] += 1
 
     def has_unscanned(self, only_awaited: bool) -> bool:
-        """Return whether there is anything that is not being scanned.
-
-        Args:
-            only_awaited: Whether searches that are never due do not count.
-        """
+        """Return whether there is anything that is not being scanned."""
         if only_awaited and not any(map(_is_awaited, self._waiting)):
             return False
         return bool(self._demand.any())
@@ -285,11 +249,7 @@ class ScanQueue:
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
     def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
-        """Return whether a batch that ends m searches should end one more, which takes w seconds.
-
-        The m wait w longer. Batches of m + 1 instead of m searches are fewer by 1 in m (m + 1) per
-        search, and all n that are under way wait for the overhead b of each: m w < n b / (m + 1).
-        """
+        """Return whether a batch that ends m searches should end one more of w seconds."""
         return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
     def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:
@@ -331,13 +291,7 @@ def _is_awaited(search: SearchHandle) -> bool:
 
 
 def _fitting(search: SearchHandle, seconds: Floats, budget_s: float) -> int:
-    """Return how many of the next clusters of a search fit a budget.
-
-    Args:
-        search: The search.
-        seconds: What its next clusters take, added up.
-        budget_s: How long they should take.
-    """
+    """Return how many of the next clusters of a search fit a budget."""
     fitting = max(int(np.searchsorted(seconds, budget_s, side="right")), 1)
     if seconds[-1] <= _STRETCH * budget_s:
         fitting = len(seconds)

@@ -61,15 +61,7 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScanJob:
-    """Clusters to scan together.
-
-    Attributes:
-        batch: The pairs of query and cluster.
-        index: The index that is scanned.
-        clock: Seconds from any start.
-        began_s: When a worker began to choose the clusters.
-        is_speculative: Whether no run waits for any of the searches.
-    """
+    """Clusters to scan together."""
 
     batch: ScanBatch
     index: IVFIndex
@@ -78,10 +70,7 @@ class ScanJob:
     is_speculative: bool
 
     def run(self) -> Scanned | Exception:
-        """Return what reaches the searches' thresholds, or what went wrong.
-
-        An equal score counts: it may win by its id.
-        """
+        """Return what reaches the searches' thresholds, or what went wrong."""
         index, batch = self.index, self.batch
         try:
             began = self.clock()
@@ -109,10 +98,7 @@ Outcome: TypeAlias = Embedded | Scanned | Exception
 
 
 def _least_of_best(nearness: Scores, batch: ScanBatch) -> Scores:
-    """Return what the k best of each search in this batch alone reach, or less; shape (n,).
-
-    It reads only the first few of each pair, which are its best: one pair rarely has all k.
-    """
+    """Return what the k best of each search in this batch alone reach, or less; shape (n,)."""
     width = -(-batch.k // _PAIRS)
     counts = np.bincount(batch.rows, minlength=len(batch.searches))
     order = np.argsort(batch.rows, kind="stable")
@@ -140,16 +126,7 @@ _MOSTLY_IDLE = 0.4
 
 @dataclass(slots=True)
 class SearchCounters:
-    """Counts of the work on the searches of an index.
-
-    Attributes:
-        searches: Searches that have ended.
-        batches: Scans.
-        pairs: Pairs of query and cluster that were scanned.
-        clusters: Clusters that were read for them.
-        scan_s: Seconds that the index took for them, over all workers.
-        scheduling_s: Seconds that workers spent on choosing what to scan.
-    """
+    """Counts of the work on the searches of an index."""
 
     searches: int = 0
     batches: int = 0
@@ -160,11 +137,7 @@ class SearchCounters:
 
 
 class SearchScheduler:
-    """The searches of one retriever; arguments as for `SearchExecutor`, which locks it.
-
-    Attributes:
-        counters: What has been done.
-    """
+    """The searches of one retriever; arguments as for `SearchExecutor`, which locks it."""
 
     def __init__(
         self,
@@ -311,11 +284,7 @@ class SearchScheduler:
             self._working_ahead -= job.is_speculative
 
     def _choose(self, now_s: float) -> None:
-        """Choose what to scan next.
-
-        Where many wait, several batches are chosen at a time: the first one brings the queue back
-        into the processor's caches, from which scans drive it out, the others cost a third.
-        """
+        """Choose what to scan next."""
         budget_s, overhead_s = self._budget_s(now_s), self._overhead_s.value
         for _ in range(max(1, min(len(self._queue) // _SEARCHES_A_BATCH, _MOST_BATCHES))):
             batch = self._queue.next_batch(

@@ -24,12 +24,7 @@ _SIGN_BIT = np.uint32(1 << 31)
 
 
 class Candidates(NamedTuple):
-    """What a scan found: ids and their scores, in arrays of one shape.
-
-    Attributes:
-        scores: float32; `worst_score` where nothing was found.
-        ids: int64; `MISSING` where nothing was found.
-    """
+    """What a scan found: ids and their scores, in arrays of one shape."""
 
     scores: Scores
     ids: Ids
@@ -55,19 +50,7 @@ def best_by_group(
     k: int,
     higher_is_better: bool,
 ) -> Candidates:
-    """Return the k best candidates of each group in canonical order.
-
-    Args:
-        groups: (m,) integers from 0 to n_groups - 1: the group of each candidate.
-        scores: (m,) float32, in any order.
-        ids: (m,) int64; entries that are `MISSING` are left out.
-        n_groups: Number of groups, those without a candidate included.
-        k: How many are wanted for each.
-        higher_is_better: True for inner products, False for distances.
-
-    Returns:
-        Arrays of shape (n_groups, k), padded at the end with `worst_score` and `MISSING`.
-    """
+    """Return the k best candidates of each group in canonical order."""
     found = np.flatnonzero(ids != MISSING)
     groups = np.asarray(groups, dtype=np.int64)[found]
     order = _canonical_order(groups, scores[found], ids[found], higher_is_better)
@@ -85,11 +68,7 @@ def best_by_group(
 def _canonical_order(
     groups: npt.NDArray[np.int64], scores: Scores, ids: Ids, higher_is_better: bool
 ) -> npt.NDArray[np.intp]:
-    """Return the order by (group, score with the best first, id).
-
-    Group and score are packed into one integer, which numpy sorts an order of magnitude faster
-    than three keys; the ids are looked at only where this integer is the same twice.
-    """
+    """Return the order by (group, score with the best first, id)."""
     keys = (groups.astype(np.uint64) << np.uint64(32)) | _ascending_bits(scores, higher_is_better)
     order = np.argsort(keys)
     in_order = keys[order]
@@ -99,11 +78,7 @@ def _canonical_order(
 
 
 def _ascending_bits(scores: Scores, higher_is_better: bool) -> npt.NDArray[np.uint64]:
-    """Return integers that ascend as the scores get worse; scores that are equal stay equal.
-
-    The bits of positive floats ascend as they do and those of negative ones descend: the usual
-    radix sort transformation. Adding zero turns -0.0 into 0.0.
-    """
+    """Return integers that ascend as the scores get worse; scores that are equal stay equal."""
     ascending = (-scores if higher_is_better else scores) + np.float32(0)
     bits = np.ascontiguousarray(ascending, dtype=np.float32).view(np.uint32)
     return np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT).astype(np.uint64)
@@ -111,14 +86,7 @@ def _ascending_bits(scores: Scores, higher_is_better: bool) -> npt.NDArray[np.ui
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterFindings:
-    """What a batch of scans found that may count, all of shape (m,).
-
-    Attributes:
-        rows: Which of the batch's searches each result is for.
-        scores: Its score.
-        ids: Its id.
-        clusters: The cluster that holds it.
-    """
+    """What a batch of scans found that may count, all of shape (m,)."""
 
     rows: npt.NDArray[np.intp]
     scores: Scores
@@ -128,13 +96,7 @@ class ClusterFindings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopK:
-    """The best results of a search so far, best first; all of shape (n,).
-
-    Attributes:
-        scores: The scores.
-        ids: The ids.
-        found_in: The cluster of each.
-    """
+    """The best results of a search so far, best first; all of shape (n,)."""
 
     scores: Scores
     ids: Ids
@@ -142,14 +104,7 @@ class TopK:
 
 
 class TopKTable:
-    """The best results of many searches, one row (a slot) for each.
-
-    Args:
-        higher_is_better: Whether scores are similarities, not distances.
-
-    Attributes:
-        width: How many results each row keeps.
-    """
+    """The best results of many searches, one row (a slot) for each."""
 
     def __init__(self, higher_is_better: bool) -> None:
         self.width = 1
@@ -196,17 +151,7 @@ class TopKTable:
         found: ClusterFindings,
         counts: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
-        """Merge findings into slots.
-
-        Args:
-            slots: (n,) the slots that get something.
-            groups: (m,) which of them each finding that counts is for.
-            found: The findings.
-            counts: Which of them count.
-
-        Returns:
-            (n, width) whether each place holds another id than before.
-        """
+        """Merge findings into slots."""
         group = np.concatenate([np.repeat(np.arange(len(slots)), self.width), groups])
         scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
         ids = np.concatenate([self._ids[slots].ravel(), found.ids[counts]])

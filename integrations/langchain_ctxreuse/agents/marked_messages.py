@@ -29,13 +29,7 @@ _CALLS = ("_generate", "_agenerate", "_stream", "_astream")
 
 
 def cut_metadata(plan: Plan, text: str, before: str = "") -> dict[str, Any]:
-    """Return where a message's text is cut and marked, for its metadata; {} without marks.
-
-    Args:
-        plan: The plan that it shows.
-        text: The whole text.
-        before: What stands in front of the plan's.
-    """
+    """Return where a message's text is cut and marked, for its metadata; {} without marks."""
     if not plan.cache.has_marks:
         return {}
     parts = plan.content_parts("")
@@ -54,13 +48,7 @@ def cut_metadata(plan: Plan, text: str, before: str = "") -> dict[str, Any]:
 
 
 def with_cuts(message: _Message, plan: Plan, before: str = "") -> _Message:
-    """Return a planned message whose metadata say where it is cut and marked, for such caches.
-
-    Args:
-        message: The message.
-        plan: The plan that its text shows.
-        before: What stands in front of the plan's.
-    """
+    """Return a planned message whose metadata say where it is cut and marked, for such caches."""
     text = planned_text(message)
     more = {} if text is None else cut_metadata(plan, text.text, before)
     if not more:
@@ -79,13 +67,7 @@ def is_cut(message: BaseMessage) -> bool:
 def marking_methods(
     kind: type[BaseChatModel], profile: CacheProfile, attempt: Callable[[Any, Any], Any]
 ) -> dict[str, Callable[..., Any]]:
-    """Return what a model's class does otherwise: its calls get messages with marks.
-
-    Args:
-        kind: The class.
-        profile: The rules of the cache.
-        attempt: Returns what a function returns or, if it raises, what another one does.
-    """
+    """Return what a model's class does otherwise: its calls get messages with marks."""
 
     def calling(name: str) -> Callable[..., Any]:
         method = getattr(kind, name)
@@ -168,11 +150,7 @@ def _marked(
 
 
 def _cut_text(message: BaseMessage, text: str) -> list[ContentPart]:
-    """Return a planned text in parts; whole if it is not what was planned any more.
-
-    Whoever sends messages may send metadata, too: marks cost money, so what is of another form does
-    not count.
-    """
+    """Return a planned text in parts; whole if it is not what was planned any more."""
     carried = message.additional_kwargs.get(METADATA_KEY)
     if not isinstance(carried, Mapping) or carried.get("digest") != text_digest(text).hex():
         return [ContentPart(text)]
@@ -184,13 +162,7 @@ def _cut_text(message: BaseMessage, text: str) -> list[ContentPart]:
 def _with_spare_marks(
     parts: list[ContentPart], is_answered: bool, is_first: bool
 ) -> list[ContentPart]:
-    """Return a text whose marks give way: of what was answered, only the first text's last stays.
-
-    Args:
-        parts: The text in parts.
-        is_answered: Whether the model has answered it.
-        is_first: Whether it is the conversation's first planned text, which others may share.
-    """
+    """Return a text whose marks give way; of what was answered the first text's last stays."""
     marked = [number for number, part in enumerate(parts) if part.is_marked]
     if is_answered:
         marked = marked[-1:] if is_first else []

@@ -73,14 +73,7 @@ _log = logging.getLogger("ctxreuse")
 
 @dataclass(frozen=True, slots=True)
 class ResultStatistics:
-    """What became of the results of an agent's tools.
-
-    Attributes:
-        planned: Results whose documents were planned.
-        without_documents: Results in which nothing was found that is certain to be retrieved; they
-            are sent as they are. After 20 of them, and none that was planned, the log says once
-            what to do.
-    """
+    """What became of the results of an agent's tools."""
 
     planned: int = 0
     without_documents: int = 0
@@ -345,10 +338,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         return isinstance(piece, FoundContext) and bool(pattern.match(piece.text, label_at))
 
     def _rendered_blocks(self, message: ToolMessage, pieces: Sequence[Piece]) -> FoundBlocks | None:
-        """Return the blocks of a tool result that `format_context` has rendered, if it is no more.
-
-        It shows labels, so that cutting it would put one label behind another.
-        """
+        """Return the blocks of a tool result that is only what `format_context` rendered."""
         if len(pieces) != 1 or not isinstance(pieces[0], FoundContext):
             return None
         tenant, place = tenant_from_config() or "", encoded(f"tool result {message.id}")

@@ -35,12 +35,7 @@ _Message = TypeVar("_Message", bound=BaseMessage)
 
 @dataclass(frozen=True, slots=True)
 class UserQuestion:
-    """A user's message that waits for its context.
-
-    Attributes:
-        message: The message.
-        position: Where it stands among the messages.
-    """
+    """A user's message that waits for its context."""
 
     message: HumanMessage
     position: int
@@ -75,10 +70,7 @@ class UserQuestion:
 
 
 def first_unplanned(messages: Sequence[AnyMessage]) -> int:
-    """Return the position of the first message that no model has seen and no plan covers.
-
-    A message before a planned one stays as it is in any case, because labels count upwards.
-    """
+    """Return the position of the first message that no model has seen and no plan covers."""
     done = [n for n, one in enumerate(messages) if isinstance(one, AIMessage) or is_planned(one)]
     return done[-1] + 1 if done else 0
 
@@ -101,25 +93,14 @@ def is_planned(message: BaseMessage) -> bool:
 
 
 class StateText(NamedTuple):
-    """What a plan shows, as an agent's state holds it.
-
-    Attributes:
-        text: The text, with every block in whole.
-        metadata: What the text shows, and what of that the conversation showed before.
-    """
+    """What a plan shows, as an agent's state holds it."""
 
     text: str
     metadata: dict[str, Any]
 
 
 def state_text(plan: Plan, registry: ContextRegistry, offset: int = 0) -> StateText:
-    """Return what a plan shows, for the state; have it remembered, in whole and as it is sent.
-
-    Args:
-        plan: The plan.
-        registry: Where both are remembered.
-        offset: Where in the message's text it begins.
-    """
+    """Return what a plan shows, for the state; have it remembered, in whole and as it is sent."""
     templates, unique = plan.templates, plan.request.unique_blocks
     block_of = {label: unique[key] for key, label in plan.label_of.items()}
     parts: list[TurnPart] = []
@@ -154,16 +135,7 @@ def planned_result(
     after: str,
     registry: ContextRegistry,
 ) -> ToolMessage:
-    """Return a tool's message with what its plan shows in place of a text.
-
-    Args:
-        message: The message.
-        old: The text that the plan replaces.
-        plan: The plan.
-        before: The text before the blocks.
-        after: The text behind them.
-        registry: Where the text is remembered.
-    """
+    """Return a tool's message with what its plan shows in place of a text."""
     text, metadata = state_text(plan, registry, len(before))
     new = with_text(message, TextPart(before + text + after, old.part))
     return _with_metadata(new, {**metadata, "part": old.part})
@@ -179,10 +151,7 @@ def planned_text(message: BaseMessage) -> TextPart | None:
 
 
 def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    """Return which blocks in a message the conversation showed already, as its metadata says.
-
-    Whoever sends messages may send metadata, too, so what is of another form does not count.
-    """
+    """Return which blocks in a message the conversation showed already, as its metadata says."""
     carried = message.additional_kwargs.get(METADATA_KEY)
     repeated = carried.get("repeated") if isinstance(carried, Mapping) else None
     return [one for one in repeated if _is_repeated(one)] if isinstance(repeated, list) else []

@@ -34,14 +34,7 @@ _BEGINNING = 32
 
 
 class PointingStep:
-    """Puts location annotations into the messages of one call.
-
-    Args:
-        templates: The words around blocks.
-        registry: Where the texts are remembered.
-        fail_open: Counts internal errors, at which messages go out in whole.
-        profile: The rules of the cache: where it has marks, messages get them.
-    """
+    """Puts location annotations into the messages of one call."""
 
     def __init__(
         self,
@@ -57,14 +50,7 @@ class PointingStep:
         self.attempt = fail_open.attempt
 
     def messages(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return messages as the model gets them.
-
-        A block stays whole if the message that showed it first is not among them, or no longer
-        shows it: after a summary, trimming, or clearing tool results.
-
-        Args:
-            messages: All messages of a call, with the blocks in whole.
-        """
+        """Return messages as the model gets them."""
         labels = {one["label"] for message in messages for one in repeated_blocks(message)}
         if not labels:
             return list(messages)
@@ -87,12 +73,7 @@ class PointingStep:
             self._registry.remember_planned(planned.text, tenant_from_config() or "")
 
     def inside(self, model: BaseChatModel) -> BaseChatModel:
-        """Return the same model, which takes this step in each call.
-
-        Args:
-            model: One that converts its input as LangChain's chat models do; any other gets blocks
-                in whole.
-        """
+        """Return the same model, which takes this step in each call."""
         return self._fail_open.attempt(
             lambda: seen_as(model, _pointing_class(type(model), self)), lambda: model
         )
@@ -119,12 +100,7 @@ def _pointing_class(kind: type[BaseChatModel], step: PointingStep) -> type[BaseC
 
 
 class SentMessage(NamedTuple):
-    """A message as the model gets it.
-
-    Attributes:
-        message: The message.
-        is_whole_again: Whether a block that was shown before stands in it all the same.
-    """
+    """A message as the model gets it."""
 
     message: BaseMessage
     is_whole_again: bool
@@ -135,15 +111,7 @@ def sent_message(
     templates: Templates,
     stands: Callable[[str, str], bool] = lambda label, block: True,
 ) -> SentMessage:
-    """Return a message with words in place of the blocks that an earlier one shows.
-
-    Blocks with nothing but a separator between are pointed to as in a plan, together.
-
-    Args:
-        message: The message as the state holds it; what was changed in it since stays.
-        templates: The words around blocks.
-        stands: Returns whether a labelled block stands in the messages before, by label and text.
-    """
+    """Return a message with words in place of the blocks that an earlier one shows."""
     repeated, planned = repeated_blocks(message), planned_text(message)
     if not repeated or planned is None:
         return SentMessage(message, bool(repeated))
@@ -170,16 +138,7 @@ def _location(labels: Sequence[str], templates: Templates) -> str:
 
 
 class _ShownBlocks:
-    """Looks for blocks under their labels in the texts of earlier messages.
-
-    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
-    of times: 16 characters compared for each one of the texts, and a million more; a place that is
-    looked at counts as 16. What is not found by then counts as not shown, so it is sent again.
-
-    Args:
-        labels: The labels of all blocks that are looked for.
-        templates: The words around blocks.
-    """
+    """Looks for blocks under their labels in the texts of earlier messages."""
 
     def __init__(self, labels: Iterable[str], templates: Templates) -> None:
         self._templates = templates

@@ -26,14 +26,7 @@ _OF_ONE_SEARCH = ("score", "score_details")
 
 @dataclass(frozen=True, slots=True)
 class FoundBlocks:
-    """The text of a tool result, as blocks.
-
-    Attributes:
-        blocks: The blocks, best first.
-        before: The text before the first one.
-        after: The text behind the last one.
-        documents: For each block the document that it shows, if the tool gave them.
-    """
+    """The text of a tool result, as blocks."""
 
     blocks: tuple[ContextBlock, ...]
     before: str = ""
@@ -60,14 +53,7 @@ class _Pieces:
 
 
 def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBlocks | None:
-    """Return the blocks in a tool result, or None if it is not certain that there are any.
-
-    Args:
-        artifact: The tool's artifact; it may hold Documents or the result of a Mem0 search.
-        text: The tool's text.
-        separator: The text between two blocks.
-        splits: Whether a text without other evidence is split at the separator.
-    """
+    """Return the blocks in a tool result, or None if it is not certain that there are any."""
     documents = _documents(artifact)
     memories = [] if documents else _memories(_parsed(text))
     if memories:
@@ -85,12 +71,7 @@ def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBl
 
 
 def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlocks:
-    """Return the blocks of a tool result that shows them under labels.
-
-    Args:
-        blocks: The blocks.
-        artifact: The tool's artifact; it may hold the same as Documents, in this order.
-    """
+    """Return the blocks of a tool result that shows them under labels."""
     documents = _documents(artifact)
     same = [one.page_content for one in documents] == [block.text for block in blocks]
     return FoundBlocks(tuple(blocks), documents=tuple(documents) if same else ())
@@ -99,13 +80,7 @@ def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlock
 def joined_documents(
     lists: Iterable[Sequence[ContextBlock]], text: str, separator: str
 ) -> FoundBlocks | None:
-    """Return the blocks of a tool result that is retrieved documents, joined, and nothing else.
-
-    Args:
-        lists: What was retrieved in the run of the tool, one list for each retrieval.
-        text: The tool's text.
-        separator: The text between two blocks.
-    """
+    """Return the blocks of a tool result that is retrieved documents, joined, and nothing else."""
     for blocks in lists:
         if text == separator.join(one.text for one in blocks):
             return FoundBlocks(tuple(blocks))
@@ -137,12 +112,7 @@ def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks 
 
 
 def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
-    """Cut a text so that each piece holds one of the contents, in their order.
-
-    Returns:
-        The pieces, or None where there are no contents, where one is missing, or where there is not
-        exactly one place to cut between two.
-    """
+    """Cut a text so that each piece holds one of the contents, in their order."""
     if not contents:
         return None
     spans: list[tuple[int, int]] = []

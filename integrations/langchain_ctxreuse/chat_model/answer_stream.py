@@ -21,13 +21,7 @@ _PARSED = ("tool_calls", "invalid_tool_calls")
 
 
 class _Place(NamedTuple):
-    """Where in an answer a text goes on from piece to piece.
-
-    Attributes:
-        kind: The type of a content block, "" for plain content, or one of what stands beside it.
-        shared_index: The position that pieces of one text share; None if they have none.
-        call: The id of a tool call, if it is not the first at its position.
-    """
+    """Where in an answer a text goes on from piece to piece."""
 
     kind: str
     shared_index: int | str | None = None
@@ -35,14 +29,7 @@ class _Place(NamedTuple):
 
 
 class AnswerStream:
-    """Renames the labels in an answer that comes in pieces.
-
-    What is kept back of a text is shown before, or with, whatever may follow it: the next piece of
-    the same text, the next text, or the end.
-
-    Args:
-        labels: The labels of the prompt.
-    """
+    """Renames the labels in an answer that comes in pieces."""
 
     def __init__(self, labels: PromptLabels) -> None:
         self._labels = labels
@@ -102,11 +89,7 @@ class AnswerStream:
         return [_part(before, rest)] if before is not None and rest else []
 
     def _arguments(self, kind: str, call: Mapping[str, Any], arguments: Any) -> Any:
-        """Return what can be shown of a tool call's arguments.
-
-        LangChain adds up calls of one position as long as their ids do not contradict each other; a
-        call without a position is whole.
-        """
+        """Return what can be shown of a tool call's arguments."""
         index, call_id = call.get("index"), _as_text(call.get("id"))
         if not isinstance(index, int):
             return renamed(arguments, self._labels.to_given)
@@ -135,11 +118,7 @@ class AnswerStream:
         return {**call, "function": {**function, "arguments": arguments}}
 
     def rest(self, last: Any) -> list[Any]:
-        """Return what was kept back when the last piece has come, as more pieces of its kind.
-
-        Args:
-            last: The last piece: a chunk or an event; None if there was none.
-        """
+        """Return what was kept back when the last piece has come, as more pieces of its kind."""
         if isinstance(last, ChatGenerationChunk):
             return list(self.rest_chunks())
         return [one for place in self._texts for one in self._kept_event(place)]
@@ -233,11 +212,7 @@ def _part(place: _Place, text: str) -> str | dict[str, Any]:
 
 
 def _remade(message: BaseMessageChunk, update: Mapping[str, Any]) -> BaseMessageChunk:
-    """Return a copy of a chunk, in which what follows from its fields follows anew.
-
-    The rest stays as it is, also where it would not pass the checks of the message's class: usage
-    is as the server says.
-    """
+    """Return a copy of a chunk, in which what follows from its fields follows anew."""
     calls = update.get("tool_call_chunks")
     if not calls:
         return message.model_copy(update=update)

@@ -31,14 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 class BatchInput(NamedTuple):
-    """One input of a batch.
-
-    Attributes:
-        position: Its position among the caller's inputs.
-        value: The input.
-        config: Its config.
-        texts: The prompt that was planned; None for an input that was not.
-    """
+    """One input of a batch."""
 
     position: int
     value: LanguageModelInput
@@ -51,13 +44,7 @@ BatchSlot: TypeAlias = Slot[BatchInput, PlannedPrompt]
 
 
 class PlannedBatch(NamedTuple):
-    """The calls of a batch.
-
-    Attributes:
-        slots: The calls, in the order in which to send them. They are lined up once they start.
-        config: Its `max_concurrency` bounds how many run at a time.
-        leaders: For each call the position of the one whose answer it waits for, or None.
-    """
+    """The calls of a batch."""
 
     slots: Sequence[BatchSlot]
     config: RunnableConfig
@@ -65,15 +52,7 @@ class PlannedBatch(NamedTuple):
 
 
 class _Starts:
-    """Lets the calls of a batch start in their order, those with a leader once it has answered.
-
-    Args:
-        batch: The calls.
-        places: How many run at a time.
-
-    Attributes:
-        turns: Their positions, as slots in which they wait for their start.
-    """
+    """Lets the calls of a batch start in their order, those with a leader once it has answered."""
 
     def __init__(self, batch: PlannedBatch, places: float) -> None:
         self._queue: OrderedQueue[int, None] = OrderedQueue()
@@ -115,15 +94,7 @@ def answers(
     send: Callable[[BatchSlot], _Answer],
     ended: Callable[[Sequence[Future[_Answer]]], Iterable[Future[_Answer]]] = iter,
 ) -> Iterator[_Answer]:
-    """Send the calls of a batch in threads, and yield their answers.
-
-    Calls that have not started are given up if one raises, or if the caller reads no further.
-
-    Args:
-        batch: The calls.
-        send: Sends one, has its slot leave, and returns its answer.
-        ended: In which order to wait for the calls: as they are sent, or as they are completed.
-    """
+    """Send the calls of a batch in threads, and yield their answers."""
     starts = _Starts(batch, places=0)
     if len(batch.slots) == 1:  # no thread for a single one
         yield send(starts.start(0))
@@ -165,12 +136,7 @@ def _hand_over(starts: _Starts, position: int, queue: SimpleQueue[int | None]) -
 def started(
     batch: PlannedBatch, send: Callable[[BatchSlot], Awaitable[_Answer]]
 ) -> list[asyncio.Task[_Answer]]:
-    """Start the calls of a batch as tasks; with a bound on them the first to wait is the first.
-
-    Args:
-        batch: The calls.
-        send: Sends one and returns its answer.
-    """
+    """Start the calls of a batch as tasks; with a bound on them the first to wait is the first."""
     starts = _Starts(batch, places=batch.config.get("max_concurrency") or math.inf)
 
     async def run(position: int) -> _Answer:

@@ -29,15 +29,7 @@ _RunManager = TypeVar("_RunManager", CallbackManagerForLLMRun, AsyncCallbackMana
 
 
 class ModelAnswer:
-    """What comes back from the inner model for one prompt.
-
-    An internal error lets an answer through as the model gave it. When an answer is whole, the
-    planner is told what its usage says.
-
-    Args:
-        planned: The prompt as it was sent; None if it was not planned.
-        gateway: Counts the errors.
-    """
+    """What comes back from the inner model for one prompt."""
 
     def __init__(self, planned: PlannedPrompt | None, gateway: ModelGateway) -> None:
         self._began = time.perf_counter()
@@ -103,10 +95,7 @@ class ModelAnswer:
         return found
 
     def stream(self, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield a streamed answer: chunks, or events of LangChain's streaming protocol.
-
-        If it breaks off, what the model has said by then comes before the error.
-        """
+        """Yield a streamed answer: chunks, or events of LangChain's streaming protocol."""
         streamed, is_first, step = AnswerStream(self._labels), True, None
         with closing(steps):
             try:
@@ -189,11 +178,7 @@ class ModelAnswer:
 
 
 def reported_usage(answer: object) -> ReportedTokens | None:
-    """Return what the usage of an answer says, or of a piece of one; None if it has none.
-
-    Args:
-        answer: A generation, a chunk of one, or an event of LangChain's streaming protocol.
-    """
+    """Return what the usage of an answer says, or of a piece of one; None if it has none."""
     if isinstance(answer, ChatGeneration):
         usage: Any = getattr(answer.message, "usage_metadata", None)
     else:
@@ -225,13 +210,7 @@ def _larger(one: ReportedTokens, other: ReportedTokens) -> ReportedTokens:
 
 
 class _Tokens:
-    """Tells callbacks each token that an inner model tells; the tokens of a call come in order.
-
-    Args:
-        run_manager: Who tells them.
-        labels: The labels of the prompt.
-        gateway: Counts errors.
-    """
+    """Tells callbacks each token that an inner model tells; the tokens of a call come in order."""
 
     def __init__(self, run_manager: Any, labels: PromptLabels, gateway: ModelGateway) -> None:
         self._tell = run_manager.on_llm_new_token

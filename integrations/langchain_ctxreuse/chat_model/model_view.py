@@ -40,17 +40,7 @@ _STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydant
 
 
 def view_class(kind: type[_Model], methods: Mapping[str, Callable[..., Any]]) -> type[_Model]:
-    """Return a subclass of a model's class that is called as the class itself.
-
-    Making one takes some milliseconds, so keep it.
-
-    Args:
-        kind: The class; it keeps its attributes where pydantic does.
-        methods: What the subclass does otherwise.
-
-    Raises:
-        TypeError: it keeps attributes elsewhere, in slots of its own.
-    """
+    """Return a subclass of a model's class that is called as the class itself."""
     if kind.__basicsize__ != BaseChatModel.__basicsize__:
         raise TypeError(f"{kind.__qualname__} has slots of its own")
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -60,12 +50,7 @@ def view_class(kind: type[_Model], methods: Mapping[str, Callable[..., Any]]) ->
 
 
 def seen_as(model: BaseChatModel, kind: type[_Model]) -> _Model:
-    """Return a model as an object of another class; what is set on one is set on both.
-
-    Args:
-        model: The model.
-        kind: A class that `view_class` made of the model's, or the other way round.
-    """
+    """Return a model as an object of another class; what is set on one is set on both."""
     view = kind.__new__(kind)
     for name in _STATE:
         object.__setattr__(view, name, getattr(model, name))
@@ -75,16 +60,7 @@ def seen_as(model: BaseChatModel, kind: type[_Model]) -> _Model:
 def called_through(
     model: _Model, wrapped: Callable[[BaseChatModel], BaseChatModel], made_again: Callable[..., Any]
 ) -> _Model:
-    """Return a model as an object of its own class whose calls go through a wrapper.
-
-    Args:
-        model: The model.
-        wrapped: Returns the wrapper around a model: this one, or a copy with other settings.
-        made_again: Returns what this function does for such a wrapper; pickles need it.
-
-    Raises:
-        TypeError: as from `view_class`.
-    """
+    """Return a model as an object of its own class whose calls go through a wrapper."""
     kind = type(model)
 
     def wrapper(view: BaseChatModel) -> BaseChatModel:

@@ -445,14 +445,7 @@ class ReuseChatModel(DelegatingChatModel):
         request: CarriedRequest,
         run: BaseRunManager | None = None,
     ) -> ScopedPrompt:
-        """Return a prompt with its scope, and what was retrieved for it.
-
-        Args:
-            texts: Its texts.
-            gateway: Counts errors.
-            request: The request that its call serves.
-            run: The run of its call, where that has begun.
-        """
+        """Return a prompt with its scope, and what was retrieved for it."""
         if not self.find_retrieved:
             return ScopedPrompt(texts.parts, request.scope)
         around = (run.parent_run_id if run is not None else None) or request.config
@@ -552,10 +545,7 @@ class ReuseChatModel(DelegatingChatModel):
     def _request_options(
         self, arguments: Mapping[str, Any], scope: RequestScope, planned: PlannedPrompt | None
     ) -> dict[str, Any]:
-        """Return `extra_body` with salt and cache key, `extra_headers` with the session's name.
-
-        What the user has set there stays. A call's replaces the model's, so both are merged.
-        """
+        """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
         groups = () if planned is None else planned.groups
         by_group = groups if self.send_session_id == "group" else None
         profile, key = self.planner.cache, self.salt_key

@@ -28,12 +28,7 @@ _HOLDERS = (
 
 
 def with_substitutes(made: Any, substitute: Callable[[BaseChatModel], BaseChatModel]) -> Any:
-    """Return a runnable with each chat model in it replaced, or the same object if it has none.
-
-    Args:
-        made: A runnable, or a list, tuple or mapping of them. It is not changed.
-        substitute: What to put in a model's place.
-    """
+    """Return a runnable with each chat model in it replaced, or the same object if it has none."""
     if isinstance(made, BaseChatModel):
         return substitute(made)
     if isinstance(made, RunnableSerializable):

@@ -28,11 +28,7 @@ from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 
 
 def checked_retriever(retriever: object) -> object:
-    """Return the retriever.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the retriever."""
     if isinstance(retriever, Runnable):
         if _takes_a_dict(retriever):
             raise InvalidRequestError(
@@ -48,11 +44,7 @@ def checked_retriever(retriever: object) -> object:
 
 
 def checked_documents(documents: object) -> list[Document]:
-    """Return what a retriever returned as a list.
-
-    Raises:
-        InvalidRequestError: something else than documents.
-    """
+    """Return what a retriever returned as a list."""
     found = list(documents) if isinstance(documents, (list, tuple, Iterator)) else None
     if found is None:
         raise InvalidRequestError(

@@ -89,16 +89,7 @@ class DocumentPlanningFields(NamedArguments, BaseModel):
 
 
 class LangChainDocumentPlanner(MetadataPlanner[Document]):
-    """Puts documents into their planned order; if planning fails they go through as retrieved.
-
-    Args:
-        planner: Plans the contexts.
-        annotation: Where annotations go.
-        component: The adapter's name, for the log.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode.
-    """
+    """Puts documents into their planned order; if planning fails they go through as retrieved."""
 
     def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
         super().__init__(
@@ -196,11 +187,7 @@ def by_rank(documents: Sequence[Document]) -> list[Document]:
 
 
 def _checked_documents(documents: object, taker: str) -> list[PlannedDocument]:
-    """Return documents as ones that may carry a plan.
-
-    Raises:
-        InvalidRequestError: not a list of documents.
-    """
+    """Return documents as ones that may carry a plan."""
     if not isinstance(documents, Sequence) or isinstance(documents, (str, bytes)):
         raise InvalidRequestError(
             f"{taker} takes a list of Documents, not {type(documents).__name__}; "
@@ -230,10 +217,7 @@ def planned_document(document: Document) -> PlannedDocument:
 def without_plan(
     documents: Sequence[Document], scope: RequestScope | None = None
 ) -> list[Document] | None:
-    """Return documents as they were before an earlier plan, so that plans never nest.
-
-    None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
-    """
+    """Return documents as they were before an earlier plan, so that plans never nest."""
     order = retrievers_order([planned_document(one) for one in documents], scope)
     return None if order is None else [_without_metadata(documents[position]) for position in order]
 

@@ -42,14 +42,7 @@ Retrieved = tuple[ContextBlock, ...]
 
 
 class _Run(NamedTuple):
-    """A run that has not ended.
-
-    Attributes:
-        root: The outermost run around it, or itself.
-        is_retriever: Whether it is a retriever's, or inside a retriever's.
-        is_nested: Whether it is inside a retriever's.
-        is_planned: Whether what it returns is planned already.
-    """
+    """A run that has not ended."""
 
     root: UUID
     is_retriever: bool
@@ -58,14 +51,7 @@ class _Run(NamedTuple):
 
 
 class RunDocuments(BaseCallbackHandler):
-    """Keeps what retrievers return until the outermost run around them has ended.
-
-    It keeps the documents of the outermost retrievers only; of those that carry a plan, what a
-    cache with marks or keys needs. At most 100,000 runs that go on and 16,000,000 characters of
-    documents are remembered, and of one request and tenant the latest 16 lists; the tenant that
-    holds most loses first. What is forgotten is not planned. LangChain tells of no end of a
-    retrieval that is cancelled: such a run is remembered until 100,000 later ones are.
-    """
+    """Keeps what retrievers return until the outermost run around them has ended."""
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
 
@@ -170,25 +156,14 @@ class RunDocuments(BaseCallbackHandler):
     def of_request(
         self, around: RunnableConfig | UUID | None, tenant: str
     ) -> tuple[Retrieved, ...]:
-        """Return what retrievers returned for the same request and tenant, one list each.
-
-        Args:
-            around: The run in which a call of the request is made, or the config of that call, with
-                what the code around says; None is what it says here.
-            tenant: Whose request it is.
-        """
+        """Return what retrievers returned for the same request and tenant, one list each."""
         lists = self._lists(around, tenant)
         return tuple(one for one in lists if not isinstance(one, PlannedTexts))
 
     def planned_for(
         self, around: RunnableConfig | UUID | None, tenant: str
     ) -> tuple[PlannedTexts, ...]:
-        """Return the planned documents of the same request and tenant, for their marks.
-
-        Args:
-            around: As for `of_request`.
-            tenant: Whose request it is.
-        """
+        """Return the planned documents of the same request and tenant, for their marks."""
         lists = self._lists(around, tenant)
         return tuple(one for one in lists if isinstance(one, PlannedTexts))
 
@@ -204,12 +179,7 @@ class RunDocuments(BaseCallbackHandler):
     def note_documents(
         self, documents: Sequence[Document], config: RunnableConfig | None = None
     ) -> None:
-        """Keep planned documents that no retriever's run returns, for the run around.
-
-        Args:
-            documents: The documents.
-            config: The config of the call; None is what the code around says.
-        """
+        """Keep planned documents that no retriever's run returns, for the run around."""
         self._fail_open.attempt(lambda: self._note(documents, config), lambda: None)
 
     def _note(self, documents: Sequence[Document], config: RunnableConfig | None) -> None:
@@ -254,10 +224,7 @@ class RunDocuments(BaseCallbackHandler):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Hold the lock, and keep ends out that Python's collector tells of in the middle.
-
-        It ends streams that nobody reads any more, in any thread and at any time.
-        """
+        """Hold the lock, and keep ends out that Python's collector tells of in the middle."""
         with self._lock:
             self._is_changing = True
             try:

@@ -88,17 +88,7 @@ async def streamed(
     config: RunnableConfig | None,
     params: Mapping[str, Any],
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a model's answer, with the tokens that it takes.
-
-    Args:
-        model: A chat model or a runnable around one.
-        prompt: The model's input.
-        config: LangChain's.
-        params: Further keyword arguments.
-
-    Raises:
-        InvalidRequestError: the model gives something else than messages or texts.
-    """
+    """Yield a model's answer, with the tokens that it takes."""
     counted = used = 0
     chunks: Any = model.astream(prompt, config, **params)
     async with aclosing(chunks):
@@ -114,11 +104,7 @@ async def streamed(
 
 
 def checked_model(model: object) -> Runnable[Any, Any]:
-    """Return the model.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the model."""
     inner = model
     while not isinstance(inner, BaseLanguageModel) and hasattr(inner, "bound"):
         inner = inner.bound  # what `bind`, `with_config` and `with_retry` make
@@ -189,20 +175,7 @@ def as_documents(
     scores: Sequence[float] | None = None,
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
-    """Return blocks as documents, in their order.
-
-    Each has the block's id and text or, with `document_of`, is a copy of the document of that id.
-    Its metadata holds the score, unless it already has a "score".
-
-    Args:
-        blocks: The blocks.
-        scores: How near each is, the higher the nearer; None adds none.
-        document_of: The documents that the blocks were made from; called with the block's id, even
-            if that is no string.
-
-    Raises:
-        InvalidRequestError: `document_of` returns something else.
-    """
+    """Return blocks as documents, in their order."""
     known = [None] * len(blocks) if scores is None else scores
     return [
         _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)
@@ -216,11 +189,7 @@ def with_documents(value: Any, document_of: DocumentOf | None = None) -> Any:
 
 
 def checked_document_of(document_of: object) -> object:
-    """Return the function, or None.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the function, or None."""
     if document_of is not None and not callable(document_of):
         raise InvalidRequestError(
             f"document_of must be a function from a block's id to a Document, "

@@ -255,11 +255,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     def _begin(
         self, message: str, chat_history: list[ChatMessage] | None
     ) -> tuple[Transcript, str | None]:
-        """Return the transcript, and the prompt that condenses the question if there is one.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the transcript, and the prompt that condenses the question if there is one."""
         passed = None if chat_history is None else _checked_history(chat_history)
         with self._lock:
             if passed is not None:

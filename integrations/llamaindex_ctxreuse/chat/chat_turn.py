@@ -38,12 +38,7 @@ _TOKENS_OF_A_MESSAGE = 8
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A message of the user or the assistant.
-
-    Attributes:
-        sent: The message as the model gets it, context included.
-        said: The message as the user knows it.
-    """
+    """A message of the user or the assistant."""
 
     sent: ChatMessage
     said: ChatMessage
@@ -75,13 +70,7 @@ class Transcript:
         ]
 
     def with_turn(self, question: str, content: str, answer: str) -> Transcript:
-        """Return the transcript with one more turn.
-
-        Args:
-            question: What the user said.
-            content: What was sent for it.
-            answer: What the assistant answered.
-        """
+        """Return the transcript with one more turn."""
         reply = ChatMessage(role=MessageRole.ASSISTANT, content=answer)
         turn = (
             Utterance(
@@ -97,12 +86,7 @@ class Transcript:
         return sum(_message_tokens(one.sent.content or "", count) for one in self.utterances)
 
     def newest(self, tokens: int, count: Callable[[str], int]) -> Transcript:
-        """Return the transcript without its first turn, and without more until it fits.
-
-        Args:
-            tokens: How long it may be.
-            count: Counts tokens.
-        """
+        """Return the transcript without its first turn, and without more until it fits."""
         first, length = len(self), 0  # the turns from `first` on fit
         for number in range(len(self) - 1, 0, -1):
             sent = self.utterances[number].sent
@@ -114,11 +98,7 @@ class Transcript:
         return Transcript(self.utterances[first:])
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
-        """Return the transcript of messages that a user passes as history.
-
-        As long as they are this transcript's messages, as said or as sent, they stay as they were
-        sent.
-        """
+        """Return the transcript of messages that a user passes as history."""
         utterances: list[Utterance] = []
         for number, message in enumerate(messages):
             known = self.utterances[number] if number < len(self) else None
@@ -134,17 +114,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A turn that is about to be sent.
-
-    Attributes:
-        question: What the user said.
-        content: This turn's message: blocks, annotations, question.
-        history: What is sent before it.
-        begun: The transcript when the turn began; longer than `history` where that had to be cut.
-        nodes: What was retrieved, best first; those that the prompt shows carry rank, label and
-            plan.
-        plan: Its plan; None where planning failed.
-    """
+    """A turn that is about to be sent."""
 
     question: str
     content: str
@@ -156,15 +126,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Retrieved:
-    """What was retrieved for a turn.
-
-    Attributes:
-        nodes: Without earlier plans, best first.
-        blocks: A block for each node.
-        question: The question, behind words that say where nodes stand that an earlier plan left
-            out.
-        can_be_planned: False where an internal error prevents it.
-    """
+    """What was retrieved for a turn."""
 
     nodes: list[NodeWithScore]
     blocks: list[ContextBlock]
@@ -178,18 +140,7 @@ class _Retrieved:
 
 
 class ChatTurnPlanner:
-    """Plans the turns of one conversation.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        system_prompt: The text before everything else.
-        metadata_mode: Which metadata is part of a node's text.
-        token_counter: Counts what has to fit into the window, as `ReusePlanner`'s does.
-        component: The chat engine's name, for the log.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such metadata mode.
-    """
+    """Plans the turns of one conversation."""
 
     def __init__(
         self,
@@ -218,14 +169,7 @@ class ChatTurnPlanner:
     def turn(
         self, question: str, nodes: Sequence[NodeWithScore], begun: Transcript, model: LLMMetadata
     ) -> ChatTurn:
-        """Return the next turn of a conversation, its history cut to what the model can take.
-
-        Args:
-            question: What the user said.
-            nodes: What was retrieved for it, best first.
-            begun: The conversation so far.
-            model: Says how large its window is.
-        """
+        """Return the next turn of a conversation, its history cut to what the model can take."""
         retrieved = self._fail_open.attempt(
             lambda: self._retrieved(question, nodes), lambda: self._as_it_is(question, nodes)
         )
@@ -275,10 +219,7 @@ class ChatTurnPlanner:
     def _planned(
         self, retrieved: _Retrieved, begun: Transcript, window: int
     ) -> tuple[Transcript, Plan]:
-        """Return the history that fits, and the plan of the turn behind it.
-
-        Previews tell how long the turn is behind each history, so that only one plan is made.
-        """
+        """Return the history that fits, and the plan of the turn behind it."""
         history = self._fitting(
             begun,
             window,
@@ -305,13 +246,7 @@ class ChatTurnPlanner:
     def _fitting(
         self, history: Transcript, window: int, content_behind: Callable[[Transcript], str]
     ) -> Transcript:
-        """Return the history, without its oldest turns if the prompt would be too long with them.
-
-        Args:
-            history: The conversation so far.
-            window: How many tokens the prompt may have.
-            content_behind: Returns the turn's message behind a history.
-        """
+        """Return the history, without its oldest turns if the prompt would be too long."""
         room = window
         while len(history) and self._length(history, content_behind(history)) > window:
             room //= 2  # so a context that is too long by itself is not tried behind every turn
@@ -351,11 +286,7 @@ def _window(model: LLMMetadata) -> int:
 
 
 def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
-    """Return copies of the nodes, as ranked, that carry their rank, label and plan.
-
-    A node that the prompt does not show, because it has no text or another one has the same, is
-    returned as it is.
-    """
+    """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
     if plan is None:
         return retrieved.nodes
     metadata = document_metadata(plan, with_order=True)

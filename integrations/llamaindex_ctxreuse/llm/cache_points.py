@@ -45,18 +45,7 @@ def with_cache_points(
     model: object,
     cache_idx: int | None = None,
 ) -> list[ChatMessage]:
-    """Return messages whose planned contexts are cut, with cache points; changed ones are copies.
-
-    System messages stay as they are, because the classes join their blocks. Cache points of the
-    user's stay, but for those that the provider would refuse.
-
-    Args:
-        messages: The messages with the planned texts.
-        planned: The prompt as it was planned.
-        profile: The rules of the cache.
-        model: What is called. Bedrock's knows one type of cache points, and warns of each other.
-        cache_idx: Up to which message the model itself marks the last block; -1 is all.
-    """
+    """Return messages with cache points where their planned contexts are cut."""
     cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
         place: parts
         for place, parts in zip(text_positions(messages), planned.parts, strict=True)

@@ -143,14 +143,7 @@ class DelegatingLLM(NamedArguments, FunctionCallingLLM):
 
 
 def pickled_state(component: BaseComponent, left_out: Set[str] = frozenset()) -> dict[Any, Any]:
-    """Return the state of a component's copy in another process: its fields, with a new planner.
-
-    LlamaIndex would remove what cannot be pickled from the component itself.
-
-    Args:
-        component: The component.
-        left_out: The fields that its copy sets up by itself.
-    """
+    """Return the state of a component's copy in another process: its fields, with a new planner."""
     state = {name: value for name, value in vars(component).items() if name not in left_out}
     try:
         pickle.dumps(state.get("planner"))

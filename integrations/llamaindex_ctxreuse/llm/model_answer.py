@@ -23,15 +23,7 @@ from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 
 
 class ModelAnswer:
-    """What comes back from the inner model for one prompt.
-
-    An internal error lets an answer through as the model gave it. When an answer is whole, the
-    planner is told what its usage says.
-
-    Args:
-        planned: The prompt as it was sent.
-        gateway: Counts the errors.
-    """
+    """What comes back from the inner model for one prompt."""
 
     def __init__(self, planned: PlannedPrompt, gateway: ModelGateway) -> None:
         self._began = time.perf_counter()
@@ -55,10 +47,7 @@ class ModelAnswer:
         )
 
     def stream(self, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield a streamed answer; each piece holds all of it that has come.
-
-        If it breaks off, what the model has said by then comes before the error.
-        """
+        """Yield a streamed answer; each piece holds all of it that has come."""
         so_far, piece = _AnswerSoFar(self._labels), None
         with closing(pieces):
             try:
@@ -126,17 +115,7 @@ class ModelAnswer:
 
 
 class _AnswerSoFar:
-    """Renames the labels in an answer whose pieces each hold all of it that has come.
-
-    Each text of a piece begins with the text at its place in the piece before, or else is another
-    one, so every character is looked at once. What may be the beginning of a label is not shown.
-
-    Args:
-        labels: The labels of the prompt.
-
-    Attributes:
-        deltas: Renames what the pieces add.
-    """
+    """Renames the labels in an answer whose pieces each hold all of it that has come."""
 
     def __init__(self, labels: PromptLabels) -> None:
         self.deltas = TextStream(labels)
@@ -177,11 +156,7 @@ class _GrowingText(NamedTuple):
 
 
 def reported_usage(answer: object) -> ReportedTokens | None:
-    """Return what the usage of a model's answer says; None if it has none.
-
-    Args:
-        answer: A response, or the object that a structured one is.
-    """
+    """Return what the usage of a model's answer says; None if it has none."""
     if not isinstance(answer, CompletionResponse | ChatResponse):
         return None
     return usage_of(_part(answer.raw, "usage"))
@@ -195,13 +170,7 @@ def _part(value: Any, name: str) -> Any:
 def with_renamed_labels(
     message: ChatMessage, rename: Callable[[str], str], only_calls: bool = False
 ) -> ChatMessage:
-    """Return a message with the labels renamed that the model names in it; signed words stay.
-
-    Args:
-        message: The message; it is not changed.
-        rename: Returns a text with its labels renamed.
-        only_calls: Whether only the arguments of tool calls are.
-    """
+    """Return a message with the labels renamed that the model names in it; signed words stay."""
     blocks = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):

@@ -78,13 +78,7 @@ def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | No
 def messages_with(
     messages: Iterable[ChatMessage], texts: Iterable[str], labels: Iterable[PromptLabels] = ()
 ) -> list[ChatMessage]:
-    """Return messages with the texts of their text blocks replaced; changed ones are copies.
-
-    Args:
-        messages: The messages.
-        texts: One text for each part of their prompt, in order.
-        labels: The labels that are in force behind each part, for the arguments of tool calls.
-    """
+    """Return messages with the texts of their text blocks replaced; changed ones are copies."""
     remaining, in_force = iter(texts), iter(labels)
     return [_with_texts(message, remaining, in_force) for message in messages]
 
@@ -94,10 +88,7 @@ def _texts(message: ChatMessage) -> list[str]:
 
 
 def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
-    """Return a message's parts, the texts among them with the positions of their blocks.
-
-    What is no text counts, too: a message of tool calls alone is an answer like any other.
-    """
+    """Return a message's parts, the texts among them with the positions of their blocks."""
     role = openai_role(message.role)
     parts: list[tuple[int | None, PromptPart]] = []
     for position, block in enumerate(message.blocks):
@@ -127,17 +118,7 @@ def _with_texts(
 
 
 class PlannedTemplate(BasePromptTemplate):
-    """A template whose contexts are planned once it is filled in.
-
-    It stands where the template stood, so that the model's own way to structured output stays in
-    force: the template fills itself in, its output parser, or the one that a program sets instead,
-    adds its words, and then each planned text replaces the text that was given.
-
-    Args:
-        template: The template.
-        replacements: A given and a planned text for each text block of the filled-in template, in
-            order; also where both are the same, because one block may quote a later one.
-    """
+    """A template whose contexts are planned once it is filled in."""
 
     _template: BasePromptTemplate = PrivateAttr()
     _replacements: list[tuple[str, str]] = PrivateAttr()
@@ -186,15 +167,7 @@ class PlannedTemplate(BasePromptTemplate):
 def _replaced(
     text: str, replacements: Sequence[tuple[str, str]], most: int | None = None
 ) -> tuple[str, Sequence[tuple[str, str]]]:
-    """Return a text with replacements applied from left to right, and those behind the last one.
-
-    Each is used once; one that is not found is passed over.
-
-    Args:
-        text: The text.
-        replacements: Old and new texts, in the order in which the old ones stand.
-        most: How many are applied; None applies all.
-    """
+    """Return a text with replacements applied from left to right, and those behind the last one."""
     pieces: list[str] = []
     end = 0
     remaining = replacements

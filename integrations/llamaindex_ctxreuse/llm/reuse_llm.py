@@ -67,12 +67,7 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class _ModelCall(Generic[_Answer_co]):
-    """A call of the inner model.
-
-    Attributes:
-        prompt: Its prompt, as given.
-        send: Calls the model with the planned prompt.
-    """
+    """A call of the inner model."""
 
     prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
@@ -534,10 +529,7 @@ def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
-    """Return a model without the engine options that it always sends, and these.
-
-    They would replace a call's options as a whole, so each call merges both instead.
-    """
+    """Return a model without the engine options that it always sends, and these."""
     always: Any = getattr(model, "additional_kwargs", None)
     if not isinstance(always, dict):
         return model, {}

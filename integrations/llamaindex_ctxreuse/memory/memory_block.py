@@ -66,15 +66,7 @@ _REMEMBERED_CHARACTERS = 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A text that the block returned.
-
-    Attributes:
-        text: The text.
-        request: What was planned.
-        request_id: The plan's.
-        left_out: Where memories stand that the text lacks.
-        characters: How many characters all this has.
-    """
+    """A text that the block returned."""
 
     text: str
     request: ContextRequest
@@ -375,10 +367,7 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
         return made.text
 
     def _truncated(self, content: _Content, tokens: int) -> str | None:
-        """Return a content without its last blocks, planned in place of the longer one.
-
-        Previews tell how many blocks fit, so that only one plan is made.
-        """
+        """Return a content without its last blocks, planned in place of the longer one."""
         request = content.request
         self._planner.evict([content.request_id], request.tenant)
         target = estimate_tokens(content.text) - tokens
@@ -407,13 +396,7 @@ def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
 
 
 class _FoundMemories(NamedTuple):
-    """What a search found.
-
-    Attributes:
-        blocks: The memories, best first.
-        left_out: Where an earlier plan put the others, in words.
-        unread: How many have no text.
-    """
+    """What a search found."""
 
     blocks: tuple[ContextBlock, ...]
     left_out: tuple[str, ...] = ()
@@ -421,10 +404,7 @@ class _FoundMemories(NamedTuple):
 
 
 class _Mem0Source:
-    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods.
-
-    Their owner is the tenant.
-    """
+    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
 
     def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
         self._memory = memory
@@ -525,11 +505,7 @@ class _VectorStoreSource:
 
 
 def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource | _VectorStoreSource:
-    """Return the source that reads from and writes to the memory of a block.
-
-    Raises:
-        InvalidRequestError: no known memory, or an argument that it does not take.
-    """
+    """Return the source that reads from and writes to the memory of a block."""
     memory, top_k, mode = block.memory, block.top_k, block.metadata_mode
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
     if block.filters is not None and is_of_llamaindex:

@@ -27,14 +27,7 @@ from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 
 class _Inserted(NamedTuple):
-    """What the memory blocks added to the prompt for a turn; may be nothing.
-
-    Attributes:
-        system: The end of the system message.
-        messages: Messages of blocks, before the user's.
-        content: The beginning of the user's message.
-        texts: What `ReuseMemoryBlock`s say in all of these, without the words of the template.
-    """
+    """What the memory blocks added to the prompt for a turn; may be nothing."""
 
     system: tuple[ContentBlock, ...] = ()
     messages: tuple[ChatMessage, ...] = ()
@@ -221,12 +214,7 @@ class ReplayMemory(Memory):
         return {**known, turns.place: inserted}
 
     def _better_place(self, turns: _Turns, content: Mapping[str, Any]) -> bytes | None:
-        """Return where a first turn shows memories, if more is found there than was said since.
-
-        Args:
-            turns: The conversation, whose memories are laid out anew.
-            content: What the memory blocks say for this turn.
-        """
+        """Return where a first turn shows memories, if more is found there than was said since."""
         opening = turns.opening
         if opening is None or len(self.memory_blocks) != 1:
             return None
@@ -250,12 +238,7 @@ class ReplayMemory(Memory):
         return is_too_long(tokens, alone, self.growth_limit)
 
     async def _placed(self, content: dict[str, Any], *, is_first: bool) -> _Inserted:
-        """Return what memory blocks say for a turn, each where its placement says.
-
-        Args:
-            content: What they say, by their names.
-            is_first: Whether the prompt shows no memories of earlier turns.
-        """
+        """Return what memory blocks say for a turn, each where its placement says."""
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
         asked = {one.name: one.placement for one in blocks}
         by_place: dict[Placement, list[Any]] = {}
@@ -283,14 +266,7 @@ class ReplayMemory(Memory):
         *,
         opens: bool = False,
     ) -> dict[str, Any]:
-        """Return the content of each memory block by its name.
-
-        Args:
-            turns: The conversation.
-            known: What is inserted in it.
-            block_kwargs: For the memory blocks.
-            opens: Whether the content will stand where that of the first turn does.
-        """
+        """Return the content of each memory block by its name."""
         sent = [] if opens else turns.before_the_turn(known)
         history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
         # as paragraphs of their own, which the template's words may keep them from being
@@ -329,18 +305,7 @@ class ReplayMemory(Memory):
 
 
 class _Turns:
-    """A history, and the places in it where memories are inserted.
-
-    A place is a digest of everything up to and including its message, so an edited or shortened
-    history has other places, and nothing is replayed into it.
-
-    Args:
-        stored: The stored history.
-        question: The current question, if the caller passes it.
-
-    Attributes:
-        messages: The history, and the question if it is not in there yet.
-    """
+    """A history, and the places in it where memories are inserted."""
 
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)

@@ -51,17 +51,7 @@ _log = logging.getLogger("ctxreuse")
 
 
 class NodePlanner(MetadataPlanner[NodeWithScore]):
-    """Puts nodes into their planned order; an internal error lets them through as they came.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        annotation: Where annotations go.
-        metadata_mode: Which metadata is part of a node's text when it is rendered.
-        component: The adapter's name, for the log.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
-    """
+    """Puts nodes into their planned order; an internal error lets them through as they came."""
 
     def __init__(
         self,

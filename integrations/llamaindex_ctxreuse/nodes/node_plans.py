@@ -132,10 +132,7 @@ def planned_documents(
 def without_plan(
     nodes: Sequence[NodeWithScore], scope: RequestScope | None = None
 ) -> list[NodeWithScore] | None:
-    """Return nodes as they were before an earlier plan, so that plans never nest.
-
-    None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
-    """
+    """Return nodes as they were before an earlier plan, so that plans never nest."""
     order = retrievers_order(planned_documents(nodes), scope)
     if order is None:
         return None
@@ -167,10 +164,7 @@ def by_rank(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
 
 
 def _by_score(nodes: Sequence[NodeWithScore], order: Sequence[int]) -> list[int]:
-    """Return an order in which higher scores stand before lower ones.
-
-    Nodes with equal scores keep their order, and nodes without one their places.
-    """
+    """Return an order in which higher scores stand before lower ones."""
     scores = {position: nodes[position].score for position in order}
     scored = {position: one for position, one in scores.items() if one is not None and one == one}
     best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
@@ -229,11 +223,7 @@ def annotation_node(
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
-    """Return the nodes as a list.
-
-    Raises:
-        InvalidRequestError: not a list of NodeWithScore.
-    """
+    """Return the nodes as a list."""
     if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
         raise InvalidRequestError(
             f"{taker} takes a list of NodeWithScore, not {type(nodes).__name__}; "
@@ -249,11 +239,7 @@ def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
 
 
 def checked_metadata_mode(mode: object) -> MetadataMode:
-    """Return the metadata mode if it hides what ctxreuse writes into the metadata.
-
-    Raises:
-        InvalidRequestError: no such mode, or a mode that shows all metadata.
-    """
+    """Return the metadata mode if it hides what ctxreuse writes into the metadata."""
     for known in MetadataMode:
         if mode in (known, known.value):
             break
@@ -271,10 +257,6 @@ def checked_metadata_mode(mode: object) -> MetadataMode:
 
 
 def checked_retriever(retriever: object) -> BaseRetriever:
-    """Return the retriever.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the retriever."""
     remedy = "a LlamaIndex BaseRetriever; an index gives one with as_retriever()"
     return checked_kind("retriever", retriever, BaseRetriever, remedy)

@@ -42,14 +42,7 @@ _streamed: ContextVar[_NodeList | None] = ContextVar("ctxreuse_streamed_nodes", 
 
 
 class _NodeList:
-    """Nodes in the order in which a prompt may show them.
-
-    Attributes:
-        tenant: Whose they are.
-        scored: The nodes with their scores.
-        nodes: The nodes.
-        is_ranked: Whether their scores, where they have some, fall.
-    """
+    """Nodes in the order in which a prompt may show them."""
 
     def __init__(self, tenant: str | None, nodes: Sequence[NodeWithScore]) -> None:
         self.tenant = tenant
@@ -101,10 +94,7 @@ class _Run:
         _forget_oldest(self._is_planned, _MOST_NODES)
 
     def may_show(self, shown: _NodeList) -> bool:
-        """Return whether the run's tenant has retrieved all of these nodes, and none is planned.
-
-        Not where something has put them into another order than their scores': it is no ranking.
-        """
+        """Return whether the run's tenant has retrieved all of these nodes, and none is planned."""
         is_ranking = shown.is_ranked and shown.tenant == current_scope().tenant
         return is_ranking and all(
             self._is_planned.get((shown.tenant, node.node_id)) is False
@@ -120,15 +110,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Call:
-    """A call that LlamaIndex has begun.
-
-    Attributes:
-        id: Its id.
-        run: The run that it belongs to.
-        instance: Whose method is called.
-        parent: The call around it.
-        synthesized: The nodes that a response synthesizer was given to show.
-    """
+    """A call that LlamaIndex has begun."""
 
     id: str
     run: _Run
@@ -154,11 +136,7 @@ class _Call:
 
 
 class _RunHandler(SpanListener):
-    """Keeps what runs retrieve until they end.
-
-    It takes no locks, since it can be told of an end at any time: Python's collector ends calls
-    that nobody waits for. Each step is a single one of a dictionary.
-    """
+    """Keeps what runs retrieve until they end."""
 
     _calls: dict[str, _Call] = PrivateAttr(default_factory=dict)
     _fail_open: FailOpen = PrivateAttr(
@@ -262,26 +240,12 @@ def follow_runs() -> None:
 
 
 def run_parts() -> dict[str, PartSize]:
-    """Return how much of what is bounded is remembered of runs that go on.
-
-    Each run keeps references to the nodes of at most 32 lists, and names 10,000 nodes.
-
-    Returns:
-        `calls`: Calls that have begun and not ended.
-    """
+    """Return how much of what is bounded is remembered of runs that go on."""
     return _HANDLER.parts
 
 
 def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:
-    """Return what the run at hand has retrieved and a prompt of it may show.
-
-    Inside of a response synthesizer these are the nodes that it was given. Anywhere else it is what
-    retrievers and postprocessors returned, with metadata and without.
-
-    Returns:
-        Lists of blocks, in the order in which a prompt may show them. No list has a node that was
-        retrieved for another tenant or in another run, or that has a plan.
-    """
+    """Return what the run at hand has retrieved and a prompt of it may show."""
     streamed = _streamed.get()
     if streamed is not None:
         is_shown = streamed.planned is None and streamed.tenant == current_scope().tenant
@@ -321,10 +285,7 @@ def note_retrieved() -> None:
 
 
 def is_fused() -> bool:
-    """Return whether the retriever at hand retrieves for one that fuses several results.
-
-    That one ranks what it gets by its order, so a plan has to wait until it is done.
-    """
+    """Return whether the retriever at hand retrieves for one that fuses several results."""
     call = _HANDLER.current()
     while call is not None and call.is_retrieval:
         if isinstance(call.instance, QueryFusionRetriever):

@@ -26,14 +26,7 @@ class SpanListener(BaseSpanHandler[BaseSpan]):
                     get_dispatcher().add_span_handler(self)
 
     def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
-        """Take note that a call begins.
-
-        Args:
-            call: Its id.
-            around: The id of the call that makes it; empty for none.
-            instance: Whose method is called.
-            arguments: What it is called with; changes reach the call.
-        """
+        """Take note that a call begins."""
 
     def ended(self, call: str, result: object) -> None:
         """Take note of what a call has returned."""

@@ -34,10 +34,7 @@ _SHOW_NODES_TOGETHER = (CompactAndRefine, TreeSummarize, SimpleSummarize, Compac
 
 
 class PlannedNode(NodeWithScore):
-    """A planned node whose plan's words a response synthesizer shows behind the nodes.
-
-    Equal to a `NodeWithScore` with the same node and score, and serialized as one.
-    """
+    """A planned node whose plan's words a response synthesizer shows behind the nodes."""
 
     _templates: Templates = PrivateAttr(default=DEFAULT_TEMPLATES)
 
@@ -63,13 +60,7 @@ class PlannedNode(NodeWithScore):
 
 @dataclass(slots=True)
 class _Synthesis:
-    """What a response synthesizer was given to show.
-
-    Attributes:
-        nodes: The nodes.
-        templates: The words around them.
-        is_worded: Whether the texts of the nodes came by, so that words could be added.
-    """
+    """What a response synthesizer was given to show."""
 
     nodes: Sequence[NodeWithScore]
     templates: Templates
@@ -77,11 +68,7 @@ class _Synthesis:
 
 
 class _SynthesisHandler(SpanListener):
-    """Adds the words of plans to what a synthesizer is about to show.
-
-    LlamaIndex tells it of each synthesis (its nodes), and then, inside of that, of the call that
-    makes prompts of their texts.
-    """
+    """Adds the words of plans to what a synthesizer is about to show."""
 
     _syntheses: dict[str, _Synthesis] = PrivateAttr(default_factory=dict)
     _fail_open: FailOpen = PrivateAttr(
@@ -134,10 +121,7 @@ def show_words_in_syntheses() -> None:
 def _add_words(
     synthesizer: BaseSynthesizer, arguments: dict[str, Any], synthesis: _Synthesis
 ) -> None:
-    """Add the words of a plan to the texts, or the messages, that a synthesizer was given.
-
-    A ranking is said where one prompt shows all nodes; where left-out ones stand is said anyway.
-    """
+    """Add the words of a plan to the texts, or the messages, that a synthesizer was given."""
     is_text = "text_chunks" in arguments
     chunks = arguments["text_chunks" if is_text else "message_chunks"]
     if not isinstance(chunks, list) or len(chunks) != len(synthesis.nodes):

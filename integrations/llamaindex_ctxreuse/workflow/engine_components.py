@@ -297,11 +297,7 @@ class _TemplateModel:
 
 
 def checked_template(template: object) -> BasePromptTemplate:
-    """Return the template if it has room for the documents.
-
-    Raises:
-        InvalidRequestError: wrong type, or a template without `context_str`.
-    """
+    """Return the template if it has room for the documents."""
     kind = "a prompt template; pass PromptTemplate('...{context_str}...{query_str}...')"
     checked = checked_kind("text_qa_template", template, BasePromptTemplate, kind)
     known = {*checked.template_vars, *(checked.template_var_mappings or {})}
