@@ -23,7 +23,7 @@ from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
 from ctxreuse.errors import shown_url
-from ctxreuse.evaluation.results.answers import token_f1
+from ctxreuse.measure.results.answers import token_f1
 from ctxreuse.serving import progress_bar
 
 QUESTIONS = 20

@@ -26,7 +26,7 @@ from rich.console import Console
 from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import BatchPlan, CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.measure.traces.trace_files import TraceRequest
 
 _SYSTEM_WORD = "rule "
 _SECONDS_APART = 10.0

@@ -18,11 +18,11 @@ from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
-from ctxreuse.evaluation.replay.plan_trace import plan_trace, plan_under
-from ctxreuse.evaluation.replay.policies import CACHEWEAVER, TraceMode
-from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
-from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.measure.replay.cacheweaver import CacheWeaverPlanner
+from ctxreuse.measure.replay.plan_trace import plan_trace, plan_under
+from ctxreuse.measure.replay.policies import CACHEWEAVER, TraceMode
+from ctxreuse.measure.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
 
 TRACES = ("xquad_k5", "xquad_k15", "mtrag_k5", "mtrag_k10", "locomo_k20", "locomo_k100")

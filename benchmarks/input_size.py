@@ -459,7 +459,7 @@ def workflow_side_by_side(size: int) -> Prepared:
 
 def recorded_prompts(size: int) -> Prepared:
     """Record a prompt of `size` messages, half of them system messages."""
-    from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
+    from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
 
     roles = ("system", "user")
     messages = [{"role": roles[n % 2], "content": f"{n}"} for n in range(size)]
@@ -537,8 +537,8 @@ def cache_blocks_of_all_sizes(size: int) -> Prepared:
 
 def explained_prompts(size: int) -> Prepared:
     """Explain a plan file of `size` requests of 10 of 40 blocks each."""
-    from ctxreuse.evaluation.replay.explain_plan import explain_plan
-    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+    from ctxreuse.measure.replay.explain_plan import explain_plan
+    from ctxreuse.measure.replay.plan_file import PlannedRequest
 
     corpus = {name: _block(f"{name}", name, 20) for name in range(40)}
 
@@ -554,8 +554,8 @@ def explained_prompts(size: int) -> Prepared:
 def simulated_conversations(size: int) -> Prepared:
     """Serve a plan file of `size` requests, twenty turns to a conversation, from a cache."""
     from ctxreuse.cache.simulator import BlockLevelCache
-    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-    from ctxreuse.evaluation.replay.simulate import simulate_blocks
+    from ctxreuse.measure.replay.plan_file import PlannedRequest
+    from ctxreuse.measure.replay.simulate import simulate_blocks
 
     corpus = {number: _block("text", number, 1) for number in range(size)}
     requests = [
@@ -569,8 +569,8 @@ def simulated_conversations(size: int) -> Prepared:
 
 def hashed_prompts(size: int) -> Prepared:
     """Write two prompts of `size` blocks as a trace in Mooncake's format, and simulate it."""
-    from ctxreuse.evaluation.replay.hashed_trace import hashed_plan, simulate_hashed
-    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+    from ctxreuse.measure.replay.hashed_trace import hashed_plan, simulate_hashed
+    from ctxreuse.measure.replay.plan_file import PlannedRequest
 
     corpus = {number: _block("text", number, 1) for number in range(size)}
     parts = tuple((f"[Doc_{number}]", number, None) for number in range(size))

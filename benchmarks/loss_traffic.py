@@ -20,7 +20,7 @@ from llama_index.core.utils import get_tokenizer
 from stand_in_data import interleaved, popular, question_about
 
 from ctxreuse import ContextBlock
-from ctxreuse.evaluation.demo.corpus import ReferenceBlock
+from ctxreuse.measure.demo.corpus import ReferenceBlock
 from ctxreuse.workflow.retrievers import KeywordRetriever
 
 Traffic: TypeAlias = Literal["alone", "unique", "repeated", "conversations"]

@@ -37,7 +37,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.cache import PrefixCacheSimulator
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse import ContextBlock
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.evaluation.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
+from ctxreuse.measure.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
 from ctxreuse.workflow.retrievers import KeywordRetriever
 
 _FORMAT = 1

@@ -2,7 +2,6 @@
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profile
-from ctxreuse.context.former_paths import keep_former_paths
 from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import CtxreuseError
@@ -29,5 +28,3 @@ __all__ = [
     "cache_profile",
     "request_context",
 ]
-
-keep_former_paths()

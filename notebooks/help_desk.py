@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxreuse.evaluation.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
+from ctxreuse.measure.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
 from ctxreuse.workflow import WordLlamaEmbedder
 
 _CHAPTERS = {

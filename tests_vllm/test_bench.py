@@ -10,7 +10,7 @@ import pytest
 from engine import Engine
 
 from ctxreuse.cli import main
-from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results
 
 TOWNS = ("Porto", "Paris", "Prague", "Pisa")
 

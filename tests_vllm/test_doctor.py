@@ -6,8 +6,8 @@ import threading
 
 from engine import Engine
 
-from ctxreuse.evaluation.doctor import DoctorConfig, examine
-from ctxreuse.evaluation.doctor.findings import Verdict
+from ctxreuse.measure.doctor import DoctorConfig, examine
+from ctxreuse.measure.doctor.findings import Verdict
 
 
 def test_a_server_that_is_started_as_documented_is_healthy(engine: Engine) -> None:

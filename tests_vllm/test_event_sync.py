@@ -15,7 +15,7 @@ from vllm_process import Server, kill, start
 
 from ctxreuse import ContextRequest, Plan, ReusePlanner
 from ctxreuse.cache import KVEventSync, block_ends
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 REQUESTS = 30
 PROBES = 16

@@ -15,7 +15,7 @@ import pytest
 from engine import Engine
 
 from ctxreuse import ReusePlanner
-from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 
 QUESTIONS = 24
 MEMORIES = 60

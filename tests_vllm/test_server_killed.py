@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_process import Server, kill, start
 
 from ctxreuse import BatchPlan, ContextRequest, ReusePlanner
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving import EngineClient, Outcome, dispatch
 
 REQUESTS = 12

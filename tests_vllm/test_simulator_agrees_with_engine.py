@@ -11,7 +11,7 @@ from engine import Answer, Engine
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 QUESTIONS = 64
 TURNS = 12

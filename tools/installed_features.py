@@ -106,7 +106,7 @@ def imports_little() -> None:
 
 def imports_all_that_needs_nothing() -> None:
     """Import what is public without any extra, and use it."""
-    for package in ("cache", "evaluation", "report", "serving", "workflow"):
+    for package in ("cache", "measure", "report", "serving", "workflow"):
         _import_names(f"ctxreuse.{package}")
     _import_names("ctxreuse")
     _import_names("mem0_ctxreuse")

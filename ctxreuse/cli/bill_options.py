@@ -10,8 +10,8 @@ import typer
 
 from ctxreuse.cli.terminal import CACHE_HELP
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.evaluation.results.prices import Prices
-from ctxreuse.evaluation.results.published_prices import published_prices
+from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.published_prices import published_prices
 
 CacheSpec = Annotated[
     str,

@@ -72,7 +72,7 @@ def _demo(
 
     Needs no server, no model and no download; takes some seconds.
     """
-    from ctxreuse.evaluation.demo.demo_run import run_demo
+    from ctxreuse.measure.demo.demo_run import run_demo
 
     profile = cache_profile(cache)
     show(run_demo(output, progress, prices_given(prices, profile), profile))

@@ -83,7 +83,7 @@ def doctor(
     `ctxreuse doctor recording --base-url http://127.0.0.1:8000/v1`
     """
     # loads clients of engines
-    from ctxreuse.evaluation.doctor import (
+    from ctxreuse.measure.doctor import (
         DoctorConfig,
         examine,
         finding_lines,

@@ -11,8 +11,8 @@ import typer
 from ctxreuse.cli.bill_options import PricesGiven, prices_given
 from ctxreuse.cli.terminal import AsJson, CacheName, put, show
 from ctxreuse.context.cache_profile import cache_profile
-from ctxreuse.evaluation.lint import lint
-from ctxreuse.evaluation.traces.recording_folder import read_recording
+from ctxreuse.measure.lint import lint
+from ctxreuse.measure.traces.recording_folder import read_recording
 
 
 def lint_recording(

@@ -14,7 +14,7 @@ from ctxreuse.cli.terminal import progress, say, show
 from ctxreuse.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from ctxreuse.evaluation.bench import BenchConfig
+    from ctxreuse.measure.bench import BenchConfig
 
 ANSWER_TOKENS = 32
 """The longest answer of an engine, where nothing else is said."""
@@ -144,7 +144,7 @@ def bench_quality(
     bench_config: BenchConfig, data: Path | None, own: Mapping[str, Any], output: Path
 ) -> None:
     """Measure whether answers stay as good, and show and write what came out."""
-    from ctxreuse.evaluation.quality import QualityConfig, quality_output, run, sets_to_ask
+    from ctxreuse.measure.quality import QualityConfig, quality_output, run, sets_to_ask
 
     if bench_config.base_url is None:
         raise InvalidRequestError(

@@ -46,10 +46,10 @@ from ctxreuse.cli.terminal import (
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.evaluation.replay.run_result import Part
-from ctxreuse.evaluation.report import write_pictures, write_report
-from ctxreuse.evaluation.results.results_file import Results, measure_savings
-from ctxreuse.evaluation.results.tables import (
+from ctxreuse.measure.replay.run_result import Part
+from ctxreuse.measure.report import write_pictures, write_report
+from ctxreuse.measure.results.results_file import Results, measure_savings
+from ctxreuse.measure.results.tables import (
     bench_json,
     bench_output,
     comparison,
@@ -354,7 +354,7 @@ def bench(
 
     `ctxreuse bench jsonl --data FOLDER --k 5 --part quality --base-url URL --precision 0.02`
     """
-    from ctxreuse.evaluation.bench import BenchConfig, run  # loads most of the package
+    from ctxreuse.measure.bench import BenchConfig, run  # loads most of the package
 
     earlier = None if compare is None else Results.read(compare)
     own = {

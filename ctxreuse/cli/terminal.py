@@ -22,8 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.results.tables import Bad, Good, Shown, Table
-from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM
+from ctxreuse.measure.results.tables import Bad, Good, Shown, Table
+from ctxreuse.measure.traces.json_lines import STANDARD_STREAM
 
 CorpusPath = Annotated[
     str,

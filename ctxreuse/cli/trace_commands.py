@@ -42,20 +42,20 @@ from ctxreuse.errors import (
     MissingExtraError,
     describe,
 )
-from ctxreuse.evaluation.plugins import (
+from ctxreuse.measure.plugins import (
     RECORDERS,
     NotInstalledError,
     naming_what_is_missing,
     registered,
 )
-from ctxreuse.evaluation.replay import simulate as simulation
-from ctxreuse.evaluation.replay.explain_plan import (
+from ctxreuse.measure.replay import simulate as simulation
+from ctxreuse.measure.replay.explain_plan import (
     explain_plan,
     explanation_json,
     in_words,
     read_reported,
 )
-from ctxreuse.evaluation.replay.hashed_trace import (
+from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
     SLOWEST,
     USUAL_SIZES,
@@ -64,14 +64,14 @@ from ctxreuse.evaluation.replay.hashed_trace import (
     is_hashed,
     simulate_hashed,
 )
-from ctxreuse.evaluation.replay.plan_file import planned_requests, read_plan
-from ctxreuse.evaluation.replay.plan_trace import plan_trace
-from ctxreuse.evaluation.replay.policies import TraceMode
-from ctxreuse.evaluation.results.tables import explanation_output, size_output
-from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
-from ctxreuse.evaluation.traces.recording import TraceRecorder, recording_anthropic
-from ctxreuse.evaluation.traces.recording import recording as record_openai
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
+from ctxreuse.measure.replay.plan_trace import plan_trace
+from ctxreuse.measure.replay.policies import TraceMode
+from ctxreuse.measure.results.tables import explanation_output, size_output
+from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
+from ctxreuse.measure.traces.recording import TraceRecorder, recording_anthropic
+from ctxreuse.measure.traces.recording import recording as record_openai
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import ReusePlanner, Strategy
 
 

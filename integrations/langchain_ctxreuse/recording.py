@@ -23,7 +23,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.evaluation.traces.recording import TraceRecorder, document_title
+from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from langchain_ctxreuse.documents.document_plans import by_rank, document_block
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")

@@ -19,7 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.evaluation.traces.recording import (
+from ctxreuse.measure.traces.recording import (
     ConversationNames,
     TraceRecorder,
     document_title,

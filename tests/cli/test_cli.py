@@ -13,8 +13,8 @@ from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.datasets import LOADERS
-from ctxreuse.evaluation.replay import plan_file, plan_trace
+from ctxreuse.measure.datasets import LOADERS
+from ctxreuse.measure.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
 
 pytestmark = pytest.mark.usefixtures("paper_words")

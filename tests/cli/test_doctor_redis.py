@@ -13,7 +13,7 @@ from cli_helpers import run
 from redis_servers import PASSWORD, RedisServer, free_port, redis_server
 from shared_logs import asked, caught_up, sharing
 
-from ctxreuse.evaluation.doctor.log_watch import LogWatch
+from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.sharing import RedisLog
 
 __all__ = ["run"]

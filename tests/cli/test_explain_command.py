@@ -11,18 +11,18 @@ from planning_helpers import block, write_jsonl
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.replay import explain_plan as explaining
-from ctxreuse.evaluation.replay.explain_plan import (
+from ctxreuse.index.explain import Cause, SentPrompt, explain
+from ctxreuse.measure.replay import explain_plan as explaining
+from ctxreuse.measure.replay.explain_plan import (
     ExplainedRequest,
     explain_plan,
     explanation_json,
     in_words,
 )
-from ctxreuse.evaluation.replay.plan_file import PlannedRequest, read_plan
-from ctxreuse.evaluation.replay.plan_trace import plan_trace
-from ctxreuse.evaluation.replay.simulate import prompt_tokens
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
-from ctxreuse.index.explain import Cause, SentPrompt, explain
+from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
+from ctxreuse.measure.replay.plan_trace import plan_trace
+from ctxreuse.measure.replay.simulate import prompt_tokens
+from ctxreuse.measure.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
 

@@ -6,7 +6,7 @@ import pytest
 from caching_server import caching_server
 from cli_helpers import run, words
 
-from ctxreuse.evaluation.traces.recording import CORPUS, TRACE, PromptRecorder, TraceRecorder
+from ctxreuse.measure.traces.recording import CORPUS, TRACE, PromptRecorder, TraceRecorder
 
 __all__ = ["run"]
 

@@ -21,9 +21,9 @@ from forked import in_children
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.traces.recording import TraceRecorder
-from ctxreuse.evaluation.traces.recording import recording as recording_openai
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.recording import TraceRecorder
+from ctxreuse.measure.traces.recording import recording as recording_openai
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from langchain_ctxreuse.recording import recording as recording_langchain
 from llamaindex_ctxreuse.recording import recording as recording_llamaindex
 

@@ -14,7 +14,7 @@ from mem0_stores import memory
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.cache.simulator import block_key
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from mem0_ctxreuse import ReuseMemory
 
 DATA = os.environ.get("CTXREUSE_DATA")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
-from ctxreuse.evaluation.replay.simulate import Replay
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
+from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.traces.trace_files import TraceRequest
 
 BLOCKS = {name: ContextBlock(id=name, text=f"{name} text", tokens=12) for name in "abcdef"}
 SPECS = ["openai(minimum=24)", "anthropic(minimum=24, life=1h)", "gemini(minimum=24)"]

@@ -10,9 +10,9 @@ import pytest
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.evaluation.replay.plan_trace import plan_trace
-from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.replay.plan_trace import plan_trace
+from ctxreuse.measure.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 DATA = os.environ.get("CTXREUSE_DATA")
 

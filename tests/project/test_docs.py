@@ -539,7 +539,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from ctxreuse.adapters.prompt_planner import PromptPlanner
     from ctxreuse.adapters.rendered_contexts import context_registry
     from ctxreuse.cache import KVEventSync
-    from ctxreuse.evaluation.traces.recording import TraceRecorder
+    from ctxreuse.measure.traces.recording import TraceRecorder
     from ctxreuse.serving import EnginePool
     from ctxreuse.serving.pool.placement import DocumentAffinity
     from ctxreuse.workflow.runtime.services import Services, WorkflowOptions

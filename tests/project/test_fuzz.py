@@ -88,9 +88,7 @@ def test_genuine_arguments_are_accepted(public, monkeypatch):
 def is_made_by_users_seldom(name):
     """Return whether few programs call it, so that nobody sees soon if it fails from its depth."""
     parts = ("ChainPrompts", "LLM.stream", "CompletionStream", "TfidfEmbedder", "HotTier.note")
-    return any(
-        part in name for part in (*parts, "workflow.Graph", "workflow.State", "evaluation.re")
-    )
+    return any(part in name for part in (*parts, "workflow.Graph", "workflow.State", "measure.re"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -112,7 +110,7 @@ def test_one_wrong_argument_between_good_ones_is_an_answer_or_an_error_that_name
     gc.collect()
 
 
-NOT_ACCEPTED = ["ctxreuse.evaluation.replay.simulate.load_tokenizer"]  # its file is not made here
+NOT_ACCEPTED = ["ctxreuse.measure.replay.simulate.load_tokenizer"]  # its file is not made here
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from input_size import CASES
 
-from ctxreuse.evaluation.replay import explain_plan
 from ctxreuse.index import path_search
+from ctxreuse.measure.replay import explain_plan
 from ctxreuse.ordering import online, paper
 
 LINEAR = 2.6

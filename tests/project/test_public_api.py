@@ -177,7 +177,7 @@ print(json.dumps([
     sorted(loaded - sys.stdlib_module_names),
     events,
     logging.getLogger().handlers,
-    sorted(name for name in sys.modules if name in ("ctxreuse.cli", "ctxreuse.evaluation.demo")),
+    sorted(name for name in sys.modules if name in ("ctxreuse.cli", "ctxreuse.measure.demo")),
 ]))
 """
 

@@ -138,7 +138,7 @@ def test_files_that_should_not_be_published_are_found(tools):
     faults = faults_of_wheel([f"{package}/__init__.py" for package in PACKAGES] + ["tests/a.py"])
     assert "the wheel lacks the licence" in faults
     assert "the wheel lacks mem0_ctxreuse/py.typed" in faults
-    assert "the wheel lacks ctxreuse/evaluation/report/report.html.j2" in faults
+    assert "the wheel lacks ctxreuse/measure/report/report.html.j2" in faults
     assert faults[-1] == "the wheel holds tests"
 
 

@@ -24,7 +24,7 @@ from chain_of_agents.agent_memory import AgentMemory
 from ctxreuse import ReusePlanner, Templates
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.workflow import END, START, WorkflowEngine, WorkflowGraph, hyde, irg, multistep
 from langchain_ctxreuse import (
     LangChainLLM,

@@ -23,8 +23,8 @@ from llama_index.core.llms import MockLLM
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.evaluation.traces.recording import TraceRecorder
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.recording import TraceRecorder
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, dispatch
 from ctxreuse.serving.aio import sync_bridge
 from langchain_ctxreuse import ReuseChatModel, format_context

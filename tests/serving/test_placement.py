@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity, assign, rendezvous_order
 
 DATA = os.environ.get("CTXREUSE_DATA")

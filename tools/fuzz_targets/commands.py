@@ -22,17 +22,17 @@ from ctxreuse import ContextBlock
 from ctxreuse.cli import app
 from ctxreuse.cli.terminal import show
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
-from ctxreuse.evaluation.demo import demo_run
-from ctxreuse.evaluation.replay.estimate import TraceSummary
-from ctxreuse.evaluation.replay.run_result import Part
-from ctxreuse.evaluation.report import page
-from ctxreuse.evaluation.report.charts import charts
-from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import (
+from ctxreuse.measure.demo import demo_run
+from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.run_result import Part
+from ctxreuse.measure.report import page
+from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import (
     bench_output,
     comparison,
 )
-from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from fuzz_targets.mutation import NUMBERS, Target, text
 from fuzz_targets.wrapped import DOCUMENTS, blocks
 

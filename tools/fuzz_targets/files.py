@@ -16,8 +16,8 @@ from typing import Any
 import typer
 
 from ctxreuse.cli import app
-from ctxreuse.evaluation.datasets import LOADERS, load
-from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.measure.datasets import LOADERS, load
+from ctxreuse.measure.results.results_file import Results
 from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated, mutated_bytes, text
 
 _CORPUS: list[Any] = [

@@ -54,17 +54,17 @@ from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.evaluation.lint import LintReport, lint
-from ctxreuse.evaluation.replay.estimate import TraceSummary
-from ctxreuse.evaluation.replay.hashed_trace import HashedRequest
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
-from ctxreuse.evaluation.replay.run_result import Run, RunResult
-from ctxreuse.evaluation.replay.simulate import Replay
-from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.traces.json_lines import JsonLine
-from ctxreuse.evaluation.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
-from ctxreuse.evaluation.traces.sent_calls import SentCall
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.measure.lint import LintReport, lint
+from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.hashed_trace import HashedRequest
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
+from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.traces.json_lines import JsonLine
+from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
+from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
@@ -409,36 +409,36 @@ VALID: dict[str, Callable[[], Any]] = {
     "CompletionStream.call": lambda: EngineCall(None, {}, 1_000),
     "CompletionStream.pieces": _no_pieces,
     "CompletionStream.drop": lambda: lambda: None,
-    "evaluation.policy": lambda: OURS_ONLINE,
-    "evaluation.policies": lambda: [AS_SENT, OURS_ONLINE],
-    "evaluation.trace": _trace,
+    "measure.policy": lambda: OURS_ONLINE,
+    "measure.policies": lambda: [AS_SENT, OURS_ONLINE],
+    "measure.trace": _trace,
     "measure_savings.trace": lambda: (
         _file("corpus.jsonl", _CORPUS) and _file("trace.jsonl", _TRACE)
     ),
     "measure_savings.corpus": lambda: _file("corpus.jsonl", _CORPUS),
-    "evaluation.corpus": _corpus,
-    "evaluation.replay": lambda: Replay(_trace(), _corpus()),
-    "evaluation.run": lambda: Run(OURS_ONLINE, _trace()),
-    "evaluation.runs": lambda: [_run_result()],
-    "evaluation.planned": lambda: list(_run_result().planned),
-    "evaluation.shown": lambda: list(_run_result().planned),
-    "evaluation.request": lambda: _run_result().planned[0],
-    "evaluation.reordered": lambda: ReorderedTrace(_trace()),
-    "evaluation.usages": lambda: [CacheUsage(5, 2)],
-    "evaluation.results": written_results,
+    "measure.corpus": _corpus,
+    "measure.replay": lambda: Replay(_trace(), _corpus()),
+    "measure.run": lambda: Run(OURS_ONLINE, _trace()),
+    "measure.runs": lambda: [_run_result()],
+    "measure.planned": lambda: list(_run_result().planned),
+    "measure.shown": lambda: list(_run_result().planned),
+    "measure.request": lambda: _run_result().planned[0],
+    "measure.reordered": lambda: ReorderedTrace(_trace()),
+    "measure.usages": lambda: [CacheUsage(5, 2)],
+    "measure.results": written_results,
     "Results.of.trace": lambda: TraceSummary.of(_trace()),
     "Results.of.title": lambda: "A title",
     "Results.of.level": lambda: "blocks",
-    "evaluation.block": lambda: ContextBlock(text="The Tagus"),
+    "measure.block": lambda: ContextBlock(text="The Tagus"),
     "simulate_tokens.cache": PrefixCacheSimulator,
-    "evaluation.tokenizer": _tokenizer,
+    "measure.tokenizer": _tokenizer,
     "measure_savings.tokenizer": lambda: None,
-    "evaluation.ks": lambda: [1, 2],
-    "evaluation.capacities": lambda: [None, 1_000],
-    "evaluation.capacity_tokens": lambda: 1_000,
-    "evaluation.deduplicate": lambda: True,
-    "evaluation.planning_s": lambda: 0.5,
-    "evaluation.share": lambda: 50,
+    "measure.ks": lambda: [1, 2],
+    "measure.capacities": lambda: [None, 1_000],
+    "measure.capacity_tokens": lambda: 1_000,
+    "measure.deduplicate": lambda: True,
+    "measure.planning_s": lambda: 0.5,
+    "measure.share": lambda: 50,
     "RunResult.request_ids": lambda: {"r"},
     "PlannedRequest.of.plan": lambda: _planner().plan(_request()),
     "ChainOfAgents.llm": lambda: _chat_model(),

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from chain_of_agents.trace.steps import Step
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.evaluation.html_page import HtmlPage
+from ctxreuse.measure.html_page import HtmlPage
 
 _TypedId: TypeAlias = tuple[type, BlockId]
 

@@ -1,0 +1,259 @@
+"""Runs on a real engine: what it had cached, when the first token came, what it answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from ctxreuse.cache import CacheUsage
+from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.plan_trace import Replayed, Step, next_step, replayed
+from ctxreuse.measure.replay.policies import ReorderedTrace
+from ctxreuse.measure.replay.run_result import Part, Run, RunResult
+from ctxreuse.measure.results.answers import exact_match, token_f1, without_thoughts
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving import EngineClient
+
+TOO_LONG = "longer than the model's context"
+
+_A_TURN = 4  # requests of a run, for each conversation at a time
+
+_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
+"""Longer than a block of any engine's cache."""
+
+
+@dataclass(slots=True)
+class LiveEngine:
+    """A server that runs are measured on; a context manager."""
+
+    base_url: str = field(repr=False)
+    model: str | None
+    api_key: str = field(repr=False)
+    answer_tokens: int
+    references: Mapping[str, Sequence[str]]
+    advance: Callable[[], object]
+    client: EngineClient = field(init=False)
+    context_tokens: int | None = field(init=False, default=None)
+    _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
+
+    def __post_init__(self) -> None:
+        """Make the client."""
+        self.client = EngineClient(self.base_url, self.model, api_key=self.api_key)
+
+    def __enter__(self) -> Self:
+        """Send what nobody measures, because a server's first requests are slow."""
+        try:
+            self._runner.run(self._warm_up())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        try:
+            self._runner.run(self.client.aclose())
+        finally:
+            self._runner.close()
+
+    def measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
+        """Send the requests of runs that are compared with each other."""
+        return self._runner.run(self._measure(runs))
+
+    async def _warm_up(self) -> None:
+        for _ in range(2):
+            answer = await self.client.complete(_WARM_UP, max_tokens=1)
+        if answer.cached_tokens is None:
+            raise InvalidRequestError(
+                f"the server at {shown_url(self.base_url)} does not say how many tokens it had "
+                "cached; start vLLM with --enable-prompt-tokens-details, and with prefix caching"
+            )
+        try:
+            await self.client.tokenize(_WARM_UP)
+        except EngineError:
+            return
+        self.context_tokens = await self.client.context_window()
+
+    async def _measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
+        measured: list[_Sending | BatchTooLargeError] = []
+        for run in runs:
+            try:
+                measured.append(_Sending(self, run, run.reordered(), run.planner()))
+            except BatchTooLargeError as error:
+                measured.append(error)
+        sending = [one for one in measured if isinstance(one, _Sending)]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for one in sending:
+                    tasks.create_task(one.send())
+                while sending:
+                    for one in sending:
+                        await one.turns.give(_A_TURN * one.workers)
+                    sending = [one for one in sending if not one.turns.are_over]
+                    sending = sending[1:] + sending[:1]
+        except ExceptionGroup as failed:  # as the one run that has failed would raise it alone
+            raise failed.exceptions[0] from None
+        return [one.result() if isinstance(one, _Sending) else one for one in measured]
+
+
+class _Turns:
+    """Lets a run send some requests at a time, while the others wait."""
+
+    def __init__(self) -> None:
+        self.are_over = False
+        self._left = self._sending = 0
+        self._changed = asyncio.Condition()
+
+    async def give(self, requests: int) -> None:
+        """Let some requests be sent, and wait until they are answered and the next are planned."""
+        async with self._changed:
+            self._left += requests
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self.are_over or not (self._left or self._sending))
+
+    async def end(self) -> None:
+        """Tell that there are no requests any more."""
+        async with self._changed:
+            self.are_over = True
+            self._changed.notify_all()
+
+    async def __aenter__(self) -> None:
+        """Wait for the turn of a request."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._left > 0)
+            self._left -= 1
+            self._sending += 1
+
+    async def __aexit__(self, *error: object) -> None:
+        """Tell that it is answered, and the next one planned."""
+        async with self._changed:
+            self._sending -= 1
+            self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class _Sending:
+    """Sends a run's requests, and collects what the engine says of them."""
+
+    engine: LiveEngine
+    run: Run
+    reordered: ReorderedTrace
+    planner: ReusePlanner
+    turns: _Turns = field(default_factory=_Turns)
+    salt: str = field(default_factory=lambda: uuid4().hex)
+    sent: int = 0
+    planning_s: float = 0.0
+    planned: list[PlannedRequest] = field(default_factory=list)
+    usages: list[CacheUsage] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
+    scores: list[tuple[str, float, float]] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def workers(self) -> int:
+        """How many conversations go on at a time."""
+        takes_turns = self.run.part is Part.sessions and self.run.sessions is not None
+        return self.run.sessions or 1 if takes_turns else 1
+
+    async def send(self) -> None:
+        """Send all requests, each in its turn."""
+        requests = self.reordered.requests
+        groups = [list(requests)] if self.workers == 1 else _conversations(requests)
+        waiting = iter(groups)
+
+        async def work() -> None:
+            for group in waiting:
+                await self._converse(group)
+
+        await asyncio.gather(*(work() for _ in range(self.workers)))
+        for _ in range(2 * (len(self.run.trace) - self.sent)):
+            self.engine.advance()
+        await self.turns.end()
+
+    async def _converse(self, trace: Sequence[TraceRequest]) -> None:
+        """Send requests one after the other."""
+        plans = replayed(self.run.policy, trace, self.planner, conversations=True)
+        step = self._next_step(plans, None)
+        while step is not None:
+            async with self.turns:
+                planned, plan = step
+                answer = await self._answer(plan)
+                if answer is not None:
+                    self.planned.append(planned)
+                self.sent += 1
+                self.engine.advance()
+                self.engine.advance()
+                step = self._next_step(plans, answer)
+
+    def result(self) -> RunResult:
+        """Return what was measured."""
+        return RunResult.of_run(
+            self.run,
+            self.reordered,
+            self.planned,
+            self.usages,
+            self.planning_s,
+            notes=(
+                f"{self.run.policy.name}: {number:,} requests not answered: {reason}"
+                for reason, number in self.failures.items()
+            ),
+            request_ids=tuple(str(one.request_id) for one in self.planned),
+            first_token_s=tuple(round(seconds, 6) for seconds in self.first_token_s),
+            scores=tuple(self.scores),
+            failures=self.failures.total(),
+        )
+
+    def _next_step(self, plans: Replayed, answer: str | None) -> Step | None:
+        started = time.perf_counter()
+        step = next_step(plans, answer)
+        self.planning_s += time.perf_counter() - started
+        return step
+
+    async def _answer(self, plan: Plan) -> str | None:
+        """Return the model's answer; None if there is none."""
+        client, longest = self.engine.client, self.engine.context_tokens
+        most = self.engine.answer_tokens
+        try:
+            if longest is not None and len(await client.tokenize(plan)) + most > longest:
+                raise EngineError(TOO_LONG)
+            answer = await client.complete(
+                plan, cache_salt=self.salt, max_tokens=most, temperature=0
+            )
+            if answer.prompt_tokens is None or answer.cached_tokens is None:
+                raise EngineError("answered without a count of tokens")
+        except EngineError as error:
+            self.failures[str(error)] += 1
+            # the server's cache does not hold it
+            self.planner.evict([plan.request_id], plan.request.tenant)
+            return None
+        self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
+        self.first_token_s.append(answer.time_to_first_token_s)
+        right = self.engine.references.get(str(plan.request_id))
+        if right:
+            said = without_thoughts(answer.text)
+            scored = token_f1(said, right), exact_match(said, right)
+            self.scores.append((str(plan.request_id), *scored))
+        return answer.text
+
+
+def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:
+    groups: dict[object, list[TraceRequest]] = {}
+    for traced in trace:
+        independent = ("independent", traced.request_id)
+        name = independent if traced.conversation_id is None else traced.conversation_id
+        groups.setdefault(name, []).append(traced)
+    return list(groups.values())

@@ -1,0 +1,250 @@
+"""`ctxreuse demo`: the same questions in every order, through the prefix-cache simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from shlex import quote
+
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
+from ctxreuse.context.files import make_folder, write_text, written_file
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
+from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, hosted_policies
+from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
+from ctxreuse.measure.results.bill import Bill
+from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import (
+    POLICY_STYLES,
+    Good,
+    Shown,
+    Table,
+    bill_lines,
+    bill_table,
+    demo_tables,
+)
+from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
+
+BLOCKS_PER_QUESTION = 10
+SMALL_CACHE_TOKENS = 20_000
+SYSTEM = "You answer questions about the Python language from the documents given."
+
+_NEXT_STEP = (
+    "see what your own program would save: `ctxreuse record -o recording app.py`, then "
+    "`ctxreuse estimate recording`."
+)
+
+_CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
+
+
+def run_demo(
+    output: Path,
+    progress: Progress = no_progress,
+    prices: Prices | None = None,
+    cache: CacheProfile = VLLM,
+) -> Iterator[Shown]:
+    """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone."""
+    make_folder(output)
+    with progress("retrieving", 1):
+        corpus, trace = _retrieve_all()
+    tried = hosted_policies(cache) if cache.is_hosted else POLICIES
+    sizes = [None] if cache.is_hosted else list(_CACHES.values())
+    with progress("planning and replaying", 4 * len(tried) * len(sizes) * len(trace)) as advance:
+        replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
+        runs = [
+            replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
+            for deduplicate in (False, True)
+            for policy in tried
+            if policy.is_marked or not deduplicate
+            for capacity in sizes
+        ]
+    results = _results(corpus, trace, runs, prices, cache)
+    file = output / "results.json"
+    yield from replace(verdict(results), next_step=_next_step(cache)).lines()
+    yield _setting(corpus, trace)
+    bill = Bill.of(results)
+    if bill is not None:
+        yield bill_table(bill)
+        yield from bill_lines(bill)
+        yield from _example(corpus, runs)
+        write_text(file, json.dumps(bill.as_json(), indent=1) + "\n")
+        yield f"\nresults: {file}"
+        return
+    yield from demo_tables(runs)
+    yield (
+        "hit ratio: prompt tokens served from the cache / prompt tokens\n"
+        "prefilled: tokens that the engine has to compute, so lower is better\n"
+        "de-duplication: blocks that a conversation shows already are left out"
+    )
+    yield from _example(corpus, runs)
+    plot = output / "hit_ratio.png"
+    _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
+    write_text(file, json.dumps(list(_reached(runs)), indent=1) + "\n")
+    yield f"\nplot: {plot}\nresults: {file}"
+
+
+def _results(
+    corpus: Corpus,
+    trace: Sequence[TraceRequest],
+    runs: Sequence[RunResult],
+    prices: Prices | None,
+    cache: CacheProfile,
+) -> Results:
+    return Results.of(
+        "demo",
+        "tokens",
+        TraceSummary.of(trace),
+        runs,
+        (),
+        corpus,
+        prefill_tokens_per_s=None if cache.is_hosted else COMMON_RATES.prefill_tokens_per_s,
+        prices=prices,
+        cache=cache,
+    )
+
+
+def _next_step(cache: CacheProfile) -> str:
+    """Return how to see the same of one's own program."""
+    if not cache.is_hosted:
+        return _NEXT_STEP
+    command = f"ctxreuse estimate recording --cache {quote(profile_spec(cache))}"
+    return _NEXT_STEP.replace("ctxreuse estimate recording", command)
+
+
+def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
+    tokenizer = WordTokenizer()
+    blocks = [
+        ContextBlock(id=block.id, text=block.text, tokens=len(tokenizer.encode(block.text).ids))
+        for block in python_reference_blocks()
+    ]
+    texts, queries = ([one.text for one in some] for some in (blocks, QUESTIONS))
+    found = retrieve(texts, queries, BLOCKS_PER_QUESTION)
+    trace = [
+        TraceRequest(
+            request_id=f"question-{number}",
+            query=question.text,
+            blocks=tuple(blocks[position] for position in positions),
+            conversation_id=question.conversation,
+            turn=question.turn,
+            system=SYSTEM,
+        )
+        for number, (question, positions) in enumerate(zip(QUESTIONS, found, strict=True), start=1)
+    ]
+    return {block.id: block for block in blocks}, trace
+
+
+def _setting(corpus: Corpus, trace: Sequence[TraceRequest]) -> str:
+    conversations = {request.conversation_id for request in trace} - {None}
+    turns = sum(request.conversation_id is not None for request in trace)
+    return (
+        f"\n{len(trace)} questions ({turns} of them turns of {len(conversations)} conversations) "
+        f"about {len(corpus)} blocks of the Python language reference, "
+        f"{len(trace[0].blocks)} blocks a question.\n"
+    )
+
+
+def _example(corpus: Corpus, runs: Sequence[RunResult]) -> Iterator[Shown]:
+    """Yield one request as retrieved and as planned online: the one that gains most."""
+    retrieved, planned = (
+        next(run for run in runs if run.policy == policy.name) for policy in (AS_SENT, OURS_ONLINE)
+    )
+    gains = [
+        ours - theirs if plan.order_annotation else -1
+        for theirs, ours, plan in zip(
+            retrieved.cached_tokens, planned.cached_tokens, planned.planned, strict=True
+        )
+    ]
+    position = gains.index(max(gains))
+    before, after = retrieved.planned[position], planned.planned[position]
+    yield f"\nOne request before and after: “{after.query}”\n"
+    cached_before, cached_after = (_cached_blocks(plan, corpus) for plan in (before, after))
+    yield Table(
+        "",
+        tuple(
+            f"{run.policy}\n{run.cached_tokens[position]:,} of "
+            f"{run.prompt_tokens[position]:,} tokens cached"
+            for run in (retrieved, planned)
+        ),
+        tuple(
+            (
+                _marked(f"{old}", rank < cached_before),
+                _marked(f"{new}  (was {before.blocks.index(new) + 1})", rank < cached_after),
+            )
+            for rank, (old, new) in enumerate(zip(before.blocks, after.blocks, strict=True))
+        ),
+        is_text=True,
+    )
+    yield f"● served from the prefix cache\nannotation: {after.order_annotation}"
+
+
+def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
+    """Return how many of the first blocks an earlier prompt had in front in the same order."""
+    tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
+    return sum(total <= (plan.expected_cached_tokens or 0) for total in tokens)
+
+
+def _marked(text: str, cached: bool) -> str:
+    return Good(f"● {text}") if cached else f"○ {text}"
+
+
+def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
+    """Plot the hit ratio over the run, for both caches."""
+    try:
+        from matplotlib.figure import Figure  # draws with Agg, which needs no display
+    except ImportError as error:
+        raise MissingExtraError("the demo's plot", "demo") from error
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = ("unlimited cache", f"cache of {SMALL_CACHE_TOKENS:,} tokens")
+    for panel, title, capacity in zip(panels, titles, _CACHES.values(), strict=True):
+        shown = [run for run in runs if run.capacity_tokens == capacity]
+        for run in shown:
+            ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
+            style = POLICY_STYLES[run.policy]
+            panel.plot(
+                range(1, len(ratios) + 1),
+                ratios,
+                label=run.policy,
+                color=style.colour,
+                linestyle=(0, style.dashes) if style.dashes else "-",
+            )
+        panel.set_title(title)
+        panel.set_xlabel("requests, in the order in which they ran")
+        panel.set_ylim(0, 1)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("hit ratio so far")
+    panels[0].legend(loc="upper left", fontsize="small")
+    figure.suptitle("Prompt tokens served from the prefix cache")
+    with written_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
+
+
+def _reached(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:
+    """Yield an entry a policy, with what it reached with each cache."""
+    for one, small in zip(runs[::2], runs[1::2], strict=True):
+        caches = {
+            name: {
+                "prompt_tokens": run.total.prompt_tokens,
+                "cached_tokens": run.total.cached_tokens,
+                "hit_ratio": round(run.total.hit_ratio, 4),
+            }
+            for name, run in zip(_CACHES, (one, small), strict=True)
+        }
+        yield {
+            "policy": {"name": one.policy, "strategy": one.strategy, "mode": one.mode},
+            "deduplicated": one.deduplicated,
+            "planning_ms_per_request": one.planning_ms,
+            **caches,
+        }

@@ -1,0 +1,287 @@
+"""What readings of an engine come to: pure, so that each case can be shown to be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ctxreuse.measure.doctor.findings import Finding, Verdict
+from ctxreuse.measure.doctor.log_watch import LogWatch
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings, Reading
+
+_OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
+
+_SWITCH_ON = (
+    "start vLLM with --enable-prefix-caching (the default), SGLang without --disable-radix-cache"
+)
+_SHOW_DETAILS = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+_NAME_METRICS = "name the engine's metrics: ctxreuse doctor --metrics http://HOST:8000/metrics"
+_NAME_ENGINE = "name the engine: ctxreuse doctor --base-url http://HOST:8000/v1"
+_SHARE = "give all processes one log: ReusePlanner(shared_log=SQLiteLog('sent.sqlite'))"
+_SHARE_IN_REDIS = (
+    "give all processes one log: ReusePlanner(shared_log=RedisLog(url, secret=...)), the same "
+    "secret and stream everywhere"
+)
+_ONE_SECRET = "give all processes the same secret, or each group of them a stream of its own"
+_ONE_ENGINE = (
+    "several engines stand behind this address: name each in an EnginePool, or have the router "
+    "keep a session on one, with EngineClient(..., session_id='conversation')"
+)
+_LARGER = (
+    "tell the planner what the cache holds: ReusePlanner(capacity_tokens=...); for more, vLLM's "
+    "--gpu-memory-utilization"
+)
+_HALF_ENOUGH = 0.5
+_NEARLY_ALL = 0.9
+_TOO_MANY = 1.2
+_HOSTED_MINIMUM = 1_024
+
+
+def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
+    """Yield what was found of an engine that was asked."""
+    if readings.error is not None:
+        found = f"{len(readings.sent)} answers: {readings.error}"
+        yield Finding("engine", _PROBLEM, found, _remedy_for(readings))
+    elif not any(one.prompt_tokens for one in readings.sent):
+        yield Finding(
+            "engine",
+            _PROBLEM,
+            f"{len(readings.sent)} answers, none with a number of prompt tokens",
+            "ask an engine that reports usage of streamed answers (stream_options.include_usage)",
+        )
+    else:
+        tokens = sum(one.prompt_tokens or 0 for one in readings.sent)
+        yield Finding(
+            "engine",
+            _OK,
+            f"{len(readings.sent)} answers from {readings.host}, {tokens:,} prompt tokens",
+            figures={"answers": len(readings.sent), "prompt_tokens": tokens},
+        )
+    yield _prefix_cache(readings)
+    yield _usage(readings)
+    yield _common_half(readings)
+    yield _kept(readings)
+
+
+def _remedy_for(readings: EngineReadings) -> str:
+    """Return what to do about an engine that does not answer."""
+    status = readings.status
+    if readings.is_unreachable:
+        return "start it, or check --base-url: its host, its port, /v1"
+    if status in (401, 403):
+        return "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
+    if status in (400, 404):
+        return "name its address with /v1, and a model that it has: --base-url, --model"
+    if status == 429:
+        return "run this again when it has less to do"
+    if status is None:
+        return "start it, check --base-url and --model, or give it longer: --timeout 120"
+    return "look into the engine's log"
+
+
+def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
+    """Return what the metrics say of the cache."""
+    metrics = readings.metrics
+    if readings.metrics_error is not None or metrics is None:
+        found = readings.metrics_error or "0 pages read"
+        return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
+    if metrics.prefix_cache_queries is None:
+        found = "0 counters of a prefix cache on the page, as vLLM names them"
+        return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
+    hits, queries = metrics.prefix_cache_hits or 0, metrics.prefix_cache_queries
+    found = f"{hits:,} of {queries:,} prompt tokens were cached since the engine started"
+    if queries:
+        found += f", {hits / queries:.0%}"
+    remedy = ""
+    if metrics.capacity_tokens is not None:
+        found += f"; its cache holds {metrics.capacity_tokens:,}"
+        remedy = f"tell the planner: ReusePlanner(capacity_tokens={metrics.capacity_tokens})"
+    if metrics.prefix_caching is False:
+        return Finding("metrics", _PROBLEM, f"{found}; enable_prefix_caching is False", _SWITCH_ON)
+    return Finding(
+        "metrics",
+        _OK,
+        found,
+        remedy,
+        {
+            "prefix_cache_queries": queries,
+            "prefix_cache_hits": hits,
+            "capacity_tokens": metrics.capacity_tokens,
+        },
+    )
+
+
+def processes_finding(
+    readings: EngineReadings, log: LogWatch | None, workers: int | None
+) -> Finding:
+    """Return whether several processes use the engine without a log."""
+    foreign, elsewhere = _foreign_tokens(readings), _is_elsewhere(readings)
+    figures = {
+        "foreign_prompt_tokens": foreign,
+        "quiet_s": readings.quiet_s,
+        "log_writers": None if log is None else log.writers,
+        "log_entries": None if log is None else log.entries,
+    }
+    verdict, found, remedy = _OK, "", ""
+    if log is not None:
+        verdict, found, remedy = _judged_log(log, foreign, workers)
+    elif workers is not None and workers > 1:
+        verdict, found, remedy = _PROBLEM, f"{workers} processes, and no log is named", _SHARE
+    elif foreign and workers is None:
+        verdict, found = _UNKNOWN, "how many processes these are cannot be told from outside"
+        remedy = f"if several: {_SHARE}; say what you have: --workers N, --shared-log PATH"
+    elif foreign is None and workers is None:
+        verdict, found, remedy = _UNKNOWN, "0 readings of counters", _NAME_METRICS
+    elif foreign is None:
+        found = "1 process uses the engine, as --workers says"
+    if foreign is not None:
+        seen = f"{foreign:,} prompt tokens of others in {readings.quiet_s:g} s and between ours"
+        found = f"{seen}; {found}" if found else seen
+    if elsewhere and verdict is not _PROBLEM:
+        counted = sum(one.counted.queries for one in readings.sent if one.counted)
+        verdict, remedy = _PROBLEM, _ONE_ENGINE
+        found = f"the metrics have counted {counted:,} prompt tokens, less than were sent"
+    return Finding("other processes", verdict, found, remedy, figures)
+
+
+def _judged_log(
+    log: LogWatch, foreign: int | None, workers: int | None
+) -> tuple[Verdict, str, str]:
+    share = _SHARE_IN_REDIS if log.is_in_redis else _SHARE
+    if log.error is not None:
+        return _PROBLEM, log.error, share
+    found = f"{log.writers} planners wrote the latest of {log.entries:,} entries of the log"
+    if log.unreadable:
+        return (
+            _PROBLEM,
+            f"{log.unreadable:,} of the latest entries of the log cannot be read",
+            "use one version of ctxreuse in all processes that share a log",
+        )
+    if log.secrets > 1:
+        return _PROBLEM, f"{found}, with {log.secrets} secrets", _ONE_SECRET
+    if foreign and not log.appended:
+        return _PROBLEM, f"{found}, and nobody has written meanwhile", share
+    if workers is not None and log.writers < workers:
+        return _PROBLEM, f"{found}; {workers} processes should", share
+    return _OK, found, ""
+
+
+def _prefix_cache(readings: EngineReadings) -> Finding:
+    check, again = "prefix cache", readings.again
+    metrics = readings.metrics
+    if metrics is not None and metrics.prefix_caching is False:
+        return Finding(check, _PROBLEM, "enable_prefix_caching is False in /metrics", _SWITCH_ON)
+    cached = _cached(again)
+    if again is None or cached is None:
+        if metrics is not None and metrics.prefix_caching:
+            return Finding(check, _OK, "enable_prefix_caching is True in /metrics")
+        found = "0 readings of what a prompt that came twice had cached"
+        return Finding(check, _UNKNOWN, found, "see engine" if readings.error else "see usage")
+    prompt = again.prompt_tokens or 0
+    figures = {"prompt_tokens": prompt, "cached_tokens": cached}
+    found = f"{cached:,} of {prompt:,} tokens cached of a prompt that came again"
+    if cached:
+        return Finding(check, _OK, found, figures=figures)
+    if _cached(readings.half) or _cached(readings.later):
+        found += ", but some of a later one"
+        return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
+    capacity = None if metrics is None else metrics.capacity_tokens
+    if capacity is not None and capacity < prompt:
+        found += f"; the cache holds {capacity:,}"
+        return Finding(check, _PROBLEM, found, _LARGER, figures)
+    if prompt < _HOSTED_MINIMUM:
+        remedy = f"{_SWITCH_ON}; hosted APIs cache from 1,024 tokens on: --tokens {DEFAULT_TOKENS}"
+        return Finding(check, _PROBLEM, found, remedy, figures)
+    remedy = f"{_SWITCH_ON}; behind a router, name one engine"
+    return Finding(check, _PROBLEM, found, remedy, figures)
+
+
+def _usage(readings: EngineReadings) -> Finding:
+    check, number = "usage", len(readings.sent)
+    telling = sum(one.cached_tokens is not None for one in readings.sent)
+    figures = {"answers": number, "telling": telling}
+    found = f"{telling} of {number} answers say how many tokens were cached"
+    if telling:
+        return Finding(check, _OK, found, figures=figures)
+    if readings.later is None:
+        return Finding(check, _UNKNOWN, found, "see engine", figures)
+    hits = sum(one.counted.hits for one in readings.sent if one.counted)
+    if hits:
+        found += f", while /metrics have counted {hits:,}"
+    elif any(one.counted for one in readings.sent):
+        # many versions of vLLM leave the number out where it is 0
+        remedy = f"switch the cache on first; then {_SHOW_DETAILS}"
+        return Finding(check, _UNKNOWN, f"{found}; /metrics have counted 0", remedy, figures)
+    return Finding(check, _PROBLEM, found, _SHOW_DETAILS, figures)
+
+
+def _common_half(readings: EngineReadings) -> Finding:
+    check, half, whole = "common half", readings.half, _cached(readings.again)
+    cached = _cached(half)
+    if half is None or cached is None or half.prompt_tokens is None:
+        remedy = "see engine" if readings.error else "see usage"
+        return Finding(check, _UNKNOWN, "0 readings of two prompts with a common half", remedy)
+    common = int(readings.shared_part * half.prompt_tokens)
+    figures = {"common_tokens": common, "cached_tokens": cached}
+    found = f"{cached:,} of about {common:,} common tokens cached of a prompt with another end"
+    if cached > _TOO_MANY * common:
+        found += ": more than can be, so the number is of something else"
+        return Finding(check, _UNKNOWN, found, "ask the engine itself, without a gateway", figures)
+    if cached >= _HALF_ENOUGH * common:
+        return Finding(check, _OK, found, figures=figures)
+    if not whole:
+        return Finding(check, _PROBLEM, found, "see prefix cache", figures)
+    block = None if readings.metrics is None else readings.metrics.block_size
+    remedy = "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
+    if block is not None and block > common:
+        remedy = f"its blocks hold {block:,} tokens: --tokens {4 * block}"
+    return Finding(check, _PROBLEM, found, remedy, figures)
+
+
+def _kept(readings: EngineReadings) -> Finding:
+    check, before, after = "cached tokens stay", _cached(readings.again), _cached(readings.later)
+    if not before or after is None:
+        return Finding(check, _UNKNOWN, "0 readings of tokens that were cached", "see prefix cache")
+    figures = {"cached_tokens": before, "still_cached_tokens": after, "quiet_s": readings.quiet_s}
+    found = f"{after:,} of {before:,} tokens still cached {readings.quiet_s:g} s later"
+    if after >= _NEARLY_ALL * before:
+        return Finding(check, _OK, found, figures=figures)
+    if _is_elsewhere(readings):
+        return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
+    remedy = f"others push them out: {_SHARE}; {_LARGER}"
+    return Finding(check, _PROBLEM, found, remedy, figures)
+
+
+def _cached(reading: Reading | None) -> int | None:
+    """Return the cached tokens of a prompt: from the answer, or as the metrics have counted."""
+    if reading is None:
+        return None
+    if reading.cached_tokens is not None:
+        return reading.cached_tokens
+    if reading.counted is None or reading.counted.queries != reading.prompt_tokens:
+        return None
+    return min(reading.counted.hits, reading.prompt_tokens)
+
+
+def _foreign_tokens(readings: EngineReadings) -> int | None:
+    """Return the prompt tokens that others have sent meanwhile; None if nothing was counted."""
+    counted = [
+        max(0, one.counted.queries - one.prompt_tokens)
+        for one in readings.sent
+        if one.counted is not None and one.prompt_tokens is not None
+    ]
+    if readings.quiet is not None:
+        counted.append(readings.quiet.queries)
+    return sum(counted) if counted else None
+
+
+def _is_elsewhere(readings: EngineReadings) -> bool:
+    """Return whether prompts were counted in part, so that other engines got some of them."""
+    told = [
+        (one.counted.queries, one.prompt_tokens)
+        for one in readings.sent
+        if one.counted is not None and one.prompt_tokens
+    ]
+    keeps = readings.metrics is not None and readings.metrics.prefix_caching
+    if not keeps and not any(queries for queries, _ in told):
+        return False
+    return any(queries < _HALF_ENOUGH * tokens for queries, tokens in told)

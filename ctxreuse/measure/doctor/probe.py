@@ -1,0 +1,315 @@
+"""Asks an engine: a prompt twice, one that shares its first half, and the first one again.
+
+What is sent is made up here, and begins with a random word, so that nothing of it was cached
+before. `/metrics` are read in between, and after a time in which nothing was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import EngineError
+from ctxreuse.measure.doctor.log_watch import LogWatch
+from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.connection import (
+    SEE_CAUSE,
+    EngineConnection,
+    connection_fault,
+)
+from ctxreuse.serving.client.engine_client import EngineClient
+
+PROMPTS = 4
+"""How many prompts are sent."""
+
+MOST_TOKENS = 20_000
+"""The longest prompt that is sent."""
+
+DEFAULT_TOKENS = 2_800
+"""Half of it is more than the 1,024 tokens from which hosted APIs cache."""
+
+_FEWEST_TOKENS = 64
+_BLOCKS_A_PROMPT = 4
+_PART_OF_A_WINDOW = 0.7  # lengths are estimated
+_MOST_REPLY_BYTES = 16 * 2**20
+_SETTLE_S = 0.25
+_PATH = "/metrics"
+_FORMS_OF_A_LIMIT: tuple[dict[str, Any], ...] = ({"max_tokens": 1}, {"max_completion_tokens": 16})
+"""Newer models of hosted APIs refuse the first form; several of them refuse less than 16."""
+
+
+class Counters(NamedTuple):
+    """What `/metrics` have counted: tokens that were looked up, and those that were found."""
+
+    queries: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of one prompt."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    counted: Counters | None = None
+
+
+@dataclass(slots=True)
+class EngineReadings:
+    """All that was asked of an engine; what was not asked, or not answered, is None."""
+
+    host: str = ""
+    error: str | None = None
+    status: int | None = None
+    is_unreachable: bool = False
+    metrics_error: str | None = None
+    metrics: PrefixCacheMetrics | None = None
+    first: Reading | None = None
+    again: Reading | None = None
+    half: Reading | None = None
+    later: Reading | None = None
+    quiet: Counters | None = None
+    quiet_s: float = 0.0
+    shared_part: float = 0.5
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the engine was asked, and has answered nothing."""
+        return self.error is not None and not self.sent
+
+    @property
+    def sent(self) -> list[Reading]:
+        """What is known of the prompts that were answered, in order."""
+        return [one for one in (self.first, self.again, self.half, self.later) if one is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """Which engine is asked, and how."""
+
+    base_url: str | None
+    metrics_url: str | None
+    model: str | None = None
+    api_key: str = field(default="EMPTY", repr=False)
+    tokens: int | None = None
+    quiet_s: float = 2.0
+    timeout_s: float = 30.0
+
+
+async def probe(
+    settings: ProbeSettings, announce: Callable[[str], object], log: LogWatch | None = None
+) -> EngineReadings:
+    """Ask an engine."""
+    readings = EngineReadings()
+    async with AsyncExitStack() as exits:
+        page = _page(settings)
+        if page is not None:
+            exits.push_async_callback(page.connection.aclose)
+            readings.host = page.connection.host
+        client: EngineClient | None = None
+        if settings.base_url is not None:
+            client = await exits.enter_async_context(_client(settings, settings.base_url))
+            readings.host = urlsplit(settings.base_url).netloc.rpartition("@")[2]
+        asking = _Asking(readings, page, log)
+        readings.metrics = await asking.read_metrics()
+        try:
+            if client is None:
+                await asking.be_quiet(settings.quiet_s)
+            else:
+                await asking.send_all(client, settings, announce)
+        except EngineError as error:
+            readings.error, readings.status = _words(error), error.status
+            readings.is_unreachable = bool(connection_fault(error))
+    return readings
+
+
+class _Page(NamedTuple):
+    """Where metrics are."""
+
+    connection: EngineConnection
+    path: str
+
+
+@dataclass(slots=True)
+class _Asking:
+    """Fills readings, step by step."""
+
+    readings: EngineReadings
+    page: _Page | None
+    log: LogWatch | None
+    limit: dict[str, Any] = field(default_factory=lambda: _FORMS_OF_A_LIMIT[0])
+
+    async def send_all(
+        self, client: EngineClient, settings: ProbeSettings, announce: Callable[[str], object]
+    ) -> None:
+        """Send the prompts, and be quiet before the last one."""
+        readings = self.readings
+        window = await _context_window(client, settings.model)
+        tokens = _prompt_tokens(settings.tokens, readings.metrics, window)
+        announce(
+            f"sends {PROMPTS} prompts of about {tokens:,} tokens to {readings.host}, about "
+            f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
+            "are made up here"
+        )
+        one, other, readings.shared_part = made_up_prompts(secrets.token_hex(16), tokens)
+        readings.first = await self._send(client, one)
+        readings.again = await self._send(client, one)
+        readings.half = await self._send(client, other)
+        await self.be_quiet(settings.quiet_s)
+        readings.later = await self._send(client, one)
+
+    async def be_quiet(self, quiet_s: float) -> None:
+        """Send nothing for a while; read what is counted and logged meanwhile."""
+        await asyncio.sleep(min(_SETTLE_S, quiet_s))  # the page has our own prompts by then
+        before = await self.read_metrics()
+        if self.log is not None:
+            self.log.begin()
+        await asyncio.sleep(quiet_s)
+        if self.log is not None:
+            self.log.end()
+        self.readings.quiet_s = quiet_s
+        self.readings.quiet = _counted(before, await self.read_metrics())
+
+    async def read_metrics(self) -> PrefixCacheMetrics | None:
+        """Return what the metrics say now; None where they do not answer, now or before."""
+        if self.page is None or self.readings.metrics_error is not None:
+            return None
+        try:
+            text = await self.page.connection.ask("GET", self.page.path)
+        except EngineError as error:
+            self.readings.metrics_error = _words(error)
+            return None
+        return PrefixCacheMetrics.parse(text)
+
+    async def _send(self, client: EngineClient, text: str) -> Reading:
+        before = await self.read_metrics()
+        answer = await self._complete(client, text)
+        after = await self.read_metrics()
+        return Reading(answer.prompt_tokens, answer.cached_tokens, _counted(before, after))
+
+    async def _complete(self, client: EngineClient, text: str) -> Completion:
+        messages = [{"role": "user", "content": text}]
+        try:
+            return await client.complete(messages, **self.limit)
+        except EngineError as error:
+            if error.status != 400 or self.limit is _FORMS_OF_A_LIMIT[-1]:
+                raise
+        self.limit = _FORMS_OF_A_LIMIT[-1]
+        return await client.complete(messages, **self.limit)
+
+
+class MadeUpPrompts(NamedTuple):
+    """Two prompts, and what share of the second one the first one begins with, too."""
+
+    one: str
+    other: str
+    shared_part: float
+
+
+def made_up_prompts(name: str, tokens: int) -> MadeUpPrompts:
+    """Return two prompts of about as many tokens that have their first half in common."""
+    common = _passage(f"Probe {name}: a list of places, made up to look at a cache.", tokens // 2)
+    rest = tokens - tokens // 2
+    other = common + _passage("Now it takes another turn.", rest)
+    return MadeUpPrompts(
+        common + _passage("It goes on in one way.", rest), other, len(common) / len(other)
+    )
+
+
+def _passage(opening: str, tokens: int) -> str:
+    lines, length, number = [opening], estimate_tokens(opening), 0
+    while length < tokens:
+        number += 1
+        lines.append(f"In place {number} there is a river, a bridge and an old market.")
+        length += estimate_tokens(lines[-1]) + 1
+    return "\n".join(lines) + "\n"
+
+
+def _prompt_tokens(
+    wanted: int | None, metrics: PrefixCacheMetrics | None, window: int | None
+) -> int:
+    """Return how long a prompt is: some of the engine's blocks, but less than its window."""
+    block = (metrics and metrics.block_size) or 0
+    tokens = max(DEFAULT_TOKENS, _BLOCKS_A_PROMPT * block) if wanted is None else wanted
+    longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
+    return max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
+
+
+async def _context_window(client: EngineClient, model: str | None) -> int | None:
+    """Return the engine's window; None if it does not say that of a model that is known."""
+    try:
+        return await client.context_window()
+    except EngineError as error:
+        if model is None or error.status is None:
+            raise
+        return None  # a server without this route answers to a model's name all the same
+
+
+def _words(error: EngineError) -> str:
+    """Return what an error says to somebody who does not have the error itself."""
+    return str(error).removesuffix(SEE_CAUSE)
+
+
+def _client(settings: ProbeSettings, base_url: str) -> EngineClient:
+    return EngineClient(
+        base_url,
+        settings.model,
+        api_key=settings.api_key,
+        retries=0,
+        timeout_s=settings.timeout_s,
+        max_reply_bytes=_MOST_REPLY_BYTES,
+    )
+
+
+def _page(settings: ProbeSettings) -> _Page | None:
+    """Return where metrics are: as given, or else beside the API."""
+    given, base = settings.metrics_url, settings.base_url
+    if given is None:
+        return None if base is None else _Page(_connection(settings, base, settings.api_key), _PATH)
+    try:
+        parts = urlsplit(given)
+        is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
+        root, path = parts._replace(path="").geturl(), parts.path.rstrip("/")
+    except ValueError:  # a broken address, which the connection names
+        is_same, root, path = False, given, ""
+    # the key is for the API; whoever else serves metrics does not get it
+    key = settings.api_key if is_same else "EMPTY"
+    return _Page(_connection(settings, root, key), path or _PATH)
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or default
+
+
+def _connection(settings: ProbeSettings, url: str, key: str) -> EngineConnection:
+    return EngineConnection(
+        url,
+        key,
+        None,
+        retries=0,
+        backoff_s=0.0,
+        timeout_s=settings.timeout_s,
+        max_reply_bytes=_MOST_REPLY_BYTES,
+    )
+
+
+def _counted(
+    before: PrefixCacheMetrics | None, after: PrefixCacheMetrics | None
+) -> Counters | None:
+    """Return what was counted between two readings; None if that is not known, or was reset."""
+    if before is None or after is None:
+        return None
+    earlier = before.prefix_cache_queries, before.prefix_cache_hits
+    later = after.prefix_cache_queries, after.prefix_cache_hits
+    if None in (*earlier, *later):
+        return None
+    queries, hits = (int(new or 0) - int(old or 0) for old, new in zip(earlier, later, strict=True))
+    return Counters(queries, hits) if queries >= 0 and hits >= 0 else None

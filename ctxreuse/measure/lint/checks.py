@@ -1,0 +1,445 @@
+"""What in a recorded trace keeps a prefix cache from hitting, request by request and as sent.
+
+Causes and their tokens are those of `ctxreuse explain`; what stands in front of the documents, the
+marks and the shortest prefix are looked at besides. Work grows with the length of the trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.index.explain import Cause, Explanation
+from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
+from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.simulate import checked_trace
+from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
+from ctxreuse.measure.traces.varying_fronts import (
+    Variation,
+    behind_fronts,
+    front_text,
+    front_variations,
+    is_digest,
+)
+
+_OFTEN = 0.1
+"""Share of the requests from which on other tools count as changing."""
+
+_NEARLY = 0.8
+"""Share of the shortest prefix from which on a prompt is just under it."""
+
+_VOLATILE: Final = "volatile text in front"
+_BY_CAUSE: Final = {
+    Cause.other_order: "documents in changing order",
+    Cause.other_text: "documents whose text changes",
+    Cause.other_labels: "labels in some prompts only",
+    Cause.other_system: "another system text",
+    Cause.other_key: "another cache key",
+    Cause.other_model: "another model",
+    Cause.expired: "sent too late",
+}
+"""Checks that are what `explain` says, by its causes."""
+
+_UNMARKED: Final = "no mark where prompts fork"
+_LOST: Final = "lost marks"
+_TOO_MANY: Final = "too many marks"
+_BEHIND: Final = "mark behind the question"
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request as it was sent."""
+
+    number: int
+    traced: TraceRequest
+    explanation: Explanation
+    sent: SentCall
+    front_tokens: int
+    prompt_tokens: int
+    front_again: int = 0
+
+    @property
+    def front(self) -> Hashable:
+        """What stands in front of the documents."""
+        return (self.root, self.sent.tools, self.traced.system)
+
+    @property
+    def root(self) -> Hashable:
+        """What is the same for all requests that could share a prefix."""
+        return (self.traced.tenant, self.sent.model)
+
+    def lost(self, *causes: Cause) -> int:
+        """Return the tokens that are computed again, if that is for one of some causes."""
+        if self.explanation.cause not in causes:
+            return 0
+        return max(self.explanation.lost_tokens, self.sent.history_tokens)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one check finds, request by request."""
+
+    requests: int = 0
+    tokens: int = 0
+    written: int = 0
+    worst: _Request | None = None
+    _most: int = -1
+
+    def add(self, one: _Request, tokens: int) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.written += tokens if one.sent.marks else 0
+        if tokens > self._most:
+            self.worst, self._most = one, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """What the checks look at."""
+
+    requests: Sequence[_Request]
+    cache: CacheProfile
+    variations: Sequence[Variation]
+    hidden_systems: Sequence[_Request]
+    new_fronts: Sequence[_Request]
+
+    def finding(
+        self, check: str, tally: _Tally, found: str, remedy: str, factor: float | None = None
+    ) -> LintFinding:
+        """Return what a check has found."""
+        one = tally.worst
+        assert one is not None, "a finding has a request"
+        if factor is None:
+            extra = self.cache.write_factor - 1 if self.cache.has_marks else 0.0
+            cost = round(tally.tokens * (1 - self.cache.read_factor) + tally.written * extra)
+        else:
+            cost = round(tally.tokens * factor)
+        total = sum(one.prompt_tokens for one in self.requests)
+        return LintFinding(
+            check=check,
+            request_id=one.traced.request_id,
+            number=one.number,
+            label=shortened(" ".join(one.traced.query.split())),
+            requests=tally.requests,
+            found=found,
+            tokens=tally.tokens,
+            cost_tokens=cost,
+            share=cost / total if total else 0.0,
+            remedy=remedy,
+        )
+
+
+def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VLLM) -> LintReport:
+    """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
+    trace = checked_trace(trace)
+    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
+    sent = list(map(PlannedRequest.as_recorded, behind_fronts(trace)))
+    explained = explain_plan(sent, corpus, cache=cache)
+    requests = []
+    seen = set[Hashable]()
+    for number, (traced, one) in enumerate(zip(trace, explained, strict=True), start=1):
+        request = _request(number, traced, one.explanation)
+        if request.front in seen:
+            request.front_again = request.front_tokens
+        seen.add(request.front)
+        requests.append(request)
+    varying = [one for one in front_variations(trace) if one.is_often]
+    hidden, new = _hidden_systems(requests), _new_fronts(requests)
+    looked_at = _Trace(requests, cache, varying, hidden, new)
+    findings = [one for check in _CHECKS for one in check(looked_at)]
+    findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
+    total = sum(one.prompt_tokens for one in requests)
+    return LintReport(findings, len(requests), total, cache.name, list(_unknown(looked_at)))
+
+
+def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Request:
+    sent = traced.sent or SentCall()
+    system = sent.system_tokens
+    front = sent.tool_tokens + (estimate_tokens(traced.system or "") if system is None else system)
+    blocks = sum(map(block_tokens, traced.blocks))
+    prompt = front + sent.history_tokens + blocks + estimate_tokens(traced.query)
+    return _Request(number, traced, explanation, sent, front, prompt)
+
+
+def _unknown(trace: _Trace) -> Iterator[str]:
+    blind = sum(one.traced.sent is None for one in trace.requests)
+    if blind:
+        yield (
+            f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
+            "record --source openai (or anthropic) -o recording app.py"
+        )
+    if not trace.cache.is_hosted:
+        yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
+
+
+# checks
+
+
+def _volatile(trace: _Trace) -> Iterator[LintFinding]:
+    """Find what varies in front of the documents: times, ids, counters, names."""
+    for variation in trace.variations:
+        tally = _varying(trace, variation)
+        first, second = variation.values
+        parts = f"it begins with “{first}” and with “{second}”"
+        if variation.before:
+            parts = f"“{variation.before}” is followed by “{first}” and by “{second}”"
+        found = (
+            f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
+            f"requests; {parts}"
+        )
+        remedy = f"Say {variation.kind} behind the documents, such as in the question."
+        if tally.tokens:
+            yield trace.finding(_VOLATILE, tally, found, remedy)
+    yield from _volatile_digests(trace)
+    yield from _volatile_fronts(trace)
+
+
+def _varying(trace: _Trace, variation: Variation) -> _Tally:
+    """Return the requests whose front is new although an earlier one was like it."""
+    tally, seen = _Tally(), set[str]()
+    for one in trace.requests:
+        text = front_text(variation.part, one.traced)
+        if one.traced.tenant != variation.tenant or text not in variation.all_texts:
+            continue
+        if seen and text not in seen:
+            rest = estimate_tokens(text[variation.at :])
+            tokens = rest + one.lost(Cause.other_system, Cause.other_order)
+            # behind it the front goes on; a first paragraph stands behind the front
+            before = one.front_tokens - (rest if variation.part == "system text" else 0)
+            if before + tokens >= trace.cache.least_tokens:
+                tally.add(one, tokens)
+        seen.add(text)
+    return tally
+
+
+def _volatile_digests(trace: _Trace) -> Iterator[LintFinding]:
+    """Find system texts that are new nearly each time in a recording that holds no texts."""
+    tally, seen = _Tally(), set[Hashable]()
+    hidden = trace.hidden_systems
+    for one in hidden:
+        front = (one.root, one.sent.tools)
+        if front in seen and (front, one.traced.system) not in seen:
+            tokens = (one.sent.system_tokens or 0) + one.lost(Cause.other_system)
+            if one.front_tokens + tokens >= trace.cache.least_tokens:
+                tally.add(one, tokens)
+        seen |= {front, (front, one.traced.system)}
+    if tally.tokens:
+        forms = len({one.traced.system for one in hidden})
+        found = (
+            f"{forms:,} system texts in {len(hidden):,} requests; where they differ is not in a "
+            "recording without texts"
+        )
+        remedy = "Record some requests without --hash-only, and lint them."
+        yield trace.finding(_VOLATILE, tally, found, remedy)
+
+
+def _hidden_systems(requests: Sequence[_Request]) -> list[_Request]:
+    hidden = [one for one in requests if is_digest(one.traced.system)]
+    forms = len({one.traced.system for one in hidden})
+    return hidden if forms > max(1, _OFTEN * len(hidden)) else []
+
+
+def _volatile_fronts(trace: _Trace) -> Iterator[LintFinding]:
+    """Find words before the documents that are not always the same, such as the question."""
+    tally = _Tally()
+    for one in trace.new_fronts:
+        tokens = one.lost(Cause.other_system)
+        if one.front_tokens + tokens >= trace.cache.least_tokens:
+            tally.add(one, tokens)
+    if tally.tokens:
+        fronts = [one.traced.front for one in trace.requests if one.traced.front]
+        found = (
+            f"{len(set(fronts)):,} texts before the documents of {len(fronts):,} prompts; only "
+            "hashes of them are in the recording"
+        )
+        remedy = (
+            "Put what differs behind the documents: in your template, {context} must stand before "
+            "{question}."
+        )
+        yield trace.finding(_VOLATILE, tally, found, remedy)
+
+
+def _new_fronts(requests: Sequence[_Request]) -> list[_Request]:
+    """Return requests with other words before the documents than all earlier ones like them."""
+    new, seen = [], set[Hashable]()
+    for one in requests:
+        if not one.traced.front or one.sent.history:
+            continue
+        alike = (one.root, one.traced.system)
+        if alike in seen and (alike, one.traced.front) not in seen:
+            new.append(one)
+        seen |= {alike, (alike, one.traced.front)}
+    return new
+
+
+def _tools(trace: _Trace) -> Iterator[LintFinding]:
+    """Find tools that come in another order, and tools that are others nearly each time."""
+    orders, others = _Tally(), _Tally()
+    exact: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
+    sets: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
+    number = 0
+    for one in trace.requests:
+        tools = one.sent.tools
+        if not tools:
+            continue
+        number += 1
+        same = tuple(sorted(tools))
+        if tools not in exact[one.root] and exact[one.root]:
+            tokens = one.front_tokens + one.lost(Cause.other_tools)
+            if tokens >= trace.cache.least_tokens:
+                (orders if same in sets[one.root] else others).add(one, tokens)
+        exact[one.root].add(tools)
+        sets[one.root].add(same)
+    if orders.requests:
+        found = f"{_counted(orders)} the same tools as earlier ones in another order"
+        remedy = "Sort the tools by name, so that every request lists them in the same order."
+        yield trace.finding("tools in changing order", orders, found, remedy)
+    if others.requests > max(1, _OFTEN * number):
+        found = f"{others.requests + 1:,} sets of tools in {number:,} requests with tools"
+        remedy = REMEDIES[Cause.other_tools]
+        yield trace.finding("tools that change", others, found, remedy)
+
+
+def _causes(trace: _Trace) -> Iterator[LintFinding]:
+    """Find what `explain` says of the requests."""
+    volatile = {text for one in trace.variations for text in one.all_texts}
+    volatile |= {front_text("system text", one.traced) for one in trace.hidden_systems}
+    new_fronts = {one.number for one in trace.new_fronts}
+    tallies: defaultdict[Cause, _Tally] = defaultdict(_Tally)
+    for one in trace.requests:
+        cause = one.explanation.cause
+        is_told = cause in (Cause.other_system, Cause.other_order) and any(
+            front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
+        )
+        is_told = is_told or (cause is Cause.other_system and one.number in new_fronts)
+        if cause in _BY_CAUSE and one.lost(cause) and not is_told:
+            tallies[cause].add(one, one.lost(cause))
+    for cause, tally in tallies.items():
+        assert tally.worst is not None, "it has requests"
+        worst = tally.worst.explanation
+        found = worst.words
+        if cause is Cause.other_order:
+            found = (
+                f"{_counted(tally)} documents of an earlier one in another order or place; this "
+                f"one parts from request {worst.closest} behind {worst.shared_blocks} of its "
+                f"{len(tally.worst.traced.blocks)}, and {worst.lost_tokens:,} tokens are computed "
+                "again"
+            )
+        yield trace.finding(_BY_CAUSE[cause], tally, found, REMEDIES[cause])
+
+
+def _marks(trace: _Trace) -> Iterator[LintFinding]:
+    """Find marks that vanish or are missing, and marks past the most."""
+    cache = trace.cache
+    if not cache.has_marks:
+        return
+    lost, unmarked, many = _Tally(), _Tally(), _Tally()
+    before: dict[Hashable, SentCall] = {}
+    for one in trace.requests:
+        sent, earlier = one.sent, before.get(one.root, SentCall())
+        if sent.mark_count > cache.marks:
+            many.add(one, sent.mark_count)
+        tokens = one.lost(Cause.never_written)
+        gone = earlier.marks.keys() - sent.marks.keys()
+        is_recorded = one.traced.sent is not None
+        if is_recorded and (not sent.marks or (not cache.look_back and gone & _IN_FRONT)):
+            tokens += one.front_again
+        if tokens and one.prompt_tokens >= cache.least_tokens:
+            (lost if is_recorded and gone else unmarked).add(one, tokens)
+        if sent.marks:
+            before[one.root] = sent
+    if many.worst is not None:
+        what = (
+            "the provider refuses such a request"
+            if cache.look_back
+            else "the provider writes only the latest"
+        )
+        found = (
+            f"{_counted(many)} more marks than {cache.name} takes, {many.worst.sent.mark_count} "
+            f"instead of {cache.marks}; {what}"
+        )
+        remedy = "Let one place alone set marks: plan.body() keeps to the limit, yours included."
+        many.tokens = many.written = 0
+        yield trace.finding(_TOO_MANY, many, found, remedy)
+    if lost.requests:
+        found = f"{_counted(lost)} no mark where an earlier one has some"
+        remedy = "Set the same marks in every request: what is not marked is not read either."
+        yield trace.finding(_LOST, lost, found, remedy)
+    if unmarked.requests:
+        found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
+        yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
+
+
+def _behind_questions(trace: _Trace) -> Iterator[LintFinding]:
+    """Find marks behind questions that no later turn repeats: they are paid for in vain."""
+    cache, tally = trace.cache, _Tally()
+    turns = Counter((one.traced.tenant, one.traced.conversation_id) for one in trace.requests)
+    for one in trace.requests:
+        marks = [mark for mark in one.traced.marks or () if mark]
+        is_behind = one.sent.marks.get("turn", 0) > len(marks)
+        conversation = one.traced.conversation_id
+        goes_on = conversation is not None and turns[one.traced.tenant, conversation] > 1
+        if not is_behind or one.sent.history or goes_on:
+            continue
+        kept = one.front_tokens if one.traced.marks else 0
+        kept += sum(map(block_tokens, one.traced.blocks[: max(marks, default=0)]))
+        if one.prompt_tokens >= cache.least_tokens and one.prompt_tokens > kept:
+            tally.add(one, one.prompt_tokens - kept)
+    if tally.requests and cache.has_marks and cache.write_factor > 1:
+        found = (
+            f"{_counted(tally)} a mark behind a question that no later turn repeats: it is written "
+            f"at {cache.write_factor:g} times the price and never read"
+        )
+        remedy = "Mark the documents that come again and not the question: plan.body() does."
+        yield trace.finding(_BEHIND, tally, found, remedy, cache.write_factor - 1)
+
+
+_IN_FRONT: Final = frozenset({"tools", "system"})
+
+
+def _counted(tally: _Tally) -> str:
+    """Return how many requests have something, as the beginning of a sentence."""
+    return f"{counted(tally.requests)} {'has' if tally.requests == 1 else 'have'}"
+
+
+def _minimum(trace: _Trace) -> Iterator[LintFinding]:
+    """Find prompts and common beginnings that are just shorter than what is kept."""
+    if not trace.cache.is_hosted:
+        return
+    tally, least = _Tally(), trace.cache.least_tokens
+    lengths = []
+    for one in trace.requests:
+        again = one.front_again + one.lost(Cause.below_minimum)
+        for length in (one.prompt_tokens, one.front_tokens + one.explanation.shared_tokens):
+            if again and _NEARLY * least <= length < least:
+                lengths.append(length)
+                tally.add(one, again)
+                break
+    if tally.requests:
+        found = (
+            f"{_counted(tally)} {min(lengths):,} to {max(lengths):,} tokens in all or in common "
+            f"with earlier ones; {trace.cache.name} keeps prefixes from {least:,} tokens on"
+        )
+        remedy = (
+            "Put more that stays the same in front, such as examples or one more document, until "
+            f"it has {least:,} tokens."
+        )
+        yield trace.finding("just under the minimum", tally, found, remedy)
+
+
+_Check: TypeAlias = Callable[[_Trace], Iterator[LintFinding]]
+_CHECKS: Final[tuple[_Check, ...]] = (
+    _volatile,
+    _tools,
+    _causes,
+    _marks,
+    _behind_questions,
+    _minimum,
+)

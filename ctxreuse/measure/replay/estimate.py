@@ -1,0 +1,125 @@
+"""Estimates what planning would save on a recorded trace: every policy, over cache sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_list
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.replay.simulate import Replay, checked_trace
+from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
+
+_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+"""Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
+
+_MOST_SIZES = 4
+
+KS = (3, 5, 10, 15)
+"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds."""
+
+    requests: int
+    conversations: int
+    turns: int
+    blocks: int
+    distinct_tokens: int
+    block_tokens: int
+    repeated_tokens: int
+
+    @classmethod
+    def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
+        """Return the summary of a trace."""
+        trace = checked_trace(trace)
+        seen: set[tuple[str, bytes]] = set()
+        distinct: dict[bytes, int] = {}
+        conversations = set()
+        turns = sent = repeated = 0
+        for request in trace:
+            if request.conversation_id is not None:
+                turns += 1
+                conversations.add((request.tenant, request.conversation_id))
+            for key, block in {block.key: block for block in request.blocks}.items():
+                tokens = block_tokens(block)
+                distinct[key] = tokens
+                sent += tokens
+                repeated += tokens * ((request.tenant, key) in seen)
+                seen.add((request.tenant, key))
+        return cls(
+            requests=len(trace),
+            conversations=len(conversations),
+            turns=turns,
+            blocks=len(distinct),
+            distinct_tokens=sum(distinct.values()),
+            block_tokens=sent,
+            repeated_tokens=repeated,
+        )
+
+    @property
+    def reuse_bound(self) -> float:
+        """Share of the block tokens that had been sent before."""
+        return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
+
+    def cache_sizes(self) -> list[int | None]:
+        """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""
+        less = [size for size in _SIZES if size < self.block_tokens]
+        return [None, *less[-_MOST_SIZES:]]
+
+
+def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
+    """Return the trace that a retriever which finds k blocks a request would have given."""
+    checked_integer("k", k)
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in checked_trace(trace)]
+
+
+def estimate(
+    replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
+) -> Iterator[RunResult]:
+    """Yield what each policy reaches, with and without de-duplication, with each cache."""
+    checked_kind("replay", replay, Replay, "a Replay")
+    sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
+    for policy in checked_each("policies", policies, Policy, "a Policy"):
+        for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
+            for capacity in sizes:
+                try:
+                    yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
+                except BatchTooLargeError:
+                    break
+
+
+def estimate_over_k(
+    replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
+) -> Iterator[tuple[int, RunResult]]:
+    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k."""
+    checked_kind("replay", replay, Replay, "a Replay")
+    tried = checked_each("policies", policies, Policy, "a Policy")
+    for k in checked_list("ks", ks, "a list of integers"):
+        shorter = replay.of(cut(replay.trace, k))
+        for policy in tried:
+            with suppress(BatchTooLargeError):
+                yield k, replace(shorter.run(policy), part=Part.k, k=k)
+
+
+def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Return for each k the share of the block tokens that had been sent before."""
+    requests, known = checked_trace(trace), checked_list("ks", ks, "a list of integers")
+    return tuple((k, TraceSummary.of(cut(requests, k)).reuse_bound) for k in known)
+
+
+def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
+    """Return whether to de-duplicate: both where there are conversations, else not."""
+    has_turns = any(request.conversation_id is not None for request in trace)
+    return (False, True) if has_turns else (False,)
+
+
+def shown(results: Sequence[RunResult]) -> RunResult:
+    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
+    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
+    return next(one for one in ours if one.capacity_tokens is None)

@@ -1,0 +1,304 @@
+"""Explains why the requests of a plan file hit or miss, and the prefix tree that they make."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
+from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.prompts import Tokenizer, checked_plans, prompt_tokens, sent_blocks
+from ctxreuse.measure.traces.json_lines import read_lines
+from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
+
+_LATEST = 200
+"""Earlier prompts that are compared for each block, beside those that begin alike."""
+
+_MOST_COMPARED = 2_000
+"""Of these, the latest that are compared for all blocks of a prompt together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """A request of a plan file with its explanation."""
+
+    explanation: Explanation
+    prompt_tokens: int | None = None
+    parts_at_token: int | None = None
+
+
+def explain_plan(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    tokenizer: Tokenizer | None = None,
+    *,
+    cache: CacheProfile = VLLM,
+    reported: Mapping[str | int, ReportedMiss] | None = None,
+) -> Iterator[ExplainedRequest]:
+    """Yield an explanation for each request, compared with other tenants' requests, too."""
+    planned = checked_plans(planned, corpus)
+    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
+    if reported is not None:
+        checked_kind("reported", reported, Mapping, "a mapping, as read_reported returns it")
+    sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
+    tokens_of: dict[str | int, array[int]] = {}
+    prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)
+    for request in planned:
+        prompt = _sent_prompt(request, corpus, cache)
+        related = sent.related(prompt)
+        expected = request.expected_cached_tokens
+        explanation = explain(prompt, related, expected, across_tenants=True, cache=cache)
+        if reported is not None:
+            explanation = replace(explanation, reported=reported.get(request.request_id))
+        sent.add(prompt)
+        if prompts is None:
+            yield ExplainedRequest(explanation)
+            continue
+        tokens = array("I", next(prompts))  # a list takes up to ten times as much memory
+        closest = None if explanation.closest is None else tokens_of.get(explanation.closest)
+        tokens_of[request.request_id] = tokens
+        yield ExplainedRequest(
+            explanation, len(tokens), None if closest is None else _common(tokens, closest)
+        )
+
+
+class _SentPrompts:
+    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
+
+    def __init__(self, fronts: Sequence[str]) -> None:
+        self._fronts = fronts
+        self._prompts: list[SentPrompt] = []
+        self._with: dict[BlockId, deque[int]] = {}
+        self._beginnings: dict[Hashable, int] = {}
+        self._turns: dict[Hashable, int] = {}
+
+    def add(self, prompt: SentPrompt) -> None:
+        number = len(self._prompts)
+        self._prompts.append(prompt)
+        for block_id in set(prompt.ids):
+            self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
+        if prompt.conversation is not None:
+            self._turns[prompt.tenant, prompt.conversation] = number
+        if not prompt.is_later_turn:
+            for beginning in _beginnings(prompt, self._fronts):
+                self._beginnings[beginning] = number
+
+    def related(self, prompt: SentPrompt) -> list[SentPrompt]:
+        """Return, in order, the earlier prompts that can be closest to this one."""
+        holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
+        numbers = {
+            self._beginnings[beginning]
+            for beginning in _beginnings(prompt, self._fronts)
+            if beginning in self._beginnings
+        }
+        numbers.update(sorted(holding)[-_MOST_COMPARED:])
+        if prompt.is_later_turn and (prompt.tenant, prompt.conversation) in self._turns:
+            numbers.add(self._turns[prompt.tenant, prompt.conversation])
+        return [self._prompts[number] for number in sorted(numbers)]
+
+
+_PLANNED_FRONTS = ("tenant", "system", "is_labelled")
+_FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
+"""What stands in front of blocks: in plans, and in recorded requests."""
+
+
+def _beginnings(prompt: SentPrompt, fronts: Sequence[str]) -> Iterator[Hashable]:
+    """Yield a name for each beginning of a prompt, the empty one included."""
+    own = tuple([getattr(prompt, name) for name in fronts])
+    for length in range(len(own), -1, -1):
+        root = own[:length]
+        digest = hashlib.blake2b(digest_size=16)
+        yield (root, b"")
+        for key in prompt.keys:
+            digest.update(key)
+            yield (root, digest.digest())
+
+
+def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -> SentPrompt:
+    blocks = sent_blocks(request, corpus)
+    sent = request.sent or SentCall()
+    system_tokens, conversation = sent.system_tokens, request.conversation_id
+    if system_tokens is None:
+        system_tokens = estimate_tokens(request.system or "")
+    in_front = sent.tool_tokens + system_tokens if cache.is_hosted else 0
+    return SentPrompt(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        system=request.system,
+        is_later_turn=request.after is not None or bool(sent.history),
+        after=request.after,
+        keys=tuple(block.key for block in blocks),
+        ids=tuple(block.id for block in blocks),
+        tokens=tuple(min(block_tokens(block), MOST_BLOCK_TOKENS) for block in blocks),
+        is_labelled=request.is_labelled,
+        model=sent.model,
+        key=sent.key,
+        tools="\n".join(sent.tools),
+        front_tokens=in_front,
+        marks=request.marks,
+        time_s=None if request.timestamp_ms is None else request.timestamp_ms / 1_000,
+        conversation=None if conversation is None else text_digest(repr(conversation)),
+        history=sent.history,
+    )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def in_words(explained: ExplainedRequest) -> str:
+    """Return the explanation of one request as text."""
+    explanation = explained.explanation
+    name = well_formed(str(explanation.request_id))
+    lines = [f"{name}: {explanation.cause}", explanation.words]
+    if explained.parts_at_token is not None:
+        lines.append(
+            f"Token by token the two prompts part at token {explained.parts_at_token:,} of "
+            f"{explained.prompt_tokens:,}."
+        )
+    return "\n".join(filter(None, [*lines, explanation.comparison]))
+
+
+def explanation_json(explained: ExplainedRequest, *, with_reason: bool = False) -> dict[str, Any]:
+    """Return the explanation of one request as a JSON object."""
+    explanation, reported = explained.explanation, explained.explanation.reported
+    told = asdict(explanation)
+    told.pop("reported")
+    reasons = {}
+    if with_reason:
+        reasons = {
+            "reason": explanation.reason,
+            "reported": None if reported is None else str(reported),
+            "reported_term": None if reported is None else reported.term,
+            "reported_tokens": None if reported is None else reported.missed_tokens,
+            "agrees": explanation.agrees,
+        }
+    return {
+        **told,
+        "prompt_tokens": explained.prompt_tokens,
+        "parts_at_token": explained.parts_at_token,
+        **reasons,
+    }
+
+
+def read_reported(path: str) -> dict[str | int, ReportedMiss]:
+    """Read what providers say of requests."""
+    told = (
+        (line.get("request_id", (str, int)), reported_miss(line.fields))
+        for line in read_lines(path)
+    )
+    return {request_id: miss for request_id, miss in told if miss is not None}
+
+
+_LONGEST_LABEL = 60
+
+
+def block_label(block: ContextBlock, titles: Titles) -> str:
+    """Return what people know a block by: its title, its first words or, without any, its id."""
+    words = " ".join((titles.get(block.id) or block.text[: 4 * _LONGEST_LABEL]).split())
+    return well_formed(shortened(words or str(block.id)))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, if it is long."""
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1].rstrip()}…"
+
+
+REMEDIES = {
+    Cause.other_order: "Plan such requests together (plan_batch, or a model's window_s): the "
+    "order in which the first of them was sent binds all that come later one by one.",
+    Cause.other_labels: "Show labels in all prompts or in none: ReusePlanner(labels=True).",
+    Cause.other_system: "Keep the system text the same, byte for byte; put what varies (a date, a "
+    "name) behind the documents.",
+    Cause.other_tenant: "Tenants share nothing, on purpose. Give one tenant to all who may see the "
+    "same documents.",
+    Cause.other_text: "Keep a document's text as it is between requests; what varies in it (a "
+    "score, a time) makes it another one.",
+    Cause.evicted: "Give the engine's cache more memory, tell the planner its size "
+    "(capacity_tokens), or plan requests together, so that those that share come together.",
+    Cause.too_short: "Nothing: it is less than a block of the engine's cache.",
+    Cause.other_tools: "Send the same tools in the same order with every request; choose among "
+    "them with tool_choice.",
+    Cause.other_key: "Send plan.prompt_cache_key, which is the same for requests that share a "
+    "beginning.",
+    Cause.other_model: "Keep the model and its settings the same, or give each model requests of "
+    "its own.",
+    Cause.compacted: "Shorten a conversation seldom, and by much: each time all of it is computed "
+    "again.",
+    Cause.expired: "Send what shares documents closer together (plan_batch), or keep it longer: "
+    "anthropic(life=1h).",
+    Cause.below_minimum: "Nothing, or put more that stays the same in front; prompts of that "
+    "length are never kept.",
+    Cause.never_written: "Mark where prompts fork: plan for the provider's cache "
+    "(ReusePlanner(cache=...)), together what waits together, and send plan.body().",
+}
+"""What to do about what is computed again, by cause."""
+
+
+TREE_DEPTH = 5
+"""Blocks of a prompt that the prefix tree shows."""
+
+_LEAST_SHARE = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A block in the prefix tree."""
+
+    name: str
+    requests: int
+    sent_tokens: int
+    children: tuple[TreeNode, ...] = ()
+    label: str = ""
+
+
+def sent_tree(
+    planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles | None = None
+) -> TreeNode:
+    """Return the top of the tree of the prompts' blocks; a later turn begins at the root."""
+    sent = []
+    for request in planned:
+        blocks = sent_blocks(request, corpus)
+        sent.append((blocks, sum(map(block_tokens, blocks))))
+    labels = {
+        (type(block.id), block.id): block_label(block, titles or {})
+        for blocks, _ in sent
+        for block in blocks[:TREE_DEPTH]
+    }
+    least = _LEAST_SHARE * sum(tokens for _, tokens in sent)
+    return _node("", "", sent, 0, least, labels)
+
+
+def _node(
+    name: str,
+    label: str,
+    sent: list[tuple[list[ContextBlock], int]],
+    depth: int,
+    least: float,
+    labels: Mapping[tuple[type, BlockId], str],
+) -> TreeNode:
+    """Return the node of prompts that begin with the same blocks, `depth` of them."""
+    next_blocks: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
+    for blocks, tokens in sent:
+        if depth < min(len(blocks), TREE_DEPTH):
+            block_id = blocks[depth].id
+            next_blocks.setdefault((type(block_id), block_id), []).append((blocks, tokens))
+    children = [
+        (key, _node(str(key[1]), labels[key], prompts, depth + 1, least, labels))
+        for key, prompts in next_blocks.items()
+    ]
+    children.sort(key=lambda child: (-child[1].sent_tokens, str(child[0])))
+    heavy = tuple(child for _, child in children if child.sent_tokens >= least)
+    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy, label)

@@ -1,0 +1,200 @@
+"""Plans as JSON lines, one a request, in execution order.
+
+A line holds ids, labels and words, never a document's text: `request_id`, `blocks` (ids to send, in
+order), `references` (ids left out), `order_annotation`, `parts` (what the message shows, in order:
+`[label, id]` for a block, `[label, id, words]` for a reference), `is_labelled` (whether it shows
+these labels), `query`, `system`, `tenant`, `conversation_id`, `turn`, `after` (the request whose
+prompt and answer stand before this one), `expected_cached_tokens`, `timestamp` (of its arrival,
+in milliseconds) where the trace has it, and `marks` where it is planned for a cache that keeps
+marked prefixes only: after how many of its `blocks` a mark stands, ascending; 0 is behind the
+system text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.checks import checked_id, checked_integer, checked_kind, checked_number
+from ctxreuse.context.rendering import Notice, Reference
+from ctxreuse.measure.traces.json_lines import JsonLine, checked_lines, read_lines
+from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.planning.plan import Plan
+
+_FIELDS = (
+    *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
+    *("query", "system", "tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
+)
+MOST_TURNS = 10_000
+"""Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
+
+PlannedPart = tuple[str, BlockId, str | None]
+"""A label, the block's id, and the location annotation if the block is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival."""
+
+    request_id: str | int
+    parts: tuple[PlannedPart, ...]
+    order_annotation: str | None
+    query: str
+    system: str | None
+    tenant: str
+    conversation_id: str | int | None
+    turn: int
+    after: str | int | None
+    expected_cached_tokens: int | None
+    place: str = "plan"
+    timestamp_ms: float | None = None
+    is_labelled: bool = True
+    marks: tuple[int, ...] | None = None
+    sent: SentCall | None = None
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        turn: int = 0,
+        after: str | int | None = None,
+        timestamp_ms: float | None = None,
+        *,
+        has_marks: bool = False,
+    ) -> PlannedRequest:
+        """Return a plan's record."""
+        checked_kind("plan", plan, Plan, "a Plan")
+        checked_integer("turn", turn)
+        if after is not None:
+            checked_id("after", after)
+        if timestamp_ms is not None:
+            checked_number("timestamp_ms", timestamp_ms)
+        return cls(
+            request_id=plan.request_id,
+            parts=tuple(
+                (part.label, part.id, part.annotation)
+                if isinstance(part, Reference)
+                else (part.label, part.block.id, None)
+                for part in plan.parts
+                if not isinstance(part, Notice)
+            ),
+            order_annotation=plan.order_annotation,
+            query=plan.request.query,
+            system=plan.request.system,
+            tenant=plan.request.tenant,
+            conversation_id=plan.request.conversation_id,
+            turn=turn,
+            after=after,
+            expected_cached_tokens=plan.expected_cached_tokens,
+            timestamp_ms=timestamp_ms,
+            is_labelled=plan.is_labelled,
+            marks=plan.marks if has_marks else None,
+        )
+
+    @classmethod
+    def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
+        """Return a recorded request as it was sent, without any plan."""
+        checked_kind("traced", traced, TraceRequest, "a TraceRequest")
+        return cls(
+            request_id=traced.request_id,
+            parts=tuple(("", block.id, None) for block in traced.blocks),
+            order_annotation=None,
+            query=traced.query,
+            system=traced.system,
+            tenant=traced.tenant,
+            conversation_id=traced.conversation_id,
+            turn=traced.turn,
+            after=None,
+            expected_cached_tokens=None,
+            place="trace",
+            timestamp_ms=traced.timestamp_ms,
+            is_labelled=False,
+            marks=traced.marks,
+            sent=traced.sent,
+        )
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        """The ids of the blocks to send, in order."""
+        return [block_id for _, block_id, annotation in self.parts if annotation is None]
+
+    @property
+    def references(self) -> list[BlockId]:
+        """The ids of the blocks left out."""
+        return [block_id for _, block_id, annotation in self.parts if annotation is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        parts = [
+            [label, block_id] if annotation is None else [label, block_id, annotation]
+            for label, block_id, annotation in self.parts
+        ]
+        timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
+        marks = {} if self.marks is None else {"marks": list(self.marks)}
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return fields | {"parts": parts} | marks | timestamp
+
+
+def read_plan(path: str) -> list[PlannedRequest]:
+    """Read a plan file."""
+    return planned_requests(read_lines(path))
+
+
+def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
+    """Return the requests of a plan file's lines; see `read_plan`."""
+    planned: list[PlannedRequest] = []
+    turns: dict[str | int, int] = {}  # of each request, with those that it continues
+    for line in checked_lines(lines):
+        request = PlannedRequest(
+            request_id=line.get("request_id", (str, int)),
+            parts=_parts(line),
+            order_annotation=line.get("order_annotation", (str,), None),
+            query=line.get("query", (str,), ""),
+            system=line.get("system", (str,), None),
+            tenant=line.get("tenant", (str,), ""),
+            conversation_id=line.get("conversation_id", (str, int), None),
+            turn=line.count("turn", 0),
+            after=line.get("after", (str, int), None),
+            expected_cached_tokens=line.count("expected_cached_tokens", None),
+            place=line.place,
+            timestamp_ms=line.time_ms("timestamp", None),
+            is_labelled=line.get("is_labelled", (bool,), True),
+            sent=sent_call_of(line),
+        )
+        request = replace(request, marks=line.marks("marks", len(request.blocks)))
+        if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
+            line.fail("field 'expected_cached_tokens' must be an integer from 0")
+        if request.after is not None and request.after not in turns:
+            line.fail(
+                f"it continues request {request.after!r}, which does not stand before it; "
+                "keep the lines in execution order"
+            )
+        turns[request.request_id] = 1 if request.after is None else turns[request.after] + 1
+        if turns[request.request_id] > MOST_TURNS:
+            line.fail(
+                f"it continues a conversation of {MOST_TURNS:,} turns; end the conversation "
+                "before it, and begin another"
+            )
+        planned.append(request)
+    return planned
+
+
+def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:
+    if line.fields.get("parts") is None:
+        return tuple(
+            (f"[Doc_{ordinal}]", block_id, None)
+            for ordinal, block_id in enumerate(line.ids("blocks"), start=1)
+        )
+    parts: list[PlannedPart] = []
+    for part in line.get("parts", (list,)):
+        match part:
+            case [str(label), str() | int() as block_id] if not isinstance(block_id, bool):
+                parts.append((label, block_id, None))
+            case [str(label), str() | int() as block_id, str(words)]:
+                parts.append((label, block_id, words))
+            case _:
+                line.fail("field 'parts' must hold [label, id] or [label, id, words]")
+    return tuple(parts)

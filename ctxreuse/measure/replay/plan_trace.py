@@ -1,0 +1,225 @@
+"""Plans a whole trace as an application would: request by request, or as one batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.errors import InputFileError, describe
+from ctxreuse.measure.replay.plan_file import MOST_TURNS, PlannedRequest
+from ctxreuse.measure.replay.policies import Policy, TraceMode
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
+
+Step: TypeAlias = tuple[PlannedRequest, Plan]
+
+
+class OnlinePlanner(Protocol):
+    """What plans requests one by one: a `ReusePlanner`, or several that share an engine."""
+
+    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
+        """Plan a request that has just arrived."""
+
+
+Replayed: TypeAlias = Generator[Step, str | None, None]
+"""Yields each request's plan in execution order; is sent the request's answer."""
+
+ANSWER = "OK."
+"""The answer to every turn of a replayed conversation where there is no model."""
+
+
+def plan_trace(
+    trace: Sequence[TraceRequest],
+    planner: ReusePlanner,
+    mode: TraceMode,
+    strategy: Strategy = "reuse",
+    *,
+    conversations: bool = False,
+    advance: Callable[[], object] = lambda: None,
+) -> list[PlannedRequest]:
+    """Plan the requests of a trace."""
+    policy = Policy(strategy, strategy, mode)
+    return plan_under(policy, trace, planner, conversations=conversations, advance=advance)
+
+
+def plan_under(
+    policy: Policy,
+    trace: Sequence[TraceRequest],
+    planner: OnlinePlanner,
+    *,
+    conversations: bool = False,
+    advance: Callable[[], object] = lambda: None,
+) -> list[PlannedRequest]:
+    """Plan the requests of a trace under a policy; see `plan_trace`."""
+    plans = replayed(policy, trace, planner, conversations=conversations)
+    planned: list[PlannedRequest] = []
+    step = next_step(plans, None)
+    while step is not None:
+        planned.append(step[0])
+        advance()
+        step = next_step(plans, ANSWER)
+    return planned
+
+
+def next_step(plans: Replayed, answer: str | None) -> Step | None:
+    """Send the last request's answer to a replay; return the next step, or None."""
+    try:
+        return plans.send(answer)
+    except StopIteration:
+        return None
+
+
+def replayed(
+    policy: Policy,
+    trace: Sequence[TraceRequest],
+    planner: OnlinePlanner,
+    *,
+    conversations: bool = False,
+) -> Replayed:
+    """Yield the plan of each request of a trace, in execution order."""
+    histories = _Histories(conversations)
+    for traced, turns in _counted(trace, histories):
+        if turns > MOST_TURNS:
+            raise InputFileError(
+                f"conversation {describe(traced.conversation_id)} has more than {MOST_TURNS:,} "
+                "turns in the trace; give some of them another conversation_id"
+            )
+    has_marks = isinstance(planner, ReusePlanner) and planner.cache.has_marks
+    is_batch = policy.mode == "offline" and policy.strategy != "none"
+    if is_batch:
+        assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
+        plans = _offline(policy, trace, planner, histories)
+    else:
+        plans = _online(policy, trace, planner, histories)
+    for traced, planned in plans:
+        plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
+        after = histories.last.get(histories.key(traced))
+        planned_request = PlannedRequest.of(
+            plan, traced.turn, after, traced.timestamp_ms, has_marks=has_marks
+        )
+        answer = yield planned_request, plan
+        histories.record(traced, plan, answer)
+
+
+def _counted(
+    trace: Sequence[TraceRequest], histories: _Histories
+) -> Iterator[tuple[TraceRequest, int]]:
+    """Yield the turns of conversations, with how many of their conversation have come so far."""
+    turns = Counter[object]()
+    for traced in trace:
+        key = histories.key(traced)
+        if key is not None:
+            turns[key] += 1
+            yield traced, turns[key]
+
+
+def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
+    """Return a plan whose annotation tells the retriever's ranking of reordered blocks."""
+    keys = list(dict.fromkeys(block.key for block in ranked))
+    sent = [block.key for block in plan.blocks]
+    if plan.request.history or plan.templates.is_ranked(keys, sent):
+        return plan
+    label_of = plan.label_of
+    words = plan.templates.order_annotation([label_of[key] for key in keys])
+    return replace(plan, order_annotation=words)
+
+
+class _Histories:
+    """The histories of the conversations that are replayed."""
+
+    def __init__(self, conversations: bool) -> None:
+        self._conversations = conversations
+        self._history: dict[object, list[dict[str, Any]]] = {}
+        self.last: dict[object, str | int] = {}
+        """The request that each history ends with."""
+        self.ended: set[object] = set()
+        """Conversations of which a turn has no answer."""
+
+    def key(self, traced: TraceRequest) -> object | None:
+        """Return the conversation that a request is a turn of, if conversations are replayed."""
+        if traced.conversation_id is None or not self._conversations:
+            return None
+        return (traced.tenant, traced.conversation_id)
+
+    def request(self, traced: TraceRequest) -> ContextRequest:
+        """Return a request as it stands behind its history."""
+        key = self.key(traced)
+        return ContextRequest(
+            blocks=traced.blocks,
+            query=traced.query,
+            system=traced.system,
+            history=None if key is None else self._history.get(key, []),
+            conversation_id=None if key is None else traced.conversation_id,
+            tenant=traced.tenant,
+            request_id=traced.request_id,
+        )
+
+    def record(self, traced: TraceRequest, plan: Plan, answer: str | None) -> None:
+        """Note that a plan was sent, and its answer."""
+        key = self.key(traced)
+        if key is not None and answer is None:
+            self.ended.add(key)
+        elif key is not None:
+            self.last[key] = traced.request_id
+            self._history.setdefault(key, []).extend(
+                (
+                    {"role": "user", "content": plan.content},
+                    {"role": "assistant", "content": answer},
+                )
+            )
+
+
+_Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
+
+
+def _online(
+    policy: Policy, trace: Sequence[TraceRequest], planner: OnlinePlanner, histories: _Histories
+) -> _Planned:
+    for traced in trace:
+        if histories.key(traced) not in histories.ended:
+            request = histories.request(traced)
+            if isinstance(planner, ReusePlanner):
+                yield traced, planner.plan(request, policy.strategy, now=_arrival_s(traced))
+            else:
+                yield traced, planner.plan(request, policy.strategy)
+
+
+def _arrival_s(traced: TraceRequest) -> float | None:
+    return None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
+
+
+def _offline(
+    policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
+) -> _Planned:
+    first_turns: list[TraceRequest] = []
+    later_turns: dict[object, list[TraceRequest]] = {}
+    for traced in trace:
+        key = histories.key(traced)
+        if key is None:
+            first_turns.append(traced)
+        elif key in later_turns:
+            later_turns[key].append(traced)
+        else:
+            first_turns.append(traced)
+            later_turns[key] = []
+    requests = [histories.request(traced) for traced in first_turns]
+    batch = planner.plan_batch(requests, policy.strategy)
+    if policy.is_scheduled:
+        for position, plan in zip(batch.order, batch.plans, strict=True):
+            first = first_turns[position]
+            yield first, plan
+            yield from _online(
+                policy, later_turns.get(histories.key(first), ()), planner, histories
+            )
+        return
+    firsts = iter(batch.in_input_order())
+    later = {id(traced) for turns in later_turns.values() for traced in turns}
+    for traced in trace:
+        if id(traced) in later:
+            yield from _online(policy, (traced,), planner, histories)
+        else:
+            yield traced, next(firsts)

@@ -1,0 +1,271 @@
+"""The whole prompts of planned requests: as blocks, as tokens, and as pieces that may be marked.
+
+A later turn's prompt is the prompt of the turn before, its answer, and what the turn adds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ctxreuse.cache.breakpoints import PromptPiece
+from ctxreuse.cache.simulator import block_key
+from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.content_parts import separated
+from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
+    Reference,
+    SentBlock,
+    TurnPart,
+    render_turn,
+    turn_pieces,
+    word_tokens,
+)
+from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.plan_trace import ANSWER
+from ctxreuse.measure.traces.trace_files import Corpus, block_tokens
+
+_Prompt = TypeVar("_Prompt")
+
+
+class Encoding(Protocol):
+    """What a tokenizer's `encode` returns."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+
+
+class Tokenizer(Protocol):
+    """A `tokenizers.Tokenizer`."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Encoding:
+        """Return the tokens of a text."""
+
+
+def checked_plans(planned: object, corpus: object) -> list[PlannedRequest]:
+    """Return the requests of a plan, whose blocks are those of a corpus."""
+    checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
+    words = "a PlannedRequest; read them with read_plan"
+    return checked_each("planned", planned, PlannedRequest, words)
+
+
+def checked_tokenizer(tokenizer: Any) -> Tokenizer:
+    """Return what counts tokens."""
+    is_other = isinstance(tokenizer, (str, type))  # a path has an encode() of its own
+    if is_other or not callable(getattr(tokenizer, "encode", None)):
+        raise InvalidRequestError(
+            f"tokenizer must have encode(), not be {describe(tokenizer)}; use load_tokenizer"
+        )
+    checked: Tokenizer = tokenizer
+    return checked
+
+
+def said_tokens(request: PlannedRequest) -> int:
+    """Return about how many tokens the words have that a turn adds to its blocks and question."""
+    checked_kind("request", request, PlannedRequest, "a PlannedRequest")
+    labels = DEFAULT_TEMPLATES.label_tokens * len(request.blocks) if request.is_labelled else 0
+    return labels + _annotation_tokens(request)
+
+
+def _annotation_tokens(request: PlannedRequest) -> int:
+    said = (request.order_annotation, *(annotation for *_, annotation in request.parts))
+    return sum(map(word_tokens, filter(None, said)))
+
+
+def _as_shown(block: ContextBlock, request: PlannedRequest) -> tuple[BlockKey, int]:
+    """Return the key and the tokens of a block with its label, if the prompt shows labels."""
+    if not request.is_labelled:
+        return block.key, block_tokens(block)
+    return BlockKey(block.key + b" "), block_tokens(block) + DEFAULT_TEMPLATES.label_tokens
+
+
+def prompt_blocks(
+    planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
+) -> Iterator[tuple[list[BlockKey], list[int]]]:
+    """Yield each request's whole prompt as context blocks and their tokens."""
+    planned = checked_plans(planned, corpus)
+    prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
+    continued = Counter(request.after for request in planned)
+    for number, request in enumerate(planned):
+        keys: list[BlockKey] = []
+        tokens: list[int] = []
+        if request.after is not None:
+            earlier_keys, earlier_tokens = _continued(prompts, request, continued)
+            # the turn before ends in a question and an answer that no other prompt has
+            keys = [*earlier_keys, block_key(f"turn {number}")]
+            tokens = [*earlier_tokens, 0]
+        for block in sent_blocks(request, corpus):
+            key, length = block.key, block_tokens(block)
+            if counts_words:
+                key, length = _as_shown(block, request)
+            keys.append(key)
+            tokens.append(length)
+        said = _annotation_tokens(request) if counts_words else 0
+        if said:
+            keys.append(block_key(f"words {number}"))
+            tokens.append(said)
+        if continued[request.request_id]:
+            prompts[request.request_id] = (keys, tokens)
+        yield keys, tokens
+
+
+def prompt_tokens(
+    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
+) -> Iterator[list[int]]:
+    """Yield each request's whole prompt as token ids."""
+    planned = checked_plans(planned, corpus)
+    checked_tokenizer(tokenizer)
+    prompts: dict[str | int, list[int]] = {}
+    continued = Counter(request.after for request in planned)
+
+    def encode(role: str, content: str) -> list[int]:
+        text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
+        return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
+
+    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
+    for request in planned:
+        if request.after is not None:
+            before = _continued(prompts, request, continued)
+        else:
+            before = [] if request.system is None else encode("system", request.system)
+        prompt = before + encode("user", _content(request, corpus))
+        if continued[request.request_id]:
+            prompts[request.request_id] = prompt + encode("assistant", ANSWER)
+        yield prompt + opening
+
+
+class CutPrompt(NamedTuple):
+    """A whole prompt, cut as it would be sent to a hosted cache; nothing is marked yet."""
+
+    pieces: list[PromptPiece]
+    turn_ends: list[int]
+    block_ends: list[int]
+
+
+def prompt_pieces(
+    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
+) -> Iterator[CutPrompt]:
+    """Yield each request's whole prompt in pieces: system text, blocks, and what is around them."""
+    planned = checked_plans(planned, corpus)
+    if tokenizer is not None:
+        checked_tokenizer(tokenizer)
+    prompts: dict[str | int, CutPrompt] = {}
+    continued = Counter(request.after for request in planned)
+
+    def count(text: str) -> int:
+        if tokenizer is None:
+            return 0
+        return len(tokenizer.encode(well_formed(text), add_special_tokens=False).ids)
+
+    for number, request in enumerate(planned):
+        pieces: list[PromptPiece] = []
+        turn_ends: list[int] = []
+        if request.after is not None:
+            before = _continued(prompts, request, continued)
+            pieces = [*before.pieces, PromptPiece(ANSWER, count(ANSWER))]
+            turn_ends = list(before.turn_ends)
+        elif request.system:
+            tokens = estimate_tokens(request.system) if tokenizer is None else count(request.system)
+            pieces = [PromptPiece(f"system {request.system}", tokens)]
+        block_ends = [len(pieces)]
+        if tokenizer is None:
+            for block in sent_blocks(request, corpus):
+                key, tokens = _as_shown(block, request)
+                pieces.append(PromptPiece(key.hex(), tokens))
+                block_ends.append(len(pieces))
+            # without its text, no question is another one's
+            said = _annotation_tokens(request)
+            pieces.append(PromptPiece(f"question {request.query or number}", said))
+        else:
+            for text, is_block in _cut_turn(request, corpus):
+                pieces.append(PromptPiece(text, count(text)))
+                if is_block:
+                    block_ends.append(len(pieces))
+        turn_ends.append(len(pieces))
+        prompt = CutPrompt(pieces, turn_ends, block_ends)
+        if continued[request.request_id]:
+            prompts[request.request_id] = prompt
+        yield prompt
+
+
+def _cut_turn(request: PlannedRequest, corpus: Corpus) -> Iterator[tuple[str, bool]]:
+    """Yield the texts that a turn is cut into, each with whether it is a block."""
+    shown = [
+        part for part in _shown(request, corpus) if isinstance(part, SentBlock) or part.annotation
+    ]
+    texts = turn_pieces(
+        shown,
+        request.order_annotation,
+        request.query,
+        DEFAULT_TEMPLATES,
+        is_labelled=request.is_labelled,
+    )
+    for position, part in enumerate(separated(texts, DEFAULT_TEMPLATES.separator)):
+        is_block = position < len(shown) and isinstance(shown[position], SentBlock)
+        yield part.text, is_block
+
+
+def _continued(
+    prompts: dict[str | int, _Prompt],
+    request: PlannedRequest,
+    continued: Counter[str | int | None],
+) -> _Prompt:
+    """Return the prompt that a turn continues; forget it if no other turn does, too."""
+    after = request.after
+    if after is None or after not in prompts:
+        raise InputFileError(
+            f"{request.place}: request {describe(request.request_id)} comes after "
+            f"{describe(after)}, which is no request before it; give the turns in order"
+        )
+    continued[after] -= 1
+    return prompts[after] if continued[after] else prompts.pop(after)
+
+
+def _content(request: PlannedRequest, corpus: Corpus) -> str:
+    return render_turn(
+        _shown(request, corpus),
+        request.order_annotation,
+        request.query,
+        DEFAULT_TEMPLATES,
+        is_labelled=request.is_labelled,
+    )
+
+
+def _shown(request: PlannedRequest, corpus: Corpus) -> list[TurnPart]:
+    """Return what a turn shows in front of its question."""
+    return [
+        SentBlock(label, _readable(_corpus_block(corpus, block_id, request), request))
+        if annotation is None
+        else Reference(label, block_id, annotation)
+        for label, block_id, annotation in request.parts
+    ]
+
+
+def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
+    if block.tokens and not block.text:
+        raise InputFileError(
+            f"{request.place}: block {describe(block.id)}: the corpus has no text of it, only its "
+            "length; leave out --tokenizer"
+        )
+    return block
+
+
+def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
+    """Return the blocks that a plan sends, in order."""
+    checked_plans([request], corpus)
+    return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
+
+
+def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
+    block = corpus.get(block_id)
+    if block is None:
+        raise InputFileError(
+            f"{request.place}: block {describe(block_id)} is not in the corpus; "
+            "pass the corpus that the plan was made with"
+        )
+    return checked_kind("each block of the corpus", block, ContextBlock, "a ContextBlock")

@@ -1,0 +1,217 @@
+"""A run that is measured, a policy on a trace, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from statistics import fmean
+from typing import Any, Self
+
+import numpy as np
+
+from ctxreuse.cache import CacheUsage
+from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import (
+    checked_each,
+    checked_integer,
+    checked_kind,
+    checked_number,
+    checked_texts,
+)
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.policies import Policy, ReorderedTrace
+from ctxreuse.measure.replay.prompts import said_tokens
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.planner import ReusePlanner
+
+
+class Part(StrEnum):
+    """A part of a benchmark; an estimate has `policies` and `k` only."""
+
+    policies = "policies"
+    k = "k"
+    sessions = "sessions"
+    ablations = "ablations"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A policy that is to be measured on a trace; `RunResult` is what comes out."""
+
+    policy: Policy
+    trace: Sequence[TraceRequest]
+    deduplicate: bool = True
+    capacity_tokens: int | None = None
+    part: Part = Part.policies
+    k: int | None = None
+    sessions: int | None = None
+    workers: int = 1
+
+    def planner(self, cache: CacheProfile = VLLM) -> ReusePlanner:
+        """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
+        return self.policy.planner(
+            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens, cache=cache
+        )
+
+    def reordered(self) -> ReorderedTrace:
+        """Return the trace that is planned: the policy's own order, if it has one."""
+        if self.policy.reorder is None:
+            return ReorderedTrace(self.trace)
+        return self.policy.reorder(self.trace, self.deduplicate)
+
+
+@dataclass(frozen=True, slots=True)
+class RunBill:
+    """What a hosted cache charges for a run, besides the tokens that it serves."""
+
+    written: Mapping[str, int] = field(default_factory=dict)
+    never_read: int = 0
+    pays_from: int | None = None
+
+    @classmethod
+    def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
+        """Return the bill of prompts in the order in which they were sent."""
+        checked_each("prompts", prompts, BilledTokens, "BilledTokens")
+        checked_integer("never_read", never_read)
+        checked_kind("profile", profile, CacheProfile, "a CacheProfile")
+        ahead, pays_from = 0.0, None
+        for number, one in enumerate(prompts, start=1):
+            ahead += one.prompt_tokens - one.bill(profile)
+            if ahead <= _ROUNDING:
+                pays_from = None
+            elif pays_from is None:
+                pays_from = number
+        return cls(sum(prompts, BilledTokens()).written, never_read, pays_from)
+
+
+_ROUNDING = 1e-6
+_NOT_WRITTEN = ("planned", "notes")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a policy reached, once through the requests."""
+
+    policy: str
+    strategy: str
+    mode: str
+    deduplicated: bool
+    capacity_tokens: int | None
+    planning_ms: float
+    prompt_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
+    part: str = Part.policies
+    k: int | None = None
+    sessions: int | None = None
+    workers: int = 1
+    request_ids: tuple[str, ...] = ()
+    first_token_s: tuple[float, ...] = ()
+    scores: tuple[tuple[str, float, float], ...] = ()
+    failures: int = 0
+    word_tokens: int = 0
+    bill: RunBill | None = None
+    planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_run(
+        cls,
+        run: Run,
+        reordered: ReorderedTrace,
+        planned: Sequence[PlannedRequest],
+        usages: Sequence[CacheUsage],
+        planning_s: float,
+        *,
+        notes: Iterable[str] = (),
+        **more: Any,
+    ) -> Self:
+        """Return the result of a run."""
+        checked_kind("run", run, Run, "a Run")
+        checked_kind("reordered", reordered, ReorderedTrace, "a ReorderedTrace")
+        checked_each("planned", planned, PlannedRequest, "a PlannedRequest")
+        checked_each("usages", usages, CacheUsage, "a CacheUsage")
+        checked_number("planning_s", planning_s)
+        planning_ms = reordered.planning_ms
+        if planning_ms is None:
+            planning_ms = 1e3 * planning_s / max(1, len(planned))
+        wrong = (
+            f"{run.policy.name} lost, doubled or swapped blocks of {reordered.wrong:,} of "
+            f"{len(run.trace):,} requests; these were sent as retrieved"
+        )
+        return cls(
+            policy=run.policy.name,
+            strategy=run.policy.strategy,
+            mode=run.policy.mode,
+            deduplicated=run.deduplicate,
+            capacity_tokens=run.capacity_tokens,
+            planning_ms=round(planning_ms, 4),
+            prompt_tokens=tuple(usage.prompt_tokens for usage in usages),
+            cached_tokens=tuple(usage.cached_tokens for usage in usages),
+            part=run.part,
+            k=run.k,
+            sessions=run.sessions,
+            workers=run.workers,
+            word_tokens=sum(map(said_tokens, planned)),
+            planned=planned,
+            notes=(*([wrong] if reordered.wrong else []), *checked_texts("notes", notes)),
+            **more,
+        )
+
+    def without_plans(self) -> Self:
+        """Return what a file holds of it: many runs' plans would take much memory."""
+        return replace(self, planned=(), notes=())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a file holds of it."""
+        names = (one.name for one in fields(self) if one.name not in (*_NOT_WRITTEN, "bill"))
+        bill = {} if self.bill is None else {"bill": asdict(self.bill)}
+        return {name: getattr(self, name) for name in names} | bill
+
+    @property
+    def usages(self) -> list[CacheUsage]:
+        """What each request found in the cache."""
+        return list(map(CacheUsage, self.prompt_tokens, self.cached_tokens))
+
+    @property
+    def total(self) -> CacheUsage:
+        """The usage of all requests together."""
+        return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
+
+    @property
+    def billed(self) -> BilledTokens:
+        """The tokens of all requests together by what is paid for them."""
+        total, written = self.total, self.bill.written if self.bill is not None else {}
+        uncached = total.prefilled_tokens - sum(written.values())
+        return BilledTokens(uncached, total.cached_tokens, written)
+
+    @property
+    def mean_f1(self) -> float:
+        """The mean F1 of an engine's scored answers."""
+        return fmean(f1 for _, f1, _ in self.scores)
+
+    @property
+    def mean_exact_match(self) -> float:
+        """The share of an engine's scored answers that are exact matches."""
+        return fmean(exact for *_, exact in self.scores)
+
+    def first_token_percentile_s(self, share: float) -> float:
+        """Return a percentile of an engine's times to the first token, in seconds."""
+        if checked_number("share", share) > 100:
+            raise InvalidRequestError(f"share must be at most 100, not {describe(share)}")
+        if not self.first_token_s:
+            raise InvalidRequestError("a run without an engine has no times to the first token")
+        return float(np.percentile(self.first_token_s, share))
+
+    def only(self, request_ids: Set[str]) -> Self:
+        """Return the part of an engine's result that is about some requests."""
+        checked_kind("request_ids", request_ids, Set, "a set of request ids")
+        places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
+        parts: dict[str, Any] = {
+            name: tuple(getattr(self, name)[at] for at in places)
+            for name in ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
+        }
+        scores = tuple(score for score in self.scores if score[0] in request_ids)
+        return replace(self, scores=scores, **parts)

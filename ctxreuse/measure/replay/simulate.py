@@ -1,0 +1,220 @@
+"""Simulates what a prefix cache would serve of a planned trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.context.checks import (
+    check_function,
+    checked_each,
+    checked_kind,
+    checked_optional_integer,
+)
+from ctxreuse.errors import InputFileError, MissingExtraError, describe
+from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.prompts import Encoding as Encoding
+from ctxreuse.measure.replay.prompts import Tokenizer as Tokenizer
+from ctxreuse.measure.replay.prompts import checked_plans, checked_tokenizer
+from ctxreuse.measure.replay.prompts import prompt_blocks as prompt_blocks
+from ctxreuse.measure.replay.prompts import prompt_tokens as prompt_tokens
+from ctxreuse.measure.replay.prompts import sent_blocks as sent_blocks
+from ctxreuse.measure.replay.provider_bill import BilledPrompts, billed_prompts
+from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+
+
+def checked_trace(trace: object) -> list[TraceRequest]:
+    """Return the requests of a trace."""
+    return checked_each("trace", trace, TraceRequest, "a TraceRequest; read them with read_trace")
+
+
+def simulate_blocks(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    cache: BlockLevelCache,
+    *,
+    counts_words: bool = False,
+) -> Iterator[CacheUsage]:
+    """Yield each request's usage at block level: a block counts as its `tokens`."""
+    planned = checked_plans(planned, corpus)
+    checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
+    prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
+    for request, (keys, tokens) in zip(planned, prompts, strict=True):
+        yield cache.serve(keys, tokens, (request.tenant, request.system))
+
+
+def simulate_tokens(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    cache: PrefixCacheSimulator,
+    tokenizer: Tokenizer,
+) -> Iterator[CacheUsage]:
+    """Yield each request's usage at token level, everything in the prompt counted."""
+    planned = checked_plans(planned, corpus)
+    checked_kind("cache", cache, PrefixCacheSimulator, "a PrefixCacheSimulator")
+    prompts = prompt_tokens(planned, corpus, tokenizer)
+    for request, prompt in zip(planned, prompts, strict=True):
+        yield cache.serve(prompt, salt=request.tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """What a cache of one size served."""
+
+    capacity_tokens: int | None
+    usages: Sequence[CacheUsage]
+
+    @classmethod
+    def of(
+        cls,
+        capacity_tokens: int | None,
+        usages: Iterator[CacheUsage],
+        advance: Callable[[], object] = lambda: None,
+    ) -> SizeResult:
+        """Return the result of a run, calling `advance` once a request."""
+        checked_optional_integer("capacity_tokens", capacity_tokens)
+        return cls(capacity_tokens, list(_counted(usages, advance)))
+
+    @property
+    def total(self) -> CacheUsage:
+        """The usage of all requests together."""
+        return sum(self.usages, CacheUsage())
+
+    @property
+    def second_half(self) -> CacheUsage:
+        """The usage of the later half of the requests, which meet a cache that is in use."""
+        return sum(self.usages[len(self.usages) // 2 :], CacheUsage())
+
+
+def total_usage(
+    usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
+) -> CacheUsage:
+    """Return the sum of all usages, calling `advance` once a request."""
+    return sum(_counted(usages, advance), CacheUsage())
+
+
+def _counted(usages: Iterable[CacheUsage], advance: Callable[[], object]) -> Iterator[CacheUsage]:
+    """Yield usages as they come, calling `advance` once each."""
+    check_function("advance", advance, "a function")
+    for usage in checked_kind("usages", usages, Iterable, "an iterator of CacheUsage"):
+        yield checked_kind("each of usages", usage, CacheUsage, "a CacheUsage")
+        advance()
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the tokenizer of a `tokenizer.json` file."""
+    try:
+        from tokenizers import Tokenizer as FileTokenizer
+    except ImportError as error:
+        raise MissingExtraError("--tokenizer", "tokenizers") from error
+    try:
+        return FileTokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise InputFileError(
+            f"{path}: not a tokenizer.json ({describe(str(error))}); "
+            "pass the file of a Hugging Face fast tokenizer"
+        ) from error
+
+
+Outcome = RunResult
+"""The former name of `RunResult`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace that is replayed under one policy after the other."""
+
+    trace: Sequence[TraceRequest]
+    corpus: Corpus
+    tokenizer: Tokenizer | None = None
+    advance: Callable[[], object] = lambda: None
+    cache: CacheProfile = VLLM
+
+    def __post_init__(self) -> None:
+        checked_trace(self.trace)
+        checked_plans((), self.corpus)
+        if self.tokenizer is not None:
+            checked_tokenizer(self.tokenizer)
+        check_function("advance", self.advance, "a function")
+        checked_kind("cache", self.cache, CacheProfile, "a CacheProfile")
+
+    def of(self, trace: Sequence[TraceRequest]) -> Replay:
+        """Return a replay of another trace of the same corpus."""
+        return replace(self, trace=trace)
+
+    def run(
+        self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
+    ) -> RunResult:
+        """Plan the trace, and serve it from a cache."""
+        checked_kind("policy", policy, Policy, "a Policy")
+        return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
+
+    def measure(self, run: Run) -> RunResult:
+        """Plan a run's own trace, which is of the same corpus, and serve it from a cache."""
+        reordered = checked_kind("run", run, Run, "a Run").reordered()
+        planner = run.planner(self.cache)
+        import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
+
+        started = time.perf_counter()
+        planned = plan_under(
+            run.policy, reordered.requests, planner, conversations=True, advance=self.advance
+        )
+        planning_s = time.perf_counter() - started
+        if not self.cache.is_hosted:
+            usages = self.served(planned, run.capacity_tokens)
+            return RunResult.of_run(run, reordered, planned, usages, planning_s)
+        billed = self._billed(run.policy, planned)
+        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
+        bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
+        return RunResult.of_run(run, reordered, planned, usages, planning_s, bill=bill)
+
+    def _billed(self, policy: Policy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
+        """Return what a provider charges for each request; a batch is sent all at once."""
+        return billed_prompts(
+            planned,
+            self.corpus,
+            self.cache,
+            self.tokenizer,
+            is_marked=policy.is_marked,
+            is_timed=policy.mode == "online",
+            advance=self.advance,
+        )
+
+    def served(
+        self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
+    ) -> list[CacheUsage]:
+        """Return what each request finds in a cache that is empty at first."""
+        if self.tokenizer is None:
+            blocks = BlockLevelCache(capacity_tokens)
+            served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)
+            if self.cache != VLLM:
+                served = (_in_steps(usage, self.cache) for usage in served)
+        else:
+            cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens)
+            served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
+        usages = []
+        for usage in served:
+            usages.append(usage)
+            self.advance()
+        return usages
+
+
+def _in_steps(usage: CacheUsage, cache: CacheProfile) -> CacheUsage:
+    return CacheUsage(usage.prompt_tokens, cache.readable(usage.cached_tokens))
+
+
+Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], object]]]
+"""From a task's name and its number of steps to a context whose value is called once a step."""
+
+
+def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], object]]:
+    """Show nothing."""
+    return nullcontext(lambda: None)

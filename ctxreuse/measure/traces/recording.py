@@ -1,0 +1,620 @@
+"""Records what an application or its clients send: a corpus and a trace, as JSON lines.
+
+The files are those that `read_corpus` and `read_trace` take. In a recording
+without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
+Of requests to models, the usage and the cache diagnostics of their answers stand in a third file,
+and what stands before retrieved documents in prompts, as hashes, in a fourth one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self, TypeAlias
+
+from ctxreuse.context.blocks import (
+    BlockId,
+    BlockKey,
+    ContextBlock,
+    ContextRequest,
+    id_size,
+    text_digest,
+)
+from ctxreuse.context.checks import check_function, checked_each, checked_kind
+from ctxreuse.context.copies import OnePerProcess
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.files import file_errors, make_folder
+from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
+from ctxreuse.context.miss_reasons import reported_miss
+from ctxreuse.context.rendering import message_texts
+from ctxreuse.context.reported_usage import reported_field, usage_of
+from ctxreuse.context.tokens import as_token_counter
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
+
+CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
+"""The files of a recording."""
+
+ANSWERS = "answers.jsonl"
+"""What providers say of recorded requests: a line for each answer, without its text."""
+
+FRONTS = "fronts.jsonl"
+"""What stands before the documents in models' prompts, as a hash and a number of tokens: a line for
+each request of which that is known."""
+
+_SHORT_DIGEST = 16
+_CONVERSATIONS = 10_000
+"""Conversations that are remembered."""
+
+_BLOCKS = 500_000
+"""Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
+every 64 characters."""
+
+
+class _MeasuredBlock(NamedTuple):
+    """What is known of a block before it is written: its tokens, and the digest of its text."""
+
+    tokens: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class _Written:
+    """What the corpus has under a name, and how many tenants' blocks it is remembered for."""
+
+    digest: bytes
+    tenants: int = 0
+
+
+class TraceRecorder(OnePerProcess):
+    """Writes requests into a folder as they come; safe for the threads of one process."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        hash_only: bool = False,
+        token_counter: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        checked_kind("folder", folder, (str, os.PathLike), "a path")
+        self._hash_only = hash_only
+        self._count_tokens = as_token_counter(token_counter)
+        check_function("clock", clock, "a function")
+        self._clock = clock
+        self._begun_s = clock()
+        self._salt = secrets.token_bytes(32)
+        self._lock = ForkSafeLock()
+        self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
+        with file_errors(folder, "written"):
+            self._folder = Path(folder).absolute()  # a program may change its own
+        self._is_closed = False
+        self._start_anew()
+        self._open()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have written nothing; a child leaves the files to the parent."""
+        self.requests = 0
+        self.sources: Counter[str] = Counter()
+        self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
+            _BLOCKS, max_weight=_BLOCKS, weight_of=id_size
+        )
+        self._written: dict[BlockId, _Written] = {}  # by the names that the tenants' blocks have
+        self._has_forgotten = False
+        self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
+        self._blocks = self._requests_of_conversations = self._talks = 0
+        self._paths: list[Path] = []
+        self._files: list[IO[bytes]] = []
+        self._more_files: dict[str, IO[bytes]] = {}
+
+    def _open(self) -> None:
+        process = process_name().rstrip(".")
+        folder = self._folder / f"forked-{process}" if process else self._folder
+        self._paths = [folder / name for name in (CORPUS, TRACE)]
+        try:
+            self._files += map(_new_file, self._paths)
+        except InputFileError:
+            for path, file in zip(self._paths, self._files, strict=False):
+                file.close()
+                path.unlink()
+            self._files = []  # the next request of a child tries again
+            raise
+
+    @property
+    def faults(self) -> int:
+        """The number of requests that could not be written."""
+        return self._failing.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        with self._lock:
+            return {"blocks": self._names.weight_size, "conversations": self._turns.size}
+
+    def record(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        query: str = "",
+        *,
+        system: str | None = None,
+        conversation_id: str | int | None = None,
+        tenant: str = "",
+        titles: Iterable[str] = (),
+        source: str = "",
+        sent: SentCall | None = None,
+        marks: Sequence[int] | None = None,
+        in_run: bool | None = None,
+    ) -> int | None:
+        """Write a request; return its id in the trace, or None if it could not be written."""
+        return self._failing.attempt(
+            lambda: self._write(
+                ContextRequest(
+                    blocks, query, system=system, conversation_id=conversation_id, tenant=tenant
+                ),
+                titles,
+                source,
+                _beside(sent, marks, in_run),
+            ),
+            lambda: None,
+        )
+
+    def record_answer(self, request_id: int, response: object) -> None:
+        """Write what the answer to a request says of tokens and caches, if anything."""
+        self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
+
+    def record_front(self, request_id: int, front: str) -> None:
+        """Write what the prompt of a request begins with, as a salted hash and its tokens."""
+        self._failing.attempt(lambda: self._write_front(request_id, front), lambda: None)
+
+    def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
+        """Read a request to a model as it is recorded; None if there is no question of a user."""
+        return read_call(
+            messages,
+            fields,
+            self._count_tokens,
+            lambda text: self._digest(text).hex()[:_SHORT_DIGEST],
+            hash_only=self._hash_only,
+        )
+
+    def summary(self) -> str:
+        """Return in words what was recorded so far."""
+        with self._lock:
+            of = [f"{number:,} from {name}" for name, number in self.sources.most_common() if name]
+            turns, talks = self._requests_of_conversations, self._talks
+            ending = "" if talks == 1 else "s"
+            conversations = (
+                f", {turns:,} of them in {talks:,} conversation{ending}" if turns else ""
+            )
+            documents = "1 block" if self._blocks == 1 else f"{self._blocks:,} different blocks"
+            count = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
+        return f"{count} with {documents}{conversations}{': ' if of else ''}{', '.join(of)}"
+
+    def close(self) -> None:
+        """Close the files; what is recorded afterwards counts in `faults`."""
+        with self._lock:
+            self._is_closed = True
+            for file in (*self._files, *self._more_files.values()):
+                file.close()
+
+    def discard(self) -> None:
+        """Close the files and delete them."""
+        self.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the files."""
+        self.close()
+
+    def _write(
+        self,
+        request: ContextRequest,
+        titles: Iterable[str],
+        source: str,
+        beside: Mapping[str, Any],
+    ) -> int:
+        """Write a request and return its id; hashes and counts its texts first."""
+        arrived_ms = round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
+        blocks = request.unique_blocks
+        title_of = {
+            block.key: title for block, title in zip(request.blocks, titles, strict=False) if title
+        }
+        measured: dict[BlockKey, _MeasuredBlock] = {}
+        while True:
+            with self._lock:
+                known = {key: self._names.get(request.tenant, key) for key in blocks}
+                new = [key for key, name in known.items() if name is None and key not in measured]
+                if not new:
+                    told = {"timestamp": arrived_ms, **beside}
+                    self._append_request(request, known, measured, title_of, told)
+                    self.sources[source] += 1
+                    return self.requests
+            measured |= {key: self._measured(blocks[key]) for key in new}
+
+    def _measured(self, block: ContextBlock) -> _MeasuredBlock:
+        tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
+        return _MeasuredBlock(tokens, self._digest(block.text))
+
+    def _append_request(
+        self,
+        request: ContextRequest,
+        known: Mapping[BlockKey, BlockId | None],
+        measured: Mapping[BlockKey, _MeasuredBlock],
+        title_of: Mapping[BlockKey, str],
+        told: Mapping[str, Any],
+    ) -> None:
+        """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
+        if not self._files and not self._is_closed:
+            self._open()
+        corpus, trace = self._files
+        ids = [
+            self._named(block, measured[key], request.tenant, corpus, title_of.get(key, ""))
+            if (name := known[key]) is None
+            else name
+            for key, block in request.unique_blocks.items()
+        ]
+        line: dict[str, Any] = {"request_id": self.requests + 1}
+        if not self._hash_only:
+            line["query"] = request.query
+        if request.system is not None:
+            line["system"] = self._name(request.system)
+        if request.tenant:
+            line["tenant"] = self._name(request.tenant)
+        if request.conversation_id is not None:
+            line["conversation_id"] = self._name(request.conversation_id)
+            line["turn"] = self._next_turn(request.tenant, request.conversation_id)
+            self._requests_of_conversations += 1
+        _append(trace, {**line, **told, "blocks": ids})
+        self.requests += 1
+
+    def _write_answer(self, request_id: int, response: object) -> None:
+        usage, miss = usage_of(reported_field(response, "usage")), reported_miss(response)
+        if usage is None and miss is None:
+            return
+        line: dict[str, Any] = {"request_id": request_id}
+        if usage is not None:
+            written = usage.written_tokens
+            line["usage"] = {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "prompt_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": None if written is None else sum(written.values()),
+                },
+            }
+        if miss is not None:
+            line["prompt_cache_diagnostics"] = miss.as_json()
+        self._append_to(ANSWERS, line)
+
+    def _write_front(self, request_id: int, front: str) -> None:
+        front = front.strip()
+        tokens = self._count_tokens(front) if front else 0
+        name = self._digest(front).hex() if front else ""
+        self._append_to(FRONTS, {"request_id": request_id, "front": name, "front_tokens": tokens})
+
+    def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append to a file that is there only where something is known of requests later."""
+        with self._lock:
+            if not self._paths:
+                return  # of a request that the parent has recorded
+            if name not in self._more_files and not self._is_closed:
+                path = self._paths[0].with_name(name)
+                self._more_files[name] = _new_file(path)
+                self._paths.append(path)
+            assert name in self._more_files, "closed"
+            _append(self._more_files[name], line)
+
+    def _named(
+        self,
+        block: ContextBlock,
+        measured: _MeasuredBlock,
+        tenant: str,
+        corpus: IO[bytes],
+        title: str,
+    ) -> BlockId:
+        """Return a block's name, which the corpus has from now on."""
+        digest = measured.digest
+        name: BlockId = digest.hex() if self._hash_only else block.id
+        if self._has_forgotten and not self._hash_only and name not in self._written:
+            name = f"{name}~{digest.hex()}"  # the id may have had another text
+        while name in self._written and self._written[name].digest != digest:
+            name = f"{name}~{digest.hex()}"
+        if name not in self._written:
+            line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
+            if not self._hash_only:
+                line["text"] = block.text
+                if title:
+                    line["title"] = title
+            _append(corpus, line)
+            self._blocks += 1
+            self._written[name] = _Written(digest)
+        self._written[name].tenants += 1
+        for _, _, gone in self._names.put(tenant, block.key, name):
+            self._written[gone].tenants -= 1
+            if not self._written[gone].tenants:
+                del self._written[gone]
+                self._has_forgotten = True
+        return name
+
+    def _name(self, name: str | int) -> str | int:
+        return self._digest(repr(name)).hex() if self._hash_only else name
+
+    def _digest(self, text: str) -> bytes:
+        encoded = text.encode("utf-8", "surrogatepass")
+        return blake2b(encoded, digest_size=16, key=self._salt).digest()
+
+    def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
+        key = text_digest(repr(conversation_id))  # ids may be long, and 1 is not "1"
+        turn = self._turns.of(tenant).peek(key) or 0
+        self._talks += not turn
+        self._turns.put(tenant, key, turn + 1)
+        return turn
+
+
+def _beside(
+    sent: SentCall | None, marks: Sequence[int] | None, in_run: bool | None
+) -> dict[str, Any]:
+    """Return the fields of a trace line that say how a request was sent."""
+    told: dict[str, Any] = {}
+    if sent is not None:
+        told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
+    if marks is not None:
+        told["marks"] = checked_each("marks", marks, int, "an integer")
+    if in_run is not None:
+        told["in_run"] = checked_kind("in_run", in_run, bool, "True or False")
+    return told
+
+
+def _append(file: IO[bytes], line: Mapping[str, Any]) -> None:
+    """Write a line, all of it or nothing: behind half a line, the next one would be lost, too."""
+    before = file.seek(0, os.SEEK_END)
+    left = memoryview(json.dumps(line).encode() + b"\n")
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        file.truncate(before)
+        raise
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    make_folder(path.parent)
+    with file_errors(path, "written"):
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except FileExistsError as error:
+            raise InputFileError(
+                f"{path}: there is a recording already; choose another folder, or delete it"
+            ) from error
+    return os.fdopen(handle, "wb", buffering=0)
+
+
+_LABEL = re.compile(
+    r"""\s* (?: \[ [^\]\n]{1,20} \]                      # [1], [Doc_1]
+          | \(? \d{1,3} [.):]                            # 1. or (1)
+          | (?:document|doc|source|passage|context|chunk) [ _#]* \d{1,3} \s* [:.)-]?
+        ) \s+""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+class SentContext(NamedTuple):
+    """The blocks and the question of a prompt's last user message."""
+
+    blocks: Sequence[ContextBlock | str]
+    query: str
+
+
+ReadContext: TypeAlias = Callable[[str], SentContext]
+"""From the text of a user message to its blocks and question."""
+
+
+def paragraphs(text: str) -> SentContext:
+    r"""Read a message whose documents stand before the question, with empty lines between."""
+    checked_kind("text", text, str, "a text")
+    parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+    blocks = [_LABEL.sub("", part, count=1) if _LABEL.match(part) else part for part in parts[:-1]]
+    return SentContext([block for block in blocks if block], parts[-1] if parts else "")
+
+
+class ConversationNames:
+    """Names conversations by how they begin, where nobody else names them."""
+
+    def __init__(self) -> None:
+        self._numbers = LRUMap[str, int](_CONVERSATIONS)
+        self._lock = ForkSafeLock()
+
+    def of(self, beginning: str, *, is_first: bool) -> str:
+        """Return the name of the latest conversation that began so, or of a new one."""
+        digest = text_digest(checked_kind("beginning", beginning, str, "a string")).hex()
+        checked_kind("is_first", is_first, bool, "True or False")
+        with self._lock:
+            number = (self._numbers.peek(digest) or 0) + is_first
+            self._numbers.put(digest, number)
+        return f"{digest}-{number}"
+
+
+_TITLES = ("title", "source", "file_name", "file_path", "url")
+_LONGEST_TITLE = 200
+
+
+def document_title(metadata: Mapping[str, Any]) -> str:
+    """Return what people know a document by, as its metadata says; empty if it does not."""
+    checked_kind("metadata", metadata, Mapping, "a mapping")
+    titles = (metadata.get(name) for name in _TITLES)
+    title = next((one for one in titles if one and isinstance(one, str)), "")
+    return title[:_LONGEST_TITLE]
+
+
+class PromptRecorder:
+    """Records chat prompts: their system message, and the blocks of their last user message."""
+
+    def __init__(
+        self,
+        recorder: TraceRecorder,
+        read_context: ReadContext = paragraphs,
+        source: str = "OpenAI clients",
+    ) -> None:
+        self._recorder = recorder
+        self._source = source
+        self._read_context = read_context
+        self._conversations = ConversationNames()
+        self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
+
+    def note(self, messages: Any, fields: Mapping[str, Any] | None = None) -> int | None:
+        """Record a prompt, return its id in the trace; skip anything else."""
+        return self._failing.attempt(lambda: self._record(messages, fields or {}), lambda: None)
+
+    def answered(self, request_id: int | None, response: object) -> None:
+        """Record what the answer to a noted prompt says of tokens and caches."""
+        if request_id is not None:
+            self._recorder.record_answer(request_id, response)
+
+    def _record(self, messages: Any, fields: Mapping[str, Any]) -> int | None:
+        call = self._recorder.read_call(messages, fields)
+        if call is None:
+            return None
+        questions, system = call.questions, call.system
+        context = self._read_context("\n\n".join(message_texts(questions[-1])))
+        first = "\n\n".join(message_texts(questions[0]))
+        return self._recorder.record(
+            context.blocks,
+            context.query,
+            system=system or None,
+            conversation_id=self._conversations.of(
+                f"{system}\n{first}", is_first=len(questions) == 1
+            ),
+            source=self._source,
+            sent=call.sent,
+            marks=_marks(call, context),
+        )
+
+
+def _marks(call: ReadCall, context: SentContext) -> list[int]:
+    """Return after how many blocks marks stand; not those behind the question, which differs."""
+    texts = [one.text if isinstance(one, ContextBlock) else one for one in context.blocks]
+    marks = {0} if call.sent.marks.get("system") else set()
+    for end in call.marked_ends:
+        at, seen = 0, set[str]()
+        for text in texts:
+            found = end.find(text, at)
+            if found < 0:
+                break
+            at = found + len(text)
+            seen.add(text)
+        if seen and not (context.query and context.query in end[at:]):
+            marks.add(len(seen))
+    return sorted(marks)
+
+
+def record_client(
+    client: Any, recorder: TraceRecorder, read_context: ReadContext = paragraphs
+) -> Any:
+    """Make an OpenAI or Anthropic client record the prompts that it sends."""
+    completions = getattr(getattr(client, "chat", None), "completions", None)
+    messages = getattr(client, "messages", None)
+    if completions is None and messages is None:
+        raise InvalidRequestError(
+            "client must be an openai.OpenAI or openai.AsyncOpenAI, an anthropic.Anthropic or "
+            f"anthropic.AsyncAnthropic, not {describe(client)}"
+        )
+    checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
+    if completions is None:
+        assert messages is not None, "one of the two"
+        prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
+        messages.create = _noting(messages.create, prompts)
+        messages.stream = _noting(messages.stream, prompts)
+        return client
+    prompts = PromptRecorder(recorder, read_context)
+    completions.create = _noting(completions.create, prompts)
+    responses = getattr(client, "responses", None)
+    if responses is not None:
+        responses.create = _noting(responses.create, prompts)
+    return client
+
+
+@contextmanager
+def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> Iterator[None]:
+    """Record the prompts of all OpenAI clients made inside: chat completions, responses."""
+    try:
+        from openai.resources.chat.completions import AsyncCompletions, Completions
+        from openai.resources.responses import AsyncResponses, Responses
+    except ImportError as error:
+        raise MissingExtraError("recording OpenAI clients", "openai") from error
+    prompts = PromptRecorder(recorder, read_context)
+    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts, "create"):
+        yield
+
+
+@contextmanager
+def recording_anthropic(
+    recorder: TraceRecorder, read_context: ReadContext = paragraphs
+) -> Iterator[None]:
+    """Record the prompts of all Anthropic clients that are made inside."""
+    try:
+        from anthropic.resources.messages import AsyncMessages, Messages
+    except ImportError as error:
+        raise MissingExtraError("recording Anthropic clients", "anthropic") from error
+    prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
+    # its stream() does not call create(), as OpenAI's does
+    with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
+        yield
+
+
+_ANTHROPIC = "Anthropic clients"
+
+
+@contextmanager
+def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterator[None]:
+    """Have methods of some classes note what they are given, and what they answer."""
+    before = [(kind, name, getattr(kind, name)) for kind in kinds for name in names]
+    try:
+        for kind, name, method in before:
+            setattr(kind, name, _noting(method, prompts))
+        yield
+    finally:
+        for kind, name, method in before:
+            setattr(kind, name, method)
+
+
+def _noting(create: Callable[..., Any], prompts: PromptRecorder) -> Callable[..., Any]:
+    @wraps(create)
+    def noting(*args: Any, **fields: Any) -> Any:
+        request_id = prompts.note(fields.get("messages", fields.get("input")), fields)
+        response = create(*args, **fields)
+        if isinstance(response, Coroutine):
+            return _noting_answer(response, request_id, prompts)
+        prompts.answered(request_id, response)
+        return response
+
+    return noting
+
+
+async def _noting_answer(
+    response: Coroutine[Any, Any, Any], request_id: int | None, prompts: PromptRecorder
+) -> Any:
+    answer = await response
+    prompts.answered(request_id, answer)
+    return answer

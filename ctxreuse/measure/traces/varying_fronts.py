@@ -1,0 +1,230 @@
+"""Whether anything varies in front of the contexts, where it ends what prompts have in common.
+
+A date, a user's name or a session's id in the system text makes every prompt begin in its own way:
+no order of the documents behind it can be found in the cache. Only requests of one tenant and one
+set-up are compared. Texts are of one set-up if they share at least half of their words.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
+
+_MOST_REQUESTS = 5_000
+_MOST_SET_UPS = 8
+_MOST_WORDS = 500
+_MOST_CHARACTERS = 20_000
+_ALIKE = 0.5
+OFTEN = 0.1
+"""Share of the requests that begin in a new way from which on this is a problem."""
+_NEARLY_ALL = 0.9
+_LONGEST_OPENING = 100  # words; of what is longer, the rest is a document
+_CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
+_SHOWN_BEFORE = 3
+_LONGEST_WORD = 24
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_KINDS = {
+    "a date or time": re.compile(
+        r"\d{4}-\d\d|\d\d?:\d\d|\d\d?[./]\d\d?[./]\d\d"
+        r"|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|may|june"
+        r"|july|august|september|october|november|december)\b",
+        re.IGNORECASE,
+    ),
+    "an address": re.compile(r"\S@\S"),
+    "an id": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}|(?=\S*\d)(?=\S*[a-z])[\w-]{6,}", re.IGNORECASE),
+    "a number": re.compile(r"\d"),
+}
+
+
+@dataclass(slots=True)
+class _SetUp:
+    """Texts that are one but for what varies, and how many requests have each."""
+
+    words: set[str]
+    forms: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Where texts of one set-up part."""
+
+    part: str
+    forms: int
+    requests: int
+    token: int
+    before: str
+    values: tuple[str, str]
+    tenant: str
+    at: int
+    all_texts: frozenset[str] = field(repr=False)
+
+    @property
+    def is_often(self) -> bool:
+        """Whether so many requests begin in a new way that little can hit."""
+        return self.forms > OFTEN * self.requests
+
+    @property
+    def kind(self) -> str:
+        """What varies, as far as it can be recognised."""
+        for kind, pattern in _KINDS.items():
+            if any(pattern.search(value) for value in self.values):
+                return kind
+        return "a name or a word"
+
+
+def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
+    """Return what varies in front of the contexts of a trace."""
+    requests = first_turns(trace)
+    systems = [(tenant, text) for tenant, text in system_texts(requests) if not is_digest(text)]
+    first = list(openings(requests))
+    return [*_variations("system text", systems), *_variations("first paragraph", first)]
+
+
+def is_digest(system: str | None) -> bool:
+    """Return whether a system text is none, but what stands for it in a recording without texts."""
+    return system is not None and _DIGEST.fullmatch(system) is not None
+
+
+def front_text(part: str, request: TraceRequest) -> str:
+    """Return a part of a request as far as it is compared: "" if it has none."""
+    if part == "system text":
+        return (request.system or "")[:_MOST_CHARACTERS]
+    return _opening(request)
+
+
+def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
+    """Return in how many of a trace's requests something stands in front that no other one has."""
+    requests = first_turns(trace)
+    if len(requests) < min(len(trace), _MOST_REQUESTS):
+        return None
+    hidden = Counter(text for text in system_texts(requests) if is_digest(text[1]))
+    is_whole = all(one.sent is not None for one in requests)  # else it may be a document
+    forms = [
+        (one.forms, one.requests)
+        for one in front_variations(trace)
+        if is_whole or one.part == "system text"
+    ]
+    for counts in (hidden, Counter(one.front for one in requests if one.front)):
+        forms += [(len(counts), counts.total())] if counts else []
+    varying = [number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_)]
+    different = min(len(requests), sum(varying))
+    return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
+
+
+def behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return requests that share nothing where prompts differ before the documents."""
+    if len({one.front for one in trace if one.front}) < 2:
+        return list(trace)
+    return [
+        replace(one, system=f"{one.system or ''} {one.front}") if one.front else one
+        for one in trace
+    ]
+
+
+def first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return the requests that are compared."""
+    return [one for one in trace if not one.turn][:_MOST_REQUESTS]
+
+
+def system_texts(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
+    """Return tenant and system text of requests that have one."""
+    return [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
+
+
+def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
+    """Yield tenant and first block of requests whose first block is no document."""
+    by_tenant: dict[str, list[TraceRequest]] = {}
+    for one in requests:
+        if len(one.blocks) > 1 and one.blocks[0].text:
+            by_tenant.setdefault(one.tenant, []).append(one)
+    for tenant, own in by_tenant.items():
+        later = {block.text for one in own for block in one.blocks[1:]}
+        texts = [_opening(one) for one in own if one.blocks[0].text not in later]
+        short = [text for text in texts if text]
+        varying = (one.forms for one in _set_ups(Counter(short)) if len(one.forms) > 1)
+        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(own)):
+            yield from ((tenant, text) for text in short)
+
+
+def _opening(request: TraceRequest) -> str:
+    """Return a first block as far as it may be the application's own; "" where it is too long."""
+    text = next((block.text for block in request.blocks), "")
+    if len(text.split(None, _LONGEST_OPENING)) > _LONGEST_OPENING:
+        cut = None if request.sent is None else _CUT_OPENING.match(text)
+        text = "" if cut is None else cut[0]
+    return text[:_MOST_CHARACTERS]
+
+
+def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variation]:
+    """Yield where the texts of each tenant's set-ups part, if there are several of one."""
+    by_tenant: dict[str, Counter[str]] = {}
+    for tenant, text in texts:
+        by_tenant.setdefault(tenant, Counter())[text] += 1
+    for tenant, forms in by_tenant.items():
+        for set_up in _set_ups(forms):
+            if len(set_up.forms) > 1:
+                yield _variation(part, tenant, set_up.forms)
+
+
+def _set_ups(forms: Mapping[str, int]) -> list[_SetUp]:
+    """Group texts that share half of their words; of very many groups, the first ones count."""
+    found: list[_SetUp] = []
+    for text, number in forms.items():
+        words = set(text.split(None, _MOST_WORDS)[:_MOST_WORDS])
+        near = max(found, key=lambda one: _likeness(one.words, words), default=None)
+        if near is None or _likeness(near.words, words) < _ALIKE:
+            if len(found) == _MOST_SET_UPS:
+                continue
+            near = _SetUp(words)
+            found.append(near)
+        near.forms[text] += number
+    return found
+
+
+def _likeness(some: set[str], others: set[str]) -> float:
+    return len(some & others) / max(1, min(len(some), len(others)))
+
+
+def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
+    """Return where texts part: the first place where a tenth of them does, in sorted order."""
+    pairs = [(_parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
+    pairs.sort(key=lambda pair: pair[0])
+    place, *_ = pairs[int(OFTEN * len(pairs))]
+    at, one, other = next(pair for pair in pairs if pair[0] == place)
+    before = one[:at].split()[-_SHOWN_BEFORE:]
+    return Variation(
+        part,
+        len(forms),
+        forms.total(),
+        len(ENGINE_TOKENIZER.pieces(one[:at].rstrip())) + 1,
+        " ".join(map(_shortened, before)),
+        (_word_at(one, at), _word_at(other, at)),
+        tenant,
+        at,
+        frozenset(forms),
+    )
+
+
+def _parting(one: str, other: str) -> int:
+    """Return where the first word begins that two texts do not share, in characters."""
+    shorter = min(len(one), len(other))
+    at = bisect_left(range(1, shorter + 1), True, key=lambda end: one[:end] != other[:end])
+    while at and not one[at - 1].isspace():
+        at -= 1
+    return at
+
+
+def _word_at(text: str, at: int) -> str:
+    words = text[at : at + 4 * _LONGEST_WORD].split(None, 1)
+    return _shortened(words[0]) if words else "its end"
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else word[: _LONGEST_WORD - 1] + "…"

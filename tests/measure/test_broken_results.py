@@ -1,0 +1,181 @@
+"""Results files with anything in any place: one error that names it, or a page."""
+
+import copy
+import csv
+import json
+
+import pytest
+from cli_helpers import run
+from matplotlib.figure import Figure
+from test_report import results
+
+from ctxreuse.errors import InputFileError
+from ctxreuse.measure.report import page, report_page
+from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import bench_output, comparison
+
+__all__ = ["run"]
+
+VALUES = {
+    "null": "null",
+    "true": "true",
+    "minus one": "-1",
+    "minus nothing": "-0.0",
+    "one and a half": "1.5",
+    "not a number": "NaN",
+    "infinity": "Infinity",
+    "more than a float": "1e400",
+    "400 digits": "9" * 400,
+    "a text": '"\\ud800$\\\\frac{ \\u202e<script>"',
+    "an empty list": "[]",
+    "an empty object": "{}",
+    "a list of lists": "[[], [[]]]",
+    "a list of numbers": "[1, 2, 3]",
+    "nested 400 deep": "[" * 400 + "]" * 400,
+}
+
+
+def places(value, path=()):
+    """Yield the path of every part of a JSON value; of a list that of its first entry."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for name in value:
+            yield from places(value[name], (*path, name))
+    elif isinstance(value, list):
+        for position in range(min(1, len(value))):
+            yield from places(value[position], (*path, position))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The JSON of a results file with few runs: one with each cache, and one of each other part."""
+    path = tmp_path_factory.mktemp("results") / "results.json"
+    results().write(path)
+    fields = json.loads(path.read_text())
+    by_kind = {(run["part"], run["capacity_tokens"]): run for run in reversed(fields["runs"])}
+    runs = list(reversed(by_kind.values()))
+    of_engine = {
+        "request_ids": [str(number) for number in range(len(runs[0]["prompt_tokens"]))],
+        "first_token_s": [0.5] * len(runs[0]["prompt_tokens"]),
+        "scores": [["0", 1.0, 0.5]],
+    }
+    runs.append({**runs[0], **of_engine, "part": "sessions", "sessions": 2})
+    return fields | {"runs": [runs[-1], *runs], "settings": [["k", "5"]], "notes": ["a note"]}
+
+
+def changed(stored, path, value):
+    """Return the file's text with one part replaced by other JSON."""
+    fields = copy.deepcopy(stored)
+    inside = fields
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = "@"
+    return json.dumps(fields).replace('"@"', value)
+
+
+def read(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    return Results.read(path)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_any_value_in_any_place_is_one_line_or_a_page(tmp_path, monkeypatch, stored, value):
+    files = refused = 0
+    monkeypatch.setattr(report_page, "charts", lambda _: [])  # rendering them takes half a second
+    for path in places(stored):
+        files += 1
+        try:
+            found = read(tmp_path, changed(stored, path, value))
+        except InputFileError as error:
+            refused += 1
+            message = str(error)
+            assert message.startswith(f"{tmp_path / 'results.json'}: ")
+            assert "\n" not in message
+            assert len(message) < 300 + len(str(tmp_path))
+            assert path[0] == "format" or str(path[0]) in message
+        else:
+            assert page(found).startswith("<!DOCTYPE html>")
+            assert [*bench_output(found), *comparison(found, found)]
+            for chart in charts(found):
+                chart.draw(Figure().add_subplot())
+    assert files > 60
+    assert refused > files / 2
+
+
+@pytest.mark.parametrize("name", [VALUES["a text"], json.dumps("_" + "n" * 100_000)])
+def test_names_of_any_kind_are_drawn(tmp_path, stored, name):
+    text = changed(stored, ("runs", 0, "policy"), name)
+    text = changed(json.loads(text), ("tree", "children", 0, "name"), name)
+    found = read(tmp_path, text)
+    assert page(found).startswith("<!DOCTYPE html>")
+    found.write_csv(tmp_path / "results.csv")
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as table:
+        policies = [line["policy"] for line in csv.DictReader(table)]
+    assert policies[0] == json.loads(name).replace("\ud800", "?")
+
+
+def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
+    kept, others = [], {}
+    for path in places(stored):
+        fields = copy.deepcopy(stored)
+        inside = fields
+        for step in path[:-1]:
+            inside = inside[step]
+        if isinstance(inside, list):
+            continue
+        del inside[path[-1]]
+        try:
+            read(tmp_path, json.dumps(fields))
+        except InputFileError as error:
+            if f"{path[-1]} is missing; write the results again" not in str(error):
+                others[path[-1]] = str(error).partition(": ")[2]
+        else:
+            kept.append(path[-1])
+    assert list(dict.fromkeys(kept)) == [
+        *("part", "k", "workers", "scores", "failures", "word_tokens", "label", "cache_tokens"),
+        *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
+        *("different_fronts", "outside_runs"),
+    ]
+    assert list(others) == ["format", "sessions", "request_ids", "first_token_s"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("runs", 0, "prompt_tokens", 1), '"7"', "runs[0]: prompt_tokens[1] is '7' (str); it must"),
+        (("runs", 0, "planning_ms"), "NaN", "runs[0]: planning_ms is nan (float); it must be a fi"),
+        (("runs", 0, "cached_tokens", 0), "9" * 30, "runs[0]: cached_tokens[0] is 999"),
+        (("runs", 0, "cached_tokens"), "[]", "runs[0]: cached_tokens has 0 entries; it must have"),
+        (("runs", 1, "mode"), '"often"', "runs[1]: mode is 'often' (str); it must be one of onlin"),
+        (("trace", "turns"), "-1", "trace: turns is -1 (int); it must be an integer from 0"),
+        (("bounds", 0, 1), "1.01", "bounds[0][1] is 1.01 (float); it must be from 0 to 1"),
+        (("tree", "children"), '{"a": 1}', "tree: children is {'a': 1} (dict); it must be a list"),
+        (("level"), '"page"', "level is 'page' (str); it must be one of blocks, tokens, engine"),
+    ],
+)
+def test_an_error_names_file_place_value_and_what_is_right(tmp_path, stored, path, value, problem):
+    path = (path,) if isinstance(path, str) else path
+    with pytest.raises(InputFileError) as caught:
+        read(tmp_path, changed(stored, path, value))
+    assert str(caught.value).startswith(f"{tmp_path / 'results.json'}: {problem}")
+
+
+@pytest.mark.parametrize("depth", [7, 100, 500, 2_000])
+def test_a_tree_deeper_than_any_of_ours_is_refused(tmp_path, stored, depth):
+    node = '{"name": "n", "requests": 1, "sent_tokens": 1, "children": ['
+    deep = node * depth + "]}" * depth
+    with pytest.raises(InputFileError, match=r"none 5 blocks deep|no JSON"):
+        read(tmp_path, changed(stored, ("tree",), deep))
+
+
+def test_the_command_says_it_in_one_line(run, stored, tmp_path):
+    (tmp_path / "results.json").write_text(changed(stored, ("runs", 0, "policy"), "7"))
+    assert run("report", tmp_path / "results.json", "-o", tmp_path / "page.html") == (
+        2,
+        "",
+        f"ctxreuse: {tmp_path / 'results.json'}: runs[0]: policy is 7 (int); it must be a string\n",
+    )
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,234 @@
+"""`ctxreuse estimate`: what a recorded trace would save."""
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from cli_helpers import run, words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import block, write_jsonl
+
+from ctxreuse import ContextBlock
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.measure.replay.estimate import TraceSummary, estimate
+from ctxreuse.measure.replay.policies import AS_SENT, POLICIES
+from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.traces.recording import TraceRecorder
+from ctxreuse.measure.traces.trace_files import TraceRequest
+
+__all__ = ["run"]
+
+
+def turns(*contexts, conversation_id=None):
+    return [
+        TraceRequest(
+            request_id=f"{conversation_id}-{number}",
+            query="Why?",
+            blocks=tuple(block(one, 100) for one in context),
+            conversation_id=conversation_id,
+            turn=number,
+        )
+        for number, context in enumerate(contexts)
+    ]
+
+
+def replay(trace):
+    return Replay(trace, {one.id: one for request in trace for one in request.blocks})
+
+
+contexts = st.lists(st.integers(1, 8), max_size=5, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(contexts, max_size=8), st.booleans(), st.sampled_from((None, 300)))
+def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
+    all_contexts, is_conversation, capacity
+):
+    trace = turns(*all_contexts, conversation_id="c" if is_conversation else None)
+    summary = TraceSummary.of(trace)
+    results = list(estimate(replay(trace), [capacity]))
+    assert len(results) == len(POLICIES) * (2 if is_conversation and trace else 1)
+    for result in results:
+        assert {one.request_id for one in result.planned} == {one.request_id for one in trace}
+        if not is_conversation:
+            assert result.total.prompt_tokens == summary.block_tokens + result.word_tokens
+            assert result.total.cached_tokens <= summary.repeated_tokens
+
+
+def test_a_summary_counts_each_block_once_a_request():
+    trace = [*turns((1, 2, 2), (2, 3), conversation_id="c"), *turns((3, 1))]
+    assert TraceSummary.of(trace) == TraceSummary(
+        requests=3,
+        conversations=1,
+        turns=2,
+        blocks=3,
+        distinct_tokens=300,
+        block_tokens=600,
+        repeated_tokens=300,
+    )
+    assert TraceSummary.of(trace).reuse_bound == 0.5
+    assert TraceSummary.of([]).reuse_bound == 0.0
+
+
+def test_other_tenants_blocks_are_no_repetition():
+    trace = [TraceRequest(number, "", (block(1, 100),), tenant=f"t{number}") for number in range(2)]
+    assert TraceSummary.of(trace).repeated_tokens == 0
+
+
+def test_cache_sizes_are_less_than_what_is_sent():
+    heavy = [TraceRequest(n, "", (ContextBlock(id=n, text="", tokens=200_000),)) for n in range(4)]
+    assert TraceSummary.of(heavy).cache_sizes() == [None, 10_000, 30_000, 100_000, 300_000]
+    assert TraceSummary.of(turns((1, 2))).cache_sizes() == [None]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with TraceRecorder(tmp_path / "recording", hash_only=True) as recorder:
+        for order in ((1, 2, 3), (3, 2, 1), (2, 1, 3)):
+            recorder.record([block(one, 100) for one in order], "Why?", conversation_id=order[0])
+    return tmp_path / "recording"
+
+
+def test_a_recording_without_texts_is_enough(run, folder):
+    code, out, _ = run("estimate", folder, "--json")
+    result = json.loads(out)
+    assert (code, result["trace"]["reuse_bound"]) == (0, 0.666667)
+    by_name = {(one["policy"], one["deduplicated"]): one for one in result["runs"]}
+    assert len(by_name) == 2 * len(POLICIES)
+    assert by_name["as retrieved", False]["hit_ratio"] == 0
+    assert by_name["ctxreuse, online", False]["cached_tokens"] == 600
+    _, out, _ = run("estimate", folder)
+    assert "67% of them had been sent before" in words(out)
+    assert words(out).startswith("64% fewer prompt tokens to compute with ctxreuse, online (one")
+    _, out, _ = run("estimate", folder / "trace.jsonl", "--capacity-tokens", "100", "--json")
+    assert {one["capacity_tokens"] for one in json.loads(out)["runs"]} == {None, 100}
+
+
+def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "tokenizer.json"
+    model = tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(str(path))
+    code, _, err = run("estimate", folder, "--tokenizer", path)
+    assert code == 2
+    assert "the corpus has no text of it, only its length; leave out --tokenizer" in err
+
+
+def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
+    whole = Replay.run
+
+    def some(self, policy, **options):
+        if (policy.strategy, policy.mode) == ("paper", "offline"):
+            raise BatchTooLargeError("too large")
+        return whole(self, policy, **options)
+
+    monkeypatch.setattr(Replay, "run", some)
+    code, out, _ = run("estimate", folder)
+    assert code == 0
+    assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
+
+
+def test_a_trace_that_is_not_there_is_named(run):
+    code, _, err = run("estimate", "nowhere")
+    assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
+
+
+def test_without_requests_there_is_nothing_to_save(run, tmp_path):
+    write_jsonl(tmp_path / "corpus.jsonl")
+    code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
+    assert code == 0
+    assert words(out).startswith("Nothing to gain here, because there is no request, and so")
+    assert "0 requests with 0 different blocks" in words(out)
+
+
+def short_memories(requests=30):
+    """Return requests for six of ten memories of 10 tokens each, in orders of their own."""
+    orders = random.Random(1)
+    return turns(*(orders.sample(range(10), 6) for _ in range(requests)))
+
+
+def test_words_that_ctxreuse_adds_are_computed_without_a_tokenizer_too():
+    trace = [
+        replace(one, blocks=tuple(replace(each, tokens=10) for each in one.blocks))
+        for one in short_memories()
+    ]
+    summary = TraceSummary.of(trace)
+    for result in estimate(replay(trace), [None]):
+        said = [one.order_annotation for one in result.planned if one.order_annotation]
+        by_hand = sum(DEFAULT_TEMPLATES.order_tokens(6) for _ in said)
+        assert result.word_tokens == by_hand
+        assert result.total.prompt_tokens == summary.block_tokens + by_hand
+        assert bool(said) == (result.policy not in ("as retrieved", "CacheWeaver, online"))
+
+
+def test_labels_are_words_too_and_those_of_cached_blocks_are_cached():
+    trace = turns((1, 2), (1, 2, 3), conversation_id="c")
+    plain, shown = (
+        next(estimate(replay(trace[:1]), [None], [AS_SENT])),
+        next(one for one in estimate(replay(trace), [None], [AS_SENT]) if one.deduplicated),
+    )
+    assert (plain.word_tokens, plain.total.prompt_tokens) == (0, 200)
+    label, see_also = (
+        DEFAULT_TEMPLATES.label_tokens,
+        word_tokens("See also [Doc_1], [Doc_2] above."),
+    )
+    assert shown.prompt_tokens == (200 + 2 * label, 300 + 3 * label + see_also)
+    assert shown.cached_tokens == (0, 200 + 2 * label)
+    assert shown.word_tokens == 3 * label + see_also
+
+
+def test_an_estimate_says_how_many_words_it_counts(run, tmp_path):
+    with TraceRecorder(tmp_path / "recording", hash_only=True) as recorder:
+        for one in short_memories():
+            recorder.record(list(one.blocks), "Why?")
+    _, out, _ = run("estimate", tmp_path / "recording", "--json")
+    result = json.loads(out)
+    tokens = {one["policy"]: one["word_tokens"] for one in result["runs"]}["ctxreuse, online"]
+    said = f"Words that ctxreuse adds: about {tokens} tokens in 30 requests, counted."
+    assert said in result["verdict"]["also"]
+    _, out, _ = run("estimate", tmp_path / "recording")
+    assert said in words(out)
+
+
+def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, tmp_path):
+    names = "abcd"
+    write_jsonl(
+        tmp_path / "corpus.jsonl", *({"id": one, "text": one, "tokens": 100} for one in names)
+    )
+    found = ("abcd", "adbc", "dcba")  # in another order behind the same best block, and another
+    write_jsonl(
+        tmp_path / "trace.jsonl",
+        *({"request_id": n, "query": f"{n}?", "blocks": list(one)} for n, one in enumerate(found)),
+    )
+    served = []
+    for more in ((), ("--keep-best",), ("--keep-best", "--workers", "2")):
+        code, out, err = run("estimate", tmp_path / "trace.jsonl", "--json", *more)
+        assert code == 0, err
+        result = json.loads(out)
+        by_policy = {one["policy"]: one["cached_tokens"] for one in result["runs"]}
+        served.append([by_policy[name] for name in ("ctxreuse, online", "ctxreuse, batch")])
+        shown = words(run("estimate", tmp_path / "trace.jsonl", *more)[1])
+        assert bool(more) == ("ReusePlanner(keep_best=True)" in shown) == ("keep_best" in result)
+        if "--workers" not in more:  # two of them gain nothing here
+            assert bool(more) == ("keep_best=True" in result["verdict"]["next_step"])
+    assert served == [[800, 800], [400, 400], [400, 400]]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("estimate", folder, "--capacity-tokens", "300")
+    assert max(map(len, out.splitlines())) <= columns
+    assert "(continued)" not in out
+    heads = [line.split("┃")[2:5] for line in out.splitlines() if line.startswith("┃")]
+    names = [
+        " ".join("".join(f"{one} " for one in name).split()) for name in zip(*heads, strict=True)
+    ]
+    assert names == ["hit ratio", "to compute, of as retrieved", "planning ms a request"]
+    sizes = words(re.sub("[│├┤─┼]", " ", out))
+    assert "an unlimited cache as retrieved 0.000 1.00" in sizes
+    assert "a cache of 300 tokens as retrieved 0.000 1.00" in sizes

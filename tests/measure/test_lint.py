@@ -1,0 +1,309 @@
+"""What keeps a cache from hitting is found in a trace, with what it costs; what is well is not."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock
+from ctxreuse.context.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.measure.lint import LintReport, lint
+from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.trace_files import TraceRequest
+
+HELP = "You help people with questions about rivers. " * 100  # 1,125 tokens
+TOOLS = ("search#1", "sum#2")
+ANTHROPIC = anthropic()
+CORPUS = {name: ContextBlock(id=name, text=name, tokens=600) for name in "abcdefgh"}
+
+
+def traced(number, letters="ab", *, system="Help.", marks=(), sent=(), **fields):
+    """Return a request with documents of 600 tokens each; `sent` None is not known."""
+    call = None if sent is None else SentCall(model="m", **dict(sent))
+    return TraceRequest(
+        number,
+        f"Question {number}?",
+        tuple(CORPUS[letter] for letter in letters),
+        system=system,
+        marks=marks,
+        sent=call,
+        **fields,
+    )
+
+
+def found(trace, cache=ANTHROPIC):
+    """Return check, request, how many show it, and tokens of each finding."""
+    report = lint(trace, CORPUS, cache)
+    return [(one.check, one.request_id, one.requests, one.tokens) for one in report.findings]
+
+
+def the_finding(trace, cache=ANTHROPIC):
+    (finding,) = lint(trace, CORPUS, cache).findings
+    return finding
+
+
+MARKED = {"marks": (0, 2), "sent": {"marks": {"system": 1, "turn": 1}, "system_tokens": 1_125}}
+
+
+@pytest.mark.parametrize("cache", READY_PROFILES)
+def test_prompts_that_share_all_they_can_are_clean(cache):
+    trace = [traced(n, "ab", system=HELP, **MARKED) for n in range(5)]
+    assert found(trace, cache_profile(cache)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (lambda n: f"2026-11-25T10:{n:02}:00", "a date or time"),
+        (lambda n: f"session-{n:04x}", "an id"),
+        (lambda n: str(n), "a number"),
+    ],
+)
+def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost(value, remedy):
+    trace = [traced(n, "ab", system=f"{value(n)} {HELP}", **MARKED) for n in range(5)]
+    one = the_finding(trace)
+    assert (one.check, one.requests) == ("volatile text in front", 4)
+    assert one.number in range(2, 6)
+    assert one.label == f"Question {one.request_id}?"
+    assert f"it begins with “{value(0)}” and with “{value(1)}”" in one.found
+    assert one.remedy == f"Say {remedy} behind the documents, such as in the question."
+    # the rest of the system text, and both documents
+    assert one.tokens == pytest.approx(4 * (1_125 + 1_200), rel=0.01)
+    assert one.cost_tokens == round(1.15 * one.tokens)  # it is written each time, and not read
+    assert one.share == pytest.approx(1.15 * 4 / 5, rel=0.05)
+
+
+def test_what_varies_in_front_of_less_than_the_minimum_costs_nothing():
+    marked = {"marks": (1,), "sent": {"marks": {"turn": 1}}}
+    trace = [traced(n, "a", system=f"At 10:{n:02}.", **marked) for n in range(5)]
+    assert found(trace, anthropic(minimum=1_024)) == []
+    assert [one[0] for one in found(trace, anthropic(minimum=500))] == ["volatile text in front"]
+
+
+def test_a_recording_without_texts_shows_how_many_system_texts_there_are():
+    trace = [
+        traced(n, "ab", system=f"{n:032x}", marks=(0, 2), sent=MARKED["sent"]) for n in range(5)
+    ]
+    one = the_finding(trace)
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 4, 4 * 2_325)
+    assert "5 system texts in 5 requests" in one.found
+    assert "--hash-only" in one.remedy
+
+
+def test_the_question_before_the_documents_is_found_where_prompts_begin_with_it():
+    trace = [traced(n, "ab", system=None, sent=None, front=f"{n:016x}") for n in range(5)]
+    one = the_finding(trace, vllm())
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 4, 4 * 1_200)
+    assert one.found.startswith("5 texts before the documents of 5 prompts")
+    assert "{context} must stand before {question}" in one.remedy
+
+
+def test_a_few_texts_before_the_documents_are_not_said_to_be_system_texts():
+    trace = [traced(n, "ab", system=None, sent=None, front=f"{n % 3:016x}") for n in range(60)]
+    one = the_finding(trace, vllm())
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 2, 2 * 1_200)
+    assert one.found.startswith("3 texts before the documents of 60 prompts")
+
+
+def test_another_system_text_is_found_although_texts_before_the_documents_vary_too():
+    fronts, systems = ("0", "1", "0"), (None, None, "Be brief.")
+    trace = [traced(n, "ab", system=systems[n], sent=None, front=fronts[n] * 16) for n in range(3)]
+    checks = {one[0]: one[1] for one in found(trace, vllm())}
+    assert checks == {"volatile text in front": 1, "another system text": 2}
+
+
+def test_one_text_before_the_documents_of_all_prompts_is_clean():
+    trace = [traced(n, "ab", system=None, sent=None, front="0" * 16) for n in range(5)]
+    assert found(trace, vllm()) == []
+
+
+def test_tools_in_another_order_are_found():
+    sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "turn": 1}}
+    orders = [TOOLS, TOOLS, TOOLS[::-1], TOOLS, TOOLS[::-1]]
+    trace = [
+        traced(n, "a", marks=(1,), sent={**sent, "tools": tools}) for n, tools in enumerate(orders)
+    ]
+    one = the_finding(trace)
+    assert (one.check, one.request_id, one.requests) == ("tools in changing order", 2, 1)
+    assert one.tokens == 2_000 + 2 + 600  # the system text and a document, too
+    assert one.found == "1 request has the same tools as earlier ones in another order"
+
+
+def test_tools_that_are_others_each_time_are_found_and_two_sets_of_many_requests_are_not():
+    sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "turn": 1}}
+    others = [
+        traced(n, "a", marks=(1,), sent={**sent, "tools": (f"search#{n}",)}) for n in range(5)
+    ]
+    assert [one[0] for one in found(others)] == ["tools that change"]
+    two = [
+        traced(n, "a", marks=(1,), sent={**sent, "tools": TOOLS[: 1 + n % 2]}) for n in range(30)
+    ]
+    assert found(two) == []
+
+
+def test_documents_in_another_order_are_found():
+    marked = MARKED | {"marks": (0, 3)}
+    trace = [traced(n, letters, **marked) for n, letters in enumerate(("abc", "cab", "abc"))]
+    one = the_finding(trace)
+    assert (one.check, one.request_id, one.tokens) == ("documents in changing order", 1, 1_800)
+    assert one.found == (
+        "1 request has documents of an earlier one in another order or place; this one parts from "
+        "request 0 behind 0 of its 3, and 1,800 tokens are computed again"
+    )
+    assert "plan_batch" in one.remedy
+
+
+@pytest.mark.parametrize("system", ["Help.", HELP])
+def test_marks_that_vanish_are_found(system):
+    tokens = 1_125 if system == HELP else 2
+    marked = {**MARKED, "sent": {**MARKED["sent"], "system_tokens": tokens}}
+    trace = [traced(n, "ab", system=system, **marked) for n in range(3)]
+    trace.append(traced(3, "ab", system=system, sent={"system_tokens": tokens}))
+    one = the_finding(trace)
+    assert (one.check, one.request_id, one.requests) == ("lost marks", 3, 1)
+    assert one.tokens == tokens + 1_200
+
+
+def test_a_mark_behind_the_system_text_that_vanishes_costs_where_nothing_looks_back():
+    marked = {"marks": (0,), "sent": {"marks": {"system": 1}, "system_tokens": 1_125}}
+    unmarked = {"marks": (), "sent": {"marks": {"turn": 1}, "system_tokens": 1_125, "history": 2}}
+    trace = [traced(0, "a", system=HELP, **marked), traced(1, "b", system=HELP, **unmarked)]
+    assert found(trace, openai()) == [("lost marks", 1, 1, 1_125)]
+    assert found(trace, anthropic()) == []
+
+
+def test_prompts_that_nobody_marks_are_found():
+    trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
+    assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
+    assert the_finding(trace).cost_tokens == round(0.9 * 2 * 2_325)
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (anthropic(), "the provider refuses such a request"),
+        (openai(), "the provider writes only the latest"),
+    ],
+)
+def test_more_marks_than_the_provider_takes_are_found_first(cache, words):
+    sent = {"marks": {"system": 1, "turn": 4}, "system_tokens": 1_125}
+    trace = [traced(n, "abcd", system=HELP, marks=(0, 1, 2, 3, 4), sent=sent) for n in range(2)]
+    one = lint(trace, CORPUS, cache).findings[0]
+    assert (one.check, one.requests, one.tokens) == ("too many marks", 2, 0)
+    assert one.found == (
+        f"2 requests have more marks than {cache.name} takes, 5 instead of 4; {words}"
+    )
+
+
+def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_on():
+    sent = {"marks": {"turn": 1}, "system_tokens": 2}
+    alone = [traced(n, letters, sent=sent) for n, letters in enumerate(("ab", "cd"))]
+    one = the_finding(alone)
+    assert (one.check, one.requests) == ("mark behind the question", 2)
+    assert one.cost_tokens == round(0.25 * one.tokens)
+    assert one.tokens == 2 * (1_200 + 2 + 3)
+    talk = [replace(request, conversation_id="c") for request in alone]
+    later = [traced(0, "ab", sent={**sent, "history": 2})]
+    for trace in (talk, later):
+        assert found(trace) == []
+    assert found(alone, openai(life="30m"))[0][0] == "mark behind the question"
+    assert found(alone, cache_profile("gemini(minimum=100)")) == []
+
+
+@pytest.mark.parametrize(
+    ("minimum", "checks"),
+    [(1_024, []), (1_220, ["just under the minimum"]), (4_096, [])],
+)
+def test_prompts_just_under_the_minimum_are_found(minimum, checks):
+    trace = [traced(n, "ab", **MARKED | {"sent": {"marks": {"turn": 1}}}) for n in range(3)]
+    report = lint(trace, CORPUS, anthropic(minimum=minimum))
+    assert [one.check for one in report.findings] == checks
+    for one in report.findings:
+        assert (one.requests, one.tokens) == (2, 2 * 1_202)
+        assert "until it has 1,220 tokens" in one.remedy
+
+
+def test_what_was_sent_too_late_and_what_asked_another_model_are_found():
+    late = [traced(n, "ab", timestamp_ms=n * 400_000.0, **MARKED) for n in range(3)]
+    assert [one[0] for one in found(late)] == ["sent too late"]
+    models = [traced(n, "ab", **MARKED) for n in range(2)]
+    models[1] = replace(models[1], sent=replace(models[1].sent, model="another"))
+    assert [one[0] for one in found(models)] == ["another model"]
+
+
+def test_a_conversation_whose_tools_change_computes_its_history_again():
+    sent = {"tool_tokens": 2_000, "marks": {"tools": 1, "history": 1}}
+    turns = [
+        traced(n, "a", sent={**sent, "tools": tools, "history": 2 * n, "history_tokens": 900 * n})
+        for n, tools in enumerate((TOOLS, TOOLS, TOOLS[::-1]))
+    ]
+    one = the_finding([replace(turn, conversation_id="c") for turn in turns])
+    assert (one.check, one.request_id) == ("tools in changing order", 2)
+    assert one.tokens == 2_000 + 2 + 1_800
+
+
+def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
+    trace = [traced(n, "ab", sent=None, marks=None) for n in range(3)]
+    report = lint(trace, CORPUS)
+    assert (report.findings, report.cache) == ([], "vllm")
+    assert [words.split(";")[0] for words in report.unknown] == [
+        "tools, marks and history of 3 requests",
+        "marks and shortest prefix: name the provider's cache, such as --cache anthropic",
+    ]
+    assert report.verdict.startswith("Nothing found in 3 requests")
+    assert lint([], {}) == LintReport([], 0, 0, "vllm", report.unknown[1:])
+
+
+def test_arguments_that_are_none_are_named():
+    with pytest.raises(InvalidRequestError, match="TraceRequest"):
+        lint([7], CORPUS)
+    with pytest.raises(InvalidRequestError, match="cache must be a CacheProfile"):
+        lint([], CORPUS, "anthropic")
+
+
+calls = st.builds(
+    SentCall,
+    model=st.sampled_from(["", "m"]),
+    key=st.sampled_from(["", "k"]),
+    tools=st.sampled_from([(), TOOLS, TOOLS[::-1], TOOLS[:1]]),
+    tool_tokens=st.integers(0, 3_000),
+    system_tokens=st.none() | st.integers(0, 3_000),
+    history=st.integers(0, 4),
+    history_tokens=st.integers(0, 3_000),
+    marks=st.dictionaries(
+        st.sampled_from(["tools", "system", "history", "turn"]), st.integers(1, 5)
+    ),
+)
+requests = st.builds(
+    lambda letters, system, marks, sent, time: TraceRequest(
+        0,
+        "Which?",
+        tuple(CORPUS[letter] for letter in letters),
+        system=system,
+        marks=None if marks is None else tuple(sorted(m for m in marks if m <= len(letters))),
+        sent=sent,
+        timestamp_ms=time,
+    ),
+    st.lists(st.sampled_from("abcd"), unique=True),
+    st.sampled_from([None, "", "Help.", "At 10:00. Help.", "At 10:01. Help.", "0" * 32]),
+    st.none() | st.sets(st.integers(0, 4)),
+    st.none() | calls,
+    st.none() | st.floats(0, 10**7),
+)
+
+
+@given(st.lists(requests, max_size=8), st.sampled_from([vllm(), anthropic(), openai()]))
+def test_findings_cost_no_more_than_the_prompts_and_name_a_request(trace, cache):
+    trace = [replace(one, request_id=number) for number, one in enumerate(trace)]
+    report = lint(trace, CORPUS, replace(cache, minimum=min(cache.minimum, 600)))
+    assert report.requests == len(trace)
+    for one in report.findings:
+        assert trace[one.number - 1].request_id == one.request_id
+        assert 0 < one.requests <= len(trace)
+        assert 0 <= one.tokens <= report.prompt_tokens
+        assert 0 <= one.share <= cache.write_factor
+        assert one.remedy.endswith(".")
+    assert report.as_json()["findings"] == report.as_json()["findings"]
+    assert len(list(report.output())) >= 1

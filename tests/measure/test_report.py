@@ -1,0 +1,334 @@
+"""Reports: results as JSON, as a page, and as pictures."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from browsers import chromium
+from cli_helpers import run
+from jinja2 import UndefinedError
+from test_estimate import replay
+
+from ctxreuse import ContextBlock
+from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.measure.html_page import HtmlPage
+from ctxreuse.measure.replay.estimate import (
+    TraceSummary,
+    estimate,
+    estimate_over_k,
+    reuse_bounds,
+    shown,
+)
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
+from ctxreuse.measure.report import page, write_pictures, write_report
+from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import OTHER_STYLES, POLICY_STYLES
+from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.measure.traces.trace_files import TraceRequest
+
+__all__ = ["run"]
+
+CHARTS = {"hit-ratio", "prefilled", "first-token", "cache-size", "blocks", "tree"}
+HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
+
+
+def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
+    blocks = [ContextBlock(id=one, text=f"text of {one}", tokens=5_000) for one in ids]
+    trace = [
+        TraceRequest(
+            request_id=f"{ids[0]} {number}",
+            query="Why?",
+            blocks=tuple(blocks[number % 3 :] + blocks[: number % 3]),
+            conversation_id=number % 2 if turns else None,
+            turn=number // 2,
+        )
+        for number in range(8)
+    ]
+    again = replay(trace)
+    runs = list(estimate(again, capacities))
+    over_k = estimate_over_k(again, (1, 4))
+    return Results.of(
+        "Some <trace>",
+        "blocks",
+        TraceSummary.of(trace),
+        [*runs, *(one for _, one in over_k)],
+        shown(runs).planned,
+        again.corpus,
+        bounds=reuse_bounds(trace, (1, 4)),
+    )
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return results()
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements, and the marks of each chart."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.addresses, self.marks = [], [], {}
+        self._figure = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        fields = dict(attrs)
+        self.elements.append(tag)
+        self.addresses += [fields[name] for name in ("src", "href", "xlink:href") if name in fields]
+        if tag == "figure":
+            self._figure = fields["id"]
+        elif tag in ("path", "use", "text") and self._figure:
+            self.marks[self._figure] = self.marks.get(self._figure, 0) + 1
+
+
+def test_results_survive_their_file(measured, tmp_path):
+    measured.write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json") == measured
+
+
+def test_a_page_holds_all_it_shows(measured):
+    text = page(measured)
+    found = Page(text)
+    assert "script" not in found.elements
+    assert all(address.startswith("#") for address in found.addresses)
+    assert "url(http" not in text
+    assert set(found.marks) == {
+        "hit-ratio",
+        "prefilled",
+        "first-token",
+        "cache-size",
+        "blocks",
+        "tree",
+    }
+    assert all(marks > 15 for marks in found.marks.values())
+    assert "Some &lt;trace&gt;" in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_a_page_says_who_measured_what_and_when(measured):
+    stamped = replace(
+        measured, command="ctxreuse estimate <rec>", date="2026-11-25", python="3.11.7"
+    )
+    text = page(stamped)
+    assert "<title>What ctxreuse saves: Some &lt;trace&gt;</title>" in text
+    assert (
+        f"2026-11-25; <code>ctxreuse estimate &lt;rec&gt;</code>; ctxreuse {measured.version}, "
+        "Python 3.11.7"
+    ) in text
+    assert text.index(verdict(measured).sentence) < text.index('class="cards"')
+    assert text.index('class="cards"') < text.index("<figure") < text.index("<table")
+
+
+def test_the_four_cards_count_the_same_thing(measured):
+    cards = re.findall(r'<div class="card">(.*?)</div>', page(measured))
+    names, numbers, words = zip(
+        *(re.split("<b[^>]*>|</b>", re.sub("</?span[^>]*>", "", card)) for card in cards),
+        strict=True,
+    )
+    assert names == ("As retrieved", "As requests arrive", "As one batch", "Planning")
+    before, online, batch = (int(number.replace(",", "")) for number in numbers[:3])
+    assert before == measured.runs[0].total.prefilled_tokens / 8
+    assert words == (
+        "prompt tokens computed a request",
+        f"{1 - online / before:.0%} fewer to compute",
+        f"{1 - batch / before:.0%} fewer to compute",
+        "a request, as requests arrive",
+    )
+
+
+def test_every_line_has_its_name_beside_it(measured):
+    for chart in charts(measured):
+        if chart.name in ("tree", "first-token"):
+            continue
+        axes = chart.figure().axes[0]
+        names = "\n".join(text.get_text() for text in axes.texts)
+        policies = {one.policy for one in measured.part() if one.deduplicated}
+        for policy in policies - {"as retrieved"}:
+            assert policy in names, (chart.name, policy)
+        assert axes.get_legend() is None
+        assert not chart.figure().legends
+
+
+def test_lines_that_coincide_share_a_name_that_says_so(measured):
+    chart = next(one for one in charts(measured) if one.name == "cache-size")
+    names = [text.get_text() for text in chart.figure().axes[0].texts]
+    assert any("\n= " in one for one in names)
+
+
+def test_no_two_policies_look_alike():
+    styles = [*POLICY_STYLES.values(), *OTHER_STYLES]
+    assert len({one.colour for one in styles}) == len(styles)
+    assert len({one.dashes for one in styles}) == len(styles)
+
+
+QUESTIONS = ("Which river flows through Paris?", "Which bridge is the oldest of all?")
+
+
+def named_results(orders, titles=None):
+    """Return results of requests whose ids are those of databases, for three documents."""
+    texts = {f"0a1b2c3d-{n}": f"The {name} is a river. " * 40 for n, name in enumerate(NAMES)}
+    blocks = [ContextBlock(id=one, text=text, tokens=400) for one, text in texts.items()]
+    trace = [
+        TraceRequest(f"9f8e7d6c-{n}", QUESTIONS[n % 2], tuple(blocks[one] for one in order))
+        for n, order in enumerate(orders)
+    ]
+    again = replay(trace)
+    policy = replace(OURS_ONLINE, strategy="none")
+    runs = [again.run(AS_SENT, capacity_tokens=None), again.run(policy, capacity_tokens=None)]
+    shown_plans = runs[1].planned
+    return Results.of(
+        "named", "blocks", TraceSummary.of(trace), runs, shown_plans, again.corpus, titles
+    )
+
+
+NAMES = ("Seine", "Tiber", "Tagus")
+
+
+def test_people_read_questions_and_first_words_and_find_ids_where_they_point():
+    results = named_results([(0, 1, 2), (1, 0, 2)])
+    (miss,) = results.misses
+    assert miss.question == QUESTIONS[1]
+    assert miss.place == (
+        f"Begins unlike “{QUESTIONS[0]}”, which has most in common with it; then has “The Tiber "
+        "is a river. The Tiber is a river. The Tiber is a…” where that one has “The Seine is a "
+        "river. The Seine is a river. The Seine is a…”."
+    )
+    text = page(results)
+    seen = re.sub(r'<title>[^<]*</title>|title="[^"]*"', "", text)
+    assert "9f8e7d6c-1" in text
+    assert "0a1b2c3d-1" in text
+    assert "9f8e7d6c" not in seen
+    assert "0a1b2c3d" not in seen
+
+
+def test_titles_name_blocks_where_they_have_any():
+    titles = {"0a1b2c3d-0": "Rivers: Seine", "0a1b2c3d-1": "Rivers: Tiber"}
+    results = named_results([(0, 1, 2), (1, 0, 2)], titles)
+    assert "then has “Rivers: Tiber” where that one has “Rivers: Seine”" in results.misses[0].place
+    assert {child.label for child in results.tree.children} == {"Rivers: Seine", "Rivers: Tiber"}
+
+
+def test_misses_stand_under_their_cause_with_a_remedy():
+    results = named_results([(0, 1, 2), (1, 0, 2), (0, 1, 2), (2, 1, 0)])
+    assert results.causes[0].cause == "other order"
+    text = page(results)
+    heading = text.index("<h3>Other order: ")
+    assert heading < text.index("Plan such requests together (plan_batch") < text.index('"misses"')
+
+
+def test_a_page_is_the_same_each_time(measured):
+    assert page(measured) == page(measured)
+
+
+def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):
+    write_report(results((HOSTILE, "b", "c", "d")), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert not [letter for letter in text if letter < " " and letter != "\n"]
+
+
+def test_a_page_allows_inline_styles_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "shown_pages").mkdir()
+    (tmp_path / "shown_pages" / "one.html.j2").write_text(
+        '{% extends "html_page.html.j2" %}\n'
+        "{% macro twice(text) %}{{ text }}, {{ text | loud }}{% endmacro %}\n"
+        "{% block title %}{{ text }}{% endblock %}\n"
+        "{% block body %}\n<p>{{ twice(text) }}</p>\n{% endblock %}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = HtmlPage(
+        "shown_pages", "one.html.j2", feature="a page", extra="report", filters={"loud": str.upper}
+    )
+    text = shown.render(text="<b>\r\n\ud800\x00\u202e")
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
+    assert 'style="color-scheme: light dark"' in text
+    assert "<title>&lt;b&gt;\n\ufffd\ufffd\ufffd</title>" in text
+    assert "<p>&lt;b&gt;\n\ufffd\ufffd\ufffd, &lt;B&gt;\n\ufffd\ufffd\ufffd</p>" in text
+    with pytest.raises(UndefinedError):
+        shown.render()
+
+
+def test_a_page_says_what_to_install_for_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    shown = HtmlPage("ctxreuse", "one.html.j2", feature="a picture", extra="agents")
+    with pytest.raises(MissingExtraError, match=r"a picture .*\[agents\]'"):
+        shown.render()
+
+
+def test_one_cache_size_needs_no_chart_of_sizes():
+    found = Page(page(results(turns=False, capacities=(None,))))
+    assert "cache-size" not in found.marks
+
+
+def test_pictures_are_written(measured, tmp_path):
+    paths = write_pictures(measured, tmp_path / "pictures")
+    assert len(paths) == 6
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "no JSON"),
+        ("[]", "no results in format 1"),
+        ("[" * 100_000, "no JSON"),
+        ('{"format": 7}', "no results in format 1"),
+        ('{"format": 1, "trace": {}}', "title is missing"),
+        ('{"format": 1, "title": 7}', r"title is 7 \(int\); it must be a string"),
+    ],
+)
+def test_other_files_are_no_results(tmp_path, content, problem):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputFileError, match=problem):
+        Results.read(tmp_path / "results.json")
+
+
+def test_the_commands_write_the_same_page(run, measured, tmp_path):
+    corpus, trace = tmp_path / "corpus.jsonl", tmp_path / "trace.jsonl"
+    corpus.write_text("".join(json.dumps({"id": n, "tokens": 9_000}) + "\n" for n in range(4)))
+    trace.write_text(
+        "".join(
+            json.dumps({"request_id": n, "blocks": [n % 4, (n + 1) % 4, (n + 2) % 4]}) + "\n"
+            for n in range(12)
+        )
+    )
+    html, again, saved = (tmp_path / name for name in ("one.html", "two.html", "results.json"))
+    code, _, err = run("estimate", trace, "--html", html, "--results", saved)
+    assert (code, err) == (0, f"ctxreuse: wrote {html}\n")
+    code, _, err = run("report", saved, "-o", again, "--pictures", tmp_path / "pictures")
+    assert code == 0
+    assert f"ctxreuse: wrote {tmp_path / 'pictures' / 'tree.png'}" in err
+    assert html.read_text() == again.read_text()
+
+
+@pytest.fixture
+def browser():
+    return chromium()
+
+
+@pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])
+def test_a_browser_opens_it_without_complaint(tmp_path, browser, ids):
+    write_report(results(ids), tmp_path / "report.html")
+    opened = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", (tmp_path / "report.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "CONSOLE" not in opened.stderr
+    found = Page(opened.stdout)
+    assert all(marks > 15 for marks in found.marks.values())
+    assert set(found.marks) == CHARTS
