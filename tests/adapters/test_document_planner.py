@@ -152,9 +152,6 @@ def assert_follows_its_plan(planned, items):
         assert plan.labels[one.label] == one.item.id
 
 
-# one retrieval
-
-
 def test_items_come_back_in_the_planned_order_with_rank_and_label():
     documents = document_planner()
     first = items_of("abc")
@@ -294,9 +291,6 @@ def test_a_batch_of_one_is_planned_as_it_arrives_and_an_empty_one_is_empty():
     assert [call for call, requests, _ in planner.asked if requests] == ["plan"]
 
 
-# annotation modes
-
-
 @pytest.mark.parametrize("mode", ["metadata", "off"])
 def test_only_append_gives_words_for_an_own_document(mode):
     documents = document_planner(annotation=mode)
@@ -408,9 +402,6 @@ def test_a_planner_of_another_type_is_refused_at_construction(planner, named):
     )
 
 
-# the scope
-
-
 def test_tenant_conversation_and_history_come_from_the_scope():
     planner = RecordingPlanner()
     documents = document_planner(planner)
@@ -479,9 +470,6 @@ def test_who_retrieves_at_the_same_time_does_not_change_another_tenants_order(tu
         [seen, *_] = shared.plan_batch([mine, *theirs])
         [wanted] = alone.plan_batch([mine])
         assert (seen.items, seen.annotation) == (wanted.items, wanted.annotation)
-
-
-# failing open
 
 
 def retrieved_as_they_are(items):
@@ -603,9 +591,6 @@ def test_what_ends_the_program_is_not_held_up():
     with pytest.raises(KeyboardInterrupt):
         documents.plan(items_of("ab"), "?", NO_SCOPE)
     assert documents.faults == 0
-
-
-# the plan as metadata
 
 
 def test_a_plan_is_json_metadata():

@@ -254,9 +254,6 @@ def test_bytes_are_token_ids_like_any_other():
     assert cache.serve(b"abcdefghi").cached_tokens == 8
 
 
-# prompts that run side by side
-
-
 def state(cache):
     """Return everything that a cache knows, to see that something left it as it was."""
     copies = {content: list(blocks) for content, blocks in cache._blocks_with.items()}

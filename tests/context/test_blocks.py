@@ -19,9 +19,6 @@ def user(content):
     return {"role": "user", "content": content}
 
 
-# a block
-
-
 def test_a_derived_id_is_the_same_in_every_process():
     block = ContextBlock(text="A")
     assert block.id == "sha-f96658555f24a7608e17d9d14603e79c"
@@ -127,9 +124,6 @@ def test_what_cannot_be_a_block_is_named_with_the_remedy(fields, message):
 @pytest.mark.parametrize("tokens", [0, 10**30, np.int64(3), None])
 def test_a_token_count_is_any_integer_from_0_or_left_out(tokens):
     assert ContextBlock(text="x", tokens=tokens).tokens == tokens
-
-
-# a request
 
 
 def test_a_repeated_block_counts_once_at_its_first_place():

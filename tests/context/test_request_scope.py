@@ -186,9 +186,6 @@ def test_a_wrong_argument_is_named_and_changes_nothing(said, message):
         assert current_scope() is scope
 
 
-# tasks and threads
-
-
 async def test_the_scope_holds_across_awaits():
     with request_context(tenant="a"):
         await asyncio.sleep(0)

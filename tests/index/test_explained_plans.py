@@ -47,9 +47,6 @@ def prompt(request_id, letters, tokens=100, **fields):
     )
 
 
-# the log
-
-
 def note(log, time, one):
     log.add(time, one)
     return LoggedPrompt(one, log, time)
@@ -106,9 +103,6 @@ def test_prompts_of_two_threads_each_have_their_own_place():
         thread.join()
     places = sorted(len(plan.logged.earlier()) for plan in plans)
     assert places == list(range(100))
-
-
-# plans
 
 
 def test_a_plan_explains_itself():

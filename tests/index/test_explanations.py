@@ -40,9 +40,6 @@ def common_beginning(one, other):
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-# causes
-
-
 def test_the_causes_in_words():
     assert [str(cause) for cause in Cause] == [
         "hit",
@@ -442,8 +439,6 @@ def test_an_explanation_prints_as_its_words():
     explanation = why("ab", "ab")
     assert str(explanation) == f"{explanation}" == explanation.words
 
-
-# invariants
 
 words_of_blocks = st.lists(st.sampled_from("abcdeABC"), unique_by=str.lower, max_size=5).map(
     "".join

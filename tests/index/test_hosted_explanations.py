@@ -210,9 +210,6 @@ def test_the_provider_stands_beside_the_planner():
     )
 
 
-# plans
-
-
 def documents(*names):
     return [ContextBlock(id=name, text=f"{name} text", tokens=600) for name in names]
 
@@ -263,9 +260,6 @@ def test_an_engine_of_coarse_blocks_is_explained_by_its_own():
         plan = planner.plan(ContextRequest(documents("a", "b"), "?"))
     assert plan.explain().cause is Cause.too_short
     assert "an engine block of 1536 tokens" in plan.explain().words
-
-
-# whatever is sent
 
 
 prompts = st.builds(

@@ -30,9 +30,6 @@ def test_a_later_turn_cannot_be_entered_by_search_or_insert():
     assert shape(sender.index) == {"ab": ["turn 1"], "ab.|cd": ["turn 2"], "ab.cd": ["other"]}
 
 
-# insert and extend
-
-
 def test_insert_reports_how_many_blocks_were_there_before():
     sender = Sender()
     before = [
@@ -152,9 +149,6 @@ def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():
     assert gone == ["b", "a", "d"]
 
 
-# eviction by request
-
-
 def test_evicting_a_request_keeps_what_others_share_and_drops_empty_parents():
     sender = Sender("abc", "abd", "e")
     assert sender.evict([0]) == Evicted(1, 1, ())
@@ -205,9 +199,6 @@ def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text
     sender.send("", 0, "one")
     sender.send("", 0, "two")
     assert [node.edge for node in nodes_of(sender.index)] == ["two"]
-
-
-# eviction by age
 
 
 def test_the_oldest_leaf_loses_its_last_blocks_first():
@@ -346,9 +337,6 @@ def test_request_ids_are_known_until_they_are_evicted():
     assert [request_id in sender.index for request_id in (0, 1, "1")] == [False, True, False]
 
 
-# trimming
-
-
 def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_block():
     sender = Sender(
         "abcd", "abce", "abf", "ag", "h", weights=dict(zip("abcdefgh", range(1, 9), strict=True))
@@ -432,8 +420,6 @@ def test_shortening_a_path_takes_the_same_work_however_many_requests_end_there()
 
     assert steps(shortening(2_000)) == steps(shortening(2))
 
-
-# consistency
 
 few_ids = st.integers(0, 5)
 operations = st.one_of(

@@ -51,9 +51,6 @@ def found(conversations, *contents, conversation_id="c", templates=DEFAULT_TEMPL
     return dict(history.labels)
 
 
-# what stands in the messages
-
-
 def test_blocks_that_stand_under_their_labels_are_found():
     conversations = sent_in({1: A, 2: B})
     history = conversations.read("c", [user(turn({1: A, 2: B}))], DEFAULT_TEMPLATES)
@@ -234,9 +231,6 @@ def test_whatever_happens_to_the_messages_what_is_found_really_stands_there(
         assert any(rendered in content for content in contents[:2])
 
 
-# ordinals
-
-
 def next_ordinals(number, *contents):
     history = Conversations().read(None, [user(one) for one in contents], DEFAULT_TEMPLATES)
     return history.next_ordinals(number)
@@ -279,9 +273,6 @@ def test_next_ordinals_ascend_and_collide_with_no_label_in_the_history(contents,
     for ordinal in ordinals:
         assert ordinal >= 1
         assert f"[Doc_{ordinal}]" not in "\x00".join(contents)
-
-
-# records
 
 
 def remember(conversations, *conversation_ids):
@@ -380,9 +371,6 @@ def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_syste
     assert conversations.end_of(None, "system") == 0
     conversations.remember("c", [], second, None)
     assert conversations.end_of("c", None) == second
-
-
-# what a hostile history costs
 
 
 def retried(times, unit="\n[Doc_1] "):

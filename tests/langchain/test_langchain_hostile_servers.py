@@ -83,9 +83,6 @@ def test_a_tool_or_a_call_that_is_named_like_a_label_keeps_its_name(call: str) -
     assert shown_call in outcome.value, outcome
 
 
-# Agents
-
-
 def agent_answers(model: Any, middleware: list[Any], prompts: list[str], outcome: Outcome) -> Any:
     """Return what an agent has said and done in a conversation of these user messages."""
     agent = create_agent(model, [look], middleware=middleware, checkpointer=InMemorySaver())
@@ -117,9 +114,6 @@ def test_an_agent_does_with_a_reply_what_it_does_without_us() -> None:
             different.append(f"{name}: {wrapper.faults} and {middleware.faults} faults")
             wrapper._gateway._fail_open._faults = 0
     assert not different, "\n".join(different)
-
-
-# Servers that break off, are slow, or never end
 
 
 @pytest.mark.parametrize("call", SINGLE)

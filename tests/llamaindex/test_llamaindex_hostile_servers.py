@@ -85,9 +85,6 @@ def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call: str, par
     assert wrapper.faults == 0
 
 
-# Query engines, chat engines, agents
-
-
 def query(model: Any, prompt: str, outcome: Outcome) -> Any:
     engine = RetrieverQueryEngine.from_args(LetterRetriever(), llm=model)
     return str(engine.query(f"cab {prompt}"))

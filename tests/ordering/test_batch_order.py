@@ -32,9 +32,6 @@ def arranged(batch, strategy="reuse", words=no_words):
     return [word(order) for order in arrangement.orders], arrangement.execution
 
 
-# orders and schedule
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_empty_batch_has_nothing_to_arrange(strategy):
     assert arranged([], strategy) == ([], [])
@@ -97,9 +94,6 @@ def test_a_batch_that_the_papers_algorithm_cannot_hold_is_refused(monkeypatch):
     assert arranged(batch, "reuse") == (["a", "b"], [0, 1])
     with pytest.raises(BatchTooLargeError):
         arranged(batch, "paper")
-
-
-# conversations
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -178,8 +172,6 @@ def test_conversations_of_the_same_name_are_kept_apart_by_tenant_and_type():
     ]
     assert arranged(batch) == (list("abcdef"), [0, 5, 1, 4, 2, 3])
 
-
-# properties
 
 words = st.lists(st.sampled_from("abcde"), unique=True, max_size=4).map("".join)
 

@@ -50,9 +50,6 @@ def best_saving(contexts, weights, placed=frozenset()):
     return best
 
 
-# worked examples
-
-
 def test_the_papers_batch_gets_the_papers_orders():
     contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0]]
     assert reuse_orders(contexts, [1] * 7) == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
@@ -90,9 +87,6 @@ def test_a_cluster_that_is_part_of_another_takes_it_in():
 )
 def test_batches_with_nothing_to_share_stay_as_they_are(contexts, orders):
     assert reuse_orders(contexts, [1, 1]) == orders
-
-
-# properties
 
 
 @given(batches(8), block_weights())
@@ -181,8 +175,6 @@ def test_few_and_many_entries_are_searched_with_the_same_result(contexts, weight
             found.append(merge_heaviest(contents, weights))
     assert found[0] == found[1]
 
-
-# many contexts
 
 MANY = 5_000
 

@@ -40,9 +40,6 @@ def papers_order(letters, sent, alpha=0.001):
     return word(paper_order(context(letters), index.tree, index.root(None), alpha).order)
 
 
-# this package's order
-
-
 @pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)
 def test_the_papers_arrivals_get_the_papers_orders(asked, order):
     assert reuse_order(asked, PAPERS_BATCH) == order
@@ -90,9 +87,6 @@ def test_every_order_is_a_permutation_that_begins_with_the_best_cached_path(
     assert sorted(order) == sorted(asked)
     if weight >= ENGINE_BLOCK_TOKENS:
         assert order.startswith(path)
-
-
-# which continuation suits a tenant
 
 
 LIGHT_PAIRS = ["ac", "ba", "ad", "ba"] * 8
@@ -156,9 +150,6 @@ def test_what_is_tried_stays_within_its_bound():
     for number in range(9_000):
         online.learn({number.to_bytes(2): 1}, None)
     assert online.node_count == 2 * 2_000
-
-
-# the papers' order
 
 
 @pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)

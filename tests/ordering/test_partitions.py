@@ -65,9 +65,6 @@ requests_of_a_scope = st.lists(blocks_held, max_size=24).map(numbered)
 sizes = st.integers(1, 9)
 
 
-# worked examples
-
-
 def test_requests_go_with_their_heaviest_shared_block():
     contexts = [(1, 9), (1, 8), (2, 7), (2, 6), (1, 5), (2, 4)]
     assert partitions_of(numbered(contexts), 3) == [0, 0, 1, 1, 0, 1]
@@ -160,9 +157,6 @@ def test_conversations_that_began_elsewhere_stay_together():
 def test_nothing_is_cut_where_there_is_nothing(most):
     assert partitions_of([], most) == []
     assert partitions_of([Request()], most) == [0]
-
-
-# properties
 
 
 @given(requests_of_a_scope, sizes, st.integers(1, 9), st.randoms(use_true_random=False))

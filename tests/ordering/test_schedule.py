@@ -23,9 +23,6 @@ def reused_blocks(orders):
     return [cache.serve(keys(order), [1, 1, 1]).cached_tokens for order in orders]
 
 
-# depth-first order
-
-
 @pytest.mark.parametrize(
     ("batch", "order"),
     [
@@ -77,9 +74,6 @@ def test_very_long_sequences_need_no_recursion():
     assert depth_first_order([long, [*long, 1], long]) == [0, 2, 1]
 
 
-# Algorithm 5
-
-
 @pytest.mark.parametrize(
     ("paths", "order"),
     [
@@ -107,9 +101,6 @@ def test_algorithm_5_sorts_groups_by_size_and_members_by_length(paths):
     for one in set(branch):
         members = [p for p, its in zip(order, branch, strict=True) if its == one]
         assert members == sorted(members, key=lambda p: (-len(paths[p]), p))
-
-
-# Figure 7
 
 
 def test_figure_7_the_scheduled_order_reuses_three_blocks_where_the_given_one_reuses_one():

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 WAIT_S = 60
 MODES = ("active", "shadow")
 
-# request ids
-
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_neighbours_eviction_of_the_same_id_leaves_a_tenants_request_alone(mode):
@@ -83,9 +81,6 @@ def test_counted_ids_do_not_show_how_many_requests_others_send(requests, strateg
     assert [
         name for name, (tenant, *_) in zip(mixed, requests, strict=True) if tenant == "a"
     ] == ids_of(ReusePlanner(), ours)
-
-
-# token counts
 
 
 class AskedCounter:
@@ -161,8 +156,6 @@ def test_a_noisy_tenant_does_not_push_out_counts_of_those_that_have_less_than_th
     assert counter.take() == []
     assert planner.statistics().parts["token_counts"] == PartSize(10, 10)
 
-
-# memory
 
 steps = st.lists(
     st.tuples(

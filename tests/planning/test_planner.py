@@ -28,9 +28,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-# one request
-
-
 @all_strategies
 def test_a_prompt_is_system_then_blocks_then_question(strategy):
     plan = ReusePlanner().plan(request((3, 1), "Why?", system="Be brief."), strategy)
@@ -198,9 +195,6 @@ def test_a_counter_that_fails_leaves_the_planner_as_it_was(strategy):
     assert planner.plan(request((1, 2)), strategy).expected_cached_tokens == 200
 
 
-# counting
-
-
 def test_a_text_is_counted_as_blocks_are():
     assert ReusePlanner().count_tokens("12345678") == 2  # estimated
     assert ReusePlanner(token_counter=len).count_tokens("12345678") == 8
@@ -231,9 +225,6 @@ def test_a_counter_is_asked_by_all_threads_that_wait_for_it():
     with ThreadPoolExecutor(len(work)) as pool:
         for done in [pool.submit(one) for one in work]:
             done.result()
-
-
-# siblings
 
 
 def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
@@ -302,9 +293,6 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
     plan = later_turn(planner, (1, 2), history)
     assert plan.references == (1,)
     assert plan.location_annotations == (location_words(1),)
-
-
-# errors
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-# batches
-
-
 @all_strategies
 def test_an_empty_batch_has_no_plans(strategy):
     assert ReusePlanner().plan_batch([], strategy) == BatchPlan((), ())
@@ -177,9 +174,6 @@ def test_extreme_batches_are_planned_without_trouble(contexts):
         assert sorted(sent_ids(plan)) == sorted(set(sent_ids(plan)))
         assert set(plan.blocks) == set(plan.request.blocks)
     assert planner.plan(requests[0]).expected_cached_tokens == 20 * len(contexts[0])
-
-
-# the work of a batch's look-ups
 
 
 def many_orders(planner, tenant=""):

@@ -20,9 +20,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-# evictions and bounds
-
-
 def test_an_evicted_request_is_no_longer_expected_in_the_cache():
     planner = ReusePlanner()
     planner.plan(big_request((1, 2, 3), request_id="a"))
@@ -153,9 +150,6 @@ def test_a_conversation_goes_on_after_its_turns_were_evicted():
     )
     planner.evict_tokens(10**6)
     assert planner.statistics().tokens == 0
-
-
-# what is expected in the cache, without planning
 
 
 some_ids = st.lists(st.integers(0, 6), max_size=5, unique=True)

@@ -22,9 +22,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-# histories
-
-
 @all_strategies
 def test_without_a_history_nothing_is_left_out(strategy):
     planner = ReusePlanner()

@@ -119,8 +119,6 @@ def test_a_plan_that_needs_the_room_of_many_others_takes_short_holds():
     check_index(planner._planning._tenants.known("").index)
 
 
-# what others do between two holds
-
 some_ids = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True).map(sorted)
 some_plans = st.lists(st.tuples(some_ids, st.booleans()), min_size=5, max_size=12)
 evictions = st.one_of(

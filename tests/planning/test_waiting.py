@@ -31,8 +31,6 @@ WAIT_S = 60
 MODES = ("active", "shadow")
 some_ids = st.lists(st.integers(0, 5), max_size=4, unique=True)
 
-# what holds no lock
-
 
 class SlowCounter:
     """Counts texts at once, but holds those that begin with "slow" until it is told to go on."""
@@ -141,9 +139,6 @@ def test_nobody_waits_for_a_history_that_is_being_read(monkeypatch):
         finally:
             go_on.set()
         assert_keeps_the_promises(slow.result(WAIT_S))
-
-
-# what holds the lock of its own tenant
 
 
 class Held:
@@ -358,9 +353,6 @@ def test_not_even_the_own_tenant_waits_for_overlaps_to_be_found(monkeypatch):
         pool.submit(calls_of_others, planner).result(WAIT_S)
 
 
-# bounds
-
-
 def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch):
     planner = bounded(Bounds(index_blocks=20))
     planner.plan(of_a(range(16)), "none")
@@ -513,9 +505,6 @@ def test_whatever_threads_do_the_totals_are_the_sums_of_what_is_held_and_within_
     assert planner.evict_tokens(10**9).tokens == statistics.tokens
 
 
-# searches that end at their bound
-
-
 def test_searches_that_end_at_their_bound_are_counted_even_of_a_tenant_that_is_forgotten(
     monkeypatch,
 ):
@@ -570,9 +559,6 @@ def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
     assert limits(planner).pop("continuations") == 1
 
 
-# what happens while a batch is arranged
-
-
 meanwhile = st.lists(
     st.sampled_from(["evict", "evict tokens", "trim", "plan", "turn", "end", "forget tenant"]),
     max_size=5,
@@ -623,9 +609,6 @@ def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, s
         assert_keeps_the_promises(plan)
     size = planner.statistics()
     assert planner.evict_tokens(10**9).tokens == size.tokens
-
-
-# long contexts
 
 
 @settings(max_examples=50)

@@ -258,9 +258,6 @@ def test_a_place_is_given_back_when_what_it_is_for_fails():
     assert_is_empty(queue)
 
 
-# plans
-
-
 def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
     queue, planner = queue_of(concurrency=2)
     other = ReusePlanner()
@@ -322,9 +319,6 @@ def test_a_plan_that_is_cancelled_is_forgotten():
 
     run_in_virtual_time(main())
     assert_knows_only(planner, visits.plans)
-
-
-# faults
 
 
 def broken(*arguments, **more):
@@ -422,9 +416,6 @@ def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it(monkey
     loop.close()
     assert_is_empty(queue)
     assert_knows_only(planner, [plan])
-
-
-# arguments
 
 
 @pytest.mark.parametrize(

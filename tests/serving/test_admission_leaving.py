@@ -17,8 +17,6 @@ from planning_helpers import big_request, sent_ids
 
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
-# leaving
-
 
 def test_who_is_cancelled_while_others_are_waited_for_is_never_planned(monkeypatch):
     queue, planner = queue_of()
@@ -153,9 +151,6 @@ def test_a_slot_is_for_one_request():
 
     run_in_virtual_time(main())
     assert_is_empty(queue)
-
-
-# threads and event loops
 
 
 def in_threads(*mains):

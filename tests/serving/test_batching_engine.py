@@ -62,9 +62,6 @@ def assert_is_unused(cache, blocks):
     assert len(cache._free) + cache._empty == blocks
 
 
-# rates
-
-
 def test_a_step_takes_what_is_computed_in_it_and_a_token_each():
     assert RATES.step_s(0, 0) == 0.0
     assert RATES.step_s(128, 0) == 2.0
@@ -98,9 +95,6 @@ def test_rates_out_of_range_are_refused(rates, message):
     with pytest.raises(InvalidRequestError) as caught:
         EngineRates(**rates)
     assert str(caught.value) == message
-
-
-# the time of steps
 
 
 def test_a_request_gets_its_first_token_in_the_step_that_computes_its_prompt():
@@ -172,9 +166,6 @@ def test_an_empty_prompt_is_answered():
     assert durations(one) == [1.25, 1.25]
 
 
-# a step's budget
-
-
 def test_a_long_prompt_is_computed_in_several_steps():
     one, _ = engine(max_step_tokens=64)
     (asked,) = submitted(one, request(160, answer=2))
@@ -217,9 +208,6 @@ def test_others_get_their_tokens_while_a_long_prompt_is_computed():
     ]
 
 
-# who begins when
-
-
 def test_no_more_run_than_allowed_and_they_begin_in_the_order_of_arrival():
     one, _ = engine(max_running=2)
     a, b, c, d = submitted(one, *(request(0, answer=n) for n in (3, 1, 1, 1)))
@@ -260,9 +248,6 @@ def test_requests_that_could_never_run_are_refused_at_once():
 def test_bounds_out_of_range_are_refused(name, value):
     with pytest.raises(InvalidRequestError, match=f"{name} must be an integer from 1, not"):
         engine(**{name: value})
-
-
-# answers that are followed
 
 
 def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
@@ -339,9 +324,6 @@ def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
 def test_chunks_out_of_range_are_refused(chunk):
     with pytest.raises(InvalidRequestError, match="chunk_tokens must be an integer from 1 or None"):
         request(1, chunk_tokens=chunk)
-
-
-# clients that leave
 
 
 def test_a_request_that_is_aborted_while_it_waits_never_begins():

@@ -42,9 +42,6 @@ def shown(network, name):
     return ["".join(re.findall(r"\[Doc_\d\] (\w) ", content)) for content in contents]
 
 
-# Where a request goes
-
-
 @pytest.mark.parametrize(
     ("weight", "queued", "goes_to"),
     [
@@ -162,9 +159,6 @@ def test_a_history_counts_among_what_is_to_be_computed_where_it_is_not_cached():
     assert costs[1] > costs[0] + 300
 
 
-# What is sent, and what is remembered
-
-
 async def test_a_plan_is_sent_as_it_is_and_remembered_where_it_went():
     network = engines()
     async with pool_on(network) as pool:
@@ -257,9 +251,6 @@ async def test_a_stream_yields_the_answer_and_then_says_who_gave_it():
         assert index_tokens(pool) == {"a": 0, "b": 80}
         assert [one.answered for one in pool.statistics()] == [0, 1]
         assert queues(pool) == IDLE
-
-
-# What an engine says about itself
 
 
 async def test_the_index_is_cut_to_the_capacity_that_the_engine_tells():
@@ -373,9 +364,6 @@ async def test_a_models_page_without_a_length_tells_no_context_window(page):
         assert await EngineClient("http://a", http_client=http).context_window() is None
 
 
-# Engines that come and go
-
-
 async def test_a_draining_replica_gets_nothing_new_until_it_is_resumed():
     network = engines()
     async with pool_on(network) as pool:
@@ -474,9 +462,6 @@ def test_a_pool_that_cannot_be_made_follows_nobody(tmp_path):
     assert pool.names == ("a",)
 
 
-# Event loops
-
-
 def test_one_pool_serves_event_loops_in_several_threads():
     network = engines("abc")
     pool = pool_on(network, concurrency=2)
@@ -534,9 +519,6 @@ async def test_a_pool_closes_its_own_connections_only():
     await pool.disconnect()
     assert (closed, http.is_closed) == ([1], False)
     await http.aclose()
-
-
-# Statistics and wrong arguments
 
 
 async def test_a_tenants_many_conversations_take_no_other_tenants_away(monkeypatch):

@@ -148,9 +148,6 @@ async def test_other_routes_may_answer_anything(page):
             await EngineClient("http://engine", "m", http_client=http).tokenize(MESSAGES)
 
 
-# Size and time, over sockets
-
-
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_endless_reply_ends_at_its_bound(kind, streamed):

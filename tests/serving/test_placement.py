@@ -278,9 +278,6 @@ def test_numbers_out_of_range_are_refused(arguments, message):
     assert str(caught.value) == message
 
 
-# the memory of who has read what
-
-
 def loose_homes(**arguments):
     """Return homes in which nobody ever has too much to do."""
     return DocumentAffinity(UNBOUNDED, **arguments)
@@ -373,9 +370,6 @@ def test_homes_assign_like_the_function_with_what_they_remember(batches, agents)
         latest = {one.key: agent for one, agent in zip(batch, expected, strict=True)}
         assert all(agent in homes._readers.get(key, {agent}) for key, agent in latest.items())
         assert len(homes._readers) <= 8
-
-
-# a real trace
 
 
 @functools.cache

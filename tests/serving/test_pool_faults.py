@@ -49,9 +49,6 @@ def waits(monkeypatch):
     return waited
 
 
-# Trying elsewhere
-
-
 @pytest.mark.parametrize("failure", ["refuse", "break", 500, 502, 503, 429, 408])
 async def test_a_request_that_fails_is_sent_again_elsewhere(failure, waits):
     network = network_of(a=[failure], b=None)
@@ -138,9 +135,6 @@ async def test_a_context_request_that_moves_is_planned_anew():
         assert index_tokens(pool) == {"a": 160, "b": 240}
 
 
-# Streams
-
-
 @pytest.mark.parametrize("failure", ["refuse", 503, 429])
 async def test_a_stream_that_fails_before_its_first_piece_is_tried_elsewhere(failure):
     network = network_of(a=[failure], b=None)
@@ -191,9 +185,6 @@ async def test_a_stream_of_which_nothing_was_asked_is_not_sent():
         async with pool.stream(asking("x")):
             pass
         assert (queues(pool), network.sent) == (IDLE, [])
-
-
-# The time that an answer may take
 
 
 async def test_who_takes_too_long_is_left_for_another():
@@ -275,9 +266,6 @@ async def test_the_time_in_the_waiting_room_does_not_count():
         await asyncio.sleep(0.25)
         gate.opened.set()
         assert [(await task).replica for task in (slow, other)] == ["a", "a"]
-
-
-# Circuit breaking
 
 
 async def test_who_fails_several_times_in_a_row_is_left_alone_for_a_while():
@@ -408,9 +396,6 @@ async def test_that_a_replica_is_healthy_does_not_hide_that_requests_fail_in_a_r
         assert state_of(pool, "a") == "resting"
 
 
-# Caches that are gone
-
-
 async def test_an_engine_that_serves_nothing_from_its_cache_several_times_counts_as_empty():
     network = network_of(a=None)
     async with pool_on(network) as pool:
@@ -462,9 +447,6 @@ async def test_small_or_unknown_numbers_of_cached_tokens_are_no_surprise():
         for _ in range(5):
             await pool.complete(asking("x"))
         assert (pool.generation("a"), index_tokens(pool)) == (0, {"a": 80})
-
-
-# Health
 
 
 async def test_a_replica_that_is_not_ready_is_left_alone_at_once_and_comes_back_empty():
@@ -519,9 +501,6 @@ async def test_watching_notices_what_goes_and_comes_until_it_is_cancelled():
         assert len(network.sent) == seen
 
 
-# Cancelling
-
-
 @pytest.mark.parametrize("where", ["at the engine", "in the waiting room"])
 async def test_a_request_that_is_cancelled_leaves_nothing_behind(where):
     gate = Gate()
@@ -570,9 +549,6 @@ def test_what_a_closed_event_loop_leaves_behind_counts_no_more():
     assert queues(pool) == IDLE
 
 
-# Words
-
-
 @pytest.mark.parametrize("failure", ["refuse", "break", 503, 400])
 async def test_no_error_holds_a_documents_text(failure, caplog):
     network = network_of(a=[failure] * 3)
@@ -597,8 +573,6 @@ async def test_faults_of_bookkeeping_do_not_fail_a_request(caplog):
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text
 
-
-# All together
 
 failures = st.lists(
     st.sampled_from([None, None, None, 503, 429, 400, "refuse", "break"]), max_size=12

@@ -35,9 +35,6 @@ def nearest(embedder, query):
     return TEXTS[int(scores.argmax())]
 
 
-# static embeddings
-
-
 @pytest.fixture(scope="module")
 def words():
     return WordLlamaEmbedder()
@@ -104,9 +101,6 @@ def test_each_package_of_static_embeddings_may_be_missing(monkeypatch, module):
     )
     with pytest.raises(MissingExtraError, match=r"static embeddings .*\[embeddings\]"):
         WordLlamaEmbedder()
-
-
-# TF-IDF
 
 
 def test_a_query_is_nearest_to_the_text_that_it_is_about():
@@ -254,9 +248,6 @@ def test_dimensions_out_of_range_are_refused(dimensions):
         TfidfEmbedder.fit(TEXTS, dimensions)
 
 
-# sentence-transformers
-
-
 class FakeTransformer:
     """Has the one method of a SentenceTransformer that is used, and remembers its calls."""
 
@@ -328,9 +319,6 @@ def test_what_is_no_model_is_refused():
         SentenceTransformerEmbedder(3)
 
 
-# LangChain
-
-
 class Letters:
     """Has the two methods of LangChain's Embeddings."""
 
@@ -396,9 +384,6 @@ def test_wrong_vectors_are_refused(vectors, message):
 def test_what_is_no_embeddings_is_refused(embeddings):
     with pytest.raises(InvalidRequestError, match=r"must be LangChain Embeddings with embed_query"):
         LangChainEmbedder(embeddings)
-
-
-# all of them
 
 
 def test_all_are_embedders_and_other_things_are_not():

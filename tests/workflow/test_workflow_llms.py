@@ -45,9 +45,6 @@ def alone():
     return asyncio.all_tasks() == {asyncio.current_task()}
 
 
-# the emulated one
-
-
 def test_pieces_come_when_the_engine_has_generated_them():
     llm = emulated("one two three four five")
     assert run_in_virtual_time(read(llm)) == [
@@ -329,9 +326,6 @@ async def test_it_answers_in_real_time_too():
     assert answers == [answers[0]] * 20
     assert "".join(piece.text for piece in answers[0]) == "word " * 40
     assert (llm.requests, alone()) == (0, True)
-
-
-# one behind a server
 
 
 @asynccontextmanager

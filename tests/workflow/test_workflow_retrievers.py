@@ -48,9 +48,6 @@ class Given:
         return blocks(self.letters)[:k]
 
 
-# functions
-
-
 async def test_a_function_runs_in_a_thread_and_an_async_one_in_the_event_loop():
     where = []
 
@@ -134,8 +131,6 @@ def test_what_is_no_retriever_is_refused_with_the_remedy():
         "CallableRetriever(it.retrieve)"
     )
 
-
-# keyword search
 
 CORPUS = [
     "Paris is the capital of France.",
@@ -224,9 +219,6 @@ def test_bm25s_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(MissingExtraError, match=r"keyword search needs .*\[workflow\]"):
         KeywordRetriever(CORPUS)
-
-
-# fusion
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,6 @@ def ids(found):
     return [block.id for block in found]
 
 
-# LangChain
-
-
 class Documents(LangChainRetriever):
     """Has only a blocking search; says in which thread and whose context it ran."""
 
@@ -122,9 +119,6 @@ def test_what_is_no_langchain_retriever_is_refused(wrong):
         LangChainStage(wrong)
 
 
-# LlamaIndex
-
-
 class Nodes(LlamaIndexRetriever):
     """Has only a blocking search; says in which thread and whose context it ran."""
 
@@ -215,9 +209,6 @@ async def test_a_llamaindex_retrievers_error_is_raised_as_it_is():
 def test_wrong_arguments_of_the_llamaindex_stage_are_refused(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         LlamaIndexStage(**{"retriever": Nodes([]), **arguments})
-
-
-# both
 
 
 async def test_retrievers_of_both_frameworks_can_be_fused():
