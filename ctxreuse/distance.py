@@ -23,8 +23,8 @@ def context_distance(
 
         d = 1 - |S| / max(|A|, |B|) + alpha * sum(|rank in A - rank in B| over S) / |S|
 
-    The equation divides by zero for disjoint contexts; their distance is 1, the largest that
-    overlap alone can give. A repeated id counts at its first position.
+    The equation divides by zero for disjoint contexts; here their distance is 1. A repeated id
+    counts at its first position.
 
     Args:
         ids_a: Block ids, best first.

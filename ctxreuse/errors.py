@@ -12,8 +12,7 @@
     ├── SharedLogError         a shared log that cannot be read or written
     └── MissingExtraError      an optional dependency that is not installed
 
-Every message names the value at fault and the remedy. `describe` cuts a value after 60 characters,
-so that no whole document ends up in a log.
+Every message names the value at fault and the remedy.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class EngineError(CtxreuseError, RuntimeError):
     Attributes:
         status: The HTTP status that it answered; None where no answer came at all.
         attempts: How often the request was sent.
-        retry_after_s: Seconds after which the engine wants to be asked again; None if it does not
-            say.
+        retry_after_s: Seconds after which the engine wants to be asked again, if it says so.
     """
 
     def __init__(
@@ -86,18 +84,14 @@ class SharedLogError(CtxreuseError, RuntimeError):
 
 
 class MissingExtraError(CtxreuseError, ImportError):
-    """An optional dependency is missing; the message holds the pip command.
-
-    The command installs from where this package was installed: a checkout, an archive, a repository
-    or an index.
-    """
+    """An optional dependency is missing; the message holds the pip command."""
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs optional packages: {_pip_install(extra)}")
 
 
 def _pip_install(extra: str) -> str:
-    """Return the pip command for an extra; see PEP 610 for how pip says where a package is from."""
+    """Return the pip command that installs an extra from where this package is from (PEP 610)."""
     from importlib.metadata import PackageNotFoundError, distribution
     from json import loads
     from shlex import quote
@@ -120,7 +114,7 @@ def _pip_install(extra: str) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a short, safe description of a value for an error message."""
+    """Return at most 60 characters of a value, without secrets, for an error message."""
     kind = type(value).__name__
     try:
         text = repr(value)
@@ -137,6 +131,7 @@ def shown_url(url: object) -> str:
     if not isinstance(url, str):
         return describe(url)
     scheme, separator, rest = url.rpartition("://")
+    # up to the last "@": a password may hold any sign unescaped
     rest = rest.rpartition("@")[2].partition("?")[0].partition("#")[0]
     shown = scheme.rpartition("@")[2] + separator + rest
     return "".join(sign if sign.isprintable() else "?" for sign in shown[:_LONGEST_URL])

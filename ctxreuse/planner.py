@@ -65,50 +65,36 @@ _log = logging.getLogger("ctxreuse")
 class ReusePlanner(FixedSettings):
     r"""Plans what to send so that the engine's prefix cache hits.
 
-    Deterministic: the same requests in the same order give the same plans in any process. One
-    planner may be shared by threads and asyncio tasks: a plan waits for nothing but short steps of
-    other calls for its own tenant, not for a batch and not for a token counter. A large
-    `plan_batch` takes seconds; run it in a thread of its own.
-    Processes that are forked go on with what is planned already; a copy or a pickle is a new
-    planner with the same settings.
+    The same requests in the same order give the same plans in any process. Threads and asyncio
+    tasks may share a planner; a large `plan_batch` takes seconds, so run it in a thread. A forked
+    process goes on with what is planned; a copy or a pickle is a new planner with these settings.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
-        token_counter: How to count blocks without a token count: a function from text to tokens, a
-            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`), which
-            is corrected by what engines report. Threads that plan at the same time ask it at the
-            same time.
-        capacity_tokens: Tokens that the engine's cache holds. Give it where the engine does not
-            report evictions; the index then forgets the least recently used as the engine does.
+        token_counter: Counts blocks without a token count: a function from text to tokens, a
+            tokenizer, or None for an estimate that engines' reports correct. Called by threads.
+        capacity_tokens: Tokens that the engine's cache holds, where it does not report evictions.
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
-        annotate: Whether a changed order is told to the model, by an order annotation. None: unless
-            `keep_best` is set, since the best block then stands where the model looks first.
-        labels: Whether prompts show blocks under their labels, for answers that cite them. None:
-            only where something may refer to them, as later turns of a conversation do to blocks
-            of 64 tokens and more, overlaps and words of `templates`, and where other prompts can
-            be shared by that.
-        trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
-            of a block before it, as splitters with an overlap make them. Blocks stay whole.
-        shared_log: Where this planner and those of other processes that use the same engine tell
-            each other what they have sent, so that their orders do not contradict each other. None
-            plans alone. Reading and writing it happens in a thread of its own; planning never waits
-            for it, nor fails because of it.
-        mode: "active", or "shadow": everything is sent as it was retrieved, and `savings` says what
-            planning would have saved.
-        tenant_class: The class of each tenant, as a function or a mapping from their names, for
-            which `savings` counts apart: "free", "paid". At most 16 are told apart; further ones,
-            and one that bears its tenant's own name, count as "other".
-        cache: The rules and prices of the prefix cache: a `CacheProfile`, or a text that
-            `cache_profile` reads, such as "openai" or "anthropic(minimum=4096)". None is vLLM's.
-        keep_best: Whether the retriever's best block stays in front, and blocks are moved behind it
-            only: for models that weigh what they read first, as small ones do. It saves about half
-            as much for documents, and a quarter for memories. Only for "reuse".
-        tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
-            writes OpenTelemetry spans.
+        annotate: Whether the model is told of a changed order. None: unless `keep_best` is set.
+        labels: Whether prompts show blocks under labels, for answers that cite them. None: only
+            where later turns, overlaps or words of `templates` may refer to them.
+        trim_overlaps: Whether a block is rendered without a beginning that ends an earlier one.
+        mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
+            would have saved.
+        shared_log: Where planners of other processes with the same engine tell what they have sent.
+            Planning never waits for it, nor fails because of it.
+        tenant_class: The class of each tenant, as a function or a mapping, for which `savings`
+            counts apart. At most 16: others, and one named like its tenant, count as "other".
+        tracing: Is told what is planned and answered: `ctxreuse.cache.telemetry.PlannerSpans`.
+        cache: Rules and prices of the prefix cache: a `CacheProfile`, or a text that
+            `cache_profile` reads, such as "anthropic(minimum=4096)". None is vLLM's.
+        keep_best: Whether the retriever's best block stays in front, for models that weigh what
+            they read first. It saves half as much for documents, a quarter for memories. Only for
+            "reuse".
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
+        InvalidRequestError: wrong type or out of range; so do all methods.
 
     Example:
         >>> planner = ReusePlanner()
@@ -184,21 +170,18 @@ class ReusePlanner(FixedSettings):
     def load(
         cls, path: str | os.PathLike[str], *, strict: bool = False, **settings: Any
     ) -> ReusePlanner:
-        """Return a planner that goes on where the one that has written a file was.
+        """Return a planner that goes on from a file that `save` has written.
 
-        It gives the prompts that the other one would have given. Without a file, as at the first
-        start, the planner is empty; so it is if the file is damaged or newer, which the log says
-        as an error: a service starts all the same, and the next `save` replaces the file.
-        Conversations are not in it: pass `history`.
+        Conversations are not in it: pass `history`. Without the file the planner is empty.
 
         Args:
-            path: The file that `save` has written; its key stands beside it, in `.key`.
-            strict: Whether a damaged or newer file is raised as an error instead.
-            **settings: As for `ReusePlanner`; a `shared_log` needs no file.
+            path: The file; its key stands beside it, in `.key`.
+            strict: Whether a damaged or newer file is an error; if not, it is logged, and the
+                planner is empty.
+            **settings: As for `ReusePlanner`, without `shared_log`.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
-            InputFileError: a file that cannot be read, if that is asked for.
+            InputFileError: the file cannot be read, and `strict` is set.
         """
         planner = cls(**settings)
         planner._check_keeps_journal()
@@ -206,20 +189,15 @@ class ReusePlanner(FixedSettings):
         return planner
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was sent of late into a file, for `load` in the process that starts next.
+        """Write what was sent of late into a file, for `load` in the next process.
 
-        At most 200,000 blocks, the latest ones, with what was marked of them, and how long texts
-        are in the engine's tokens. It holds keyed digests and no text; the key is
-        written beside it, with `.key` behind its name. Both have mode 0600, and the file is
-        replaced as a whole. Others may plan meanwhile.
-
-        Args:
-            path: The file; its folder exists.
+        It holds keyed digests of at most 200,000 blocks, and no text; the key is written beside it,
+        in `.key`. Both have mode 0600, and the file is replaced as a whole.
 
         Raises:
-            InvalidRequestError: wrong type; the planner shares a log, or is in shadow mode; the key
-                beside the file is that of another planner.
-            InputFileError: It cannot be written.
+            InvalidRequestError: the planner shares a log, or is in shadow mode; the key beside the
+                file belongs to another planner.
+            InputFileError: it cannot be written, or its folder does not exist.
         """
         from ctxreuse.sharing.secret_file import kept_secret
         from ctxreuse.sharing.snapshot import write_snapshot
@@ -271,11 +249,11 @@ class ReusePlanner(FixedSettings):
 
     @property
     def savings(self) -> Savings:
-        """What planning has saved so far or, in shadow mode, would have; what engines reported."""
+        """What planning has saved or, in shadow mode, would have saved; what engines reported."""
         return self._meter.savings()
 
     def reset_savings(self) -> Savings:
-        """Count anew from now on; return what was counted so far."""
+        """Return what was counted so far, and count anew."""
         return self._meter.savings(reset=True)
 
     @property
@@ -295,12 +273,12 @@ class ReusePlanner(FixedSettings):
 
     @property
     def shared_log(self) -> SharedLog | None:
-        """Where this planner and those of other processes tell each other what they have sent."""
+        """The log shared with planners of other processes; None if this one plans alone."""
         return self._shared_log
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether tokens are counted by the counter that was given, not estimated."""
+        """Whether a token counter was given, so that tokens are not estimated."""
         return not self._settings.estimates
 
     def plan(
@@ -316,18 +294,15 @@ class ReusePlanner(FixedSettings):
         Args:
             request: What the application is about to send.
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
-            deduplicate: Whether blocks that the conversation shows already become references; None
-                is what the planner was made with.
-            now: Seconds on a clock that never goes back, such as `time.monotonic()`, where the
-                cache's entries live for a time; None takes it that all of them live still.
-                Planners that share a log, or go on from a file, need one clock for all of them,
-                such as `time.time()`.
+            deduplicate: As in `ReusePlanner`; None is the planner's own setting.
+            now: Seconds on a clock that never goes back, for caches whose entries expire; None
+                takes all as alive. Planners that share a log or a file need one clock:
+                `time.time()`.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
 
         Raises:
-            InvalidRequestError: `request` is not a ContextRequest.
             UnknownStrategyError: there is no such strategy.
         """
         if not isinstance(request, ContextRequest):
@@ -349,15 +324,8 @@ class ReusePlanner(FixedSettings):
     ) -> Plan:
         """Return what `plan` would return now, without recording it as sent.
 
-        Its request id is "", and no tokens are expected in the cache.
-
-        Args:
-            request: What the application may send.
-            deduplicate: As in `plan`.
-            now: As in `plan`.
-
-        Raises:
-            InvalidRequestError: `request` is not a ContextRequest, or no such time.
+        Its request id is "", and no tokens are expected in the cache. Arguments are those of
+        `plan`.
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
@@ -376,8 +344,8 @@ class ReusePlanner(FixedSettings):
 
         Args:
             requests: The batch; turns of one conversation in their order.
-            strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
-                given).
+            strategy: As in `plan`; "paper" is Algorithms 4 and 5, "none" keeps the batch's order,
+                too.
             deduplicate: As in `plan`.
             now: As in `plan`.
 
@@ -385,7 +353,6 @@ class ReusePlanner(FixedSettings):
             The plans in execution order.
 
         Raises:
-            InvalidRequestError: one of them is not a ContextRequest; nothing is planned then.
             UnknownStrategyError: there is no such strategy.
             BatchTooLargeError: the papers' algorithm cannot hold the batch.
         """
@@ -410,7 +377,7 @@ class ReusePlanner(FixedSettings):
         return planned
 
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
-        """Return a plan that knows into how many parts its prefix group is divided by now."""
+        """Return a plan that knows into how many parts its prefix group is divided."""
         if self._rates is None or now is None:
             return plan
         shards = self._rates.shards(group_of(plan), now)
@@ -427,26 +394,20 @@ class ReusePlanner(FixedSettings):
         seconds: float | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Note what the engine reports of an answered prompt: for `savings`, and to learn.
+        """Note what the engine reports of an answered prompt, for `savings` and token estimates.
 
-        Where tokens are estimated, the planner learns from it how long this tenant's texts are in
-        the engine's tokens, behind each system text.
-
-        `EngineClient`, `EnginePool` and the wrappers around models call it; call it yourself where
-        you send prompts in another way. Counts that cannot be right count as not reported.
+        `EngineClient`, `EnginePool` and the wrappers around models call it. Impossible counts are
+        taken as not reported.
 
         Args:
             plans: The plans of the contexts in the prompt; none for one without any.
-            prompt_tokens: Tokens of the prompt, as the engine counts them; None if it does not say.
-            cached_tokens: Those that came from its prefix cache; None is unknown.
+            prompt_tokens: Tokens of the prompt, cached and written ones included; None is unknown.
+            cached_tokens: Those that came from the prefix cache; None is unknown.
             completion_tokens: Tokens of the answer, for traces.
-            written_tokens: Tokens of the prompt that were written into the cache, all or by time to
-                live ("5m", "1h"); None is unknown. `prompt_tokens` include them and the cached.
+            written_tokens: Those written into the cache, all or by time to live ("5m", "1h"); None
+                is unknown.
             seconds: How long the call took, for traces.
             tenant: Whose prompt it was; None takes that of the first plan.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         given = (
             (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
@@ -468,7 +429,7 @@ class ReusePlanner(FixedSettings):
         )
 
     def _written(self, told: int | Mapping[str, int] | None) -> dict[str, int] | None:
-        """Return written tokens by time to live; those of none are of the profile's own."""
+        """Return written tokens by time to live; those without one have the profile's own."""
         by_life = told if isinstance(told, Mapping) else {"": told}
         own = self._settings.cache.time_to_live.name
         counts = {life or own: reported_count(count) for life, count in by_life.items()}
@@ -476,18 +437,11 @@ class ReusePlanner(FixedSettings):
         return known if known or told == {} else None
 
     def note_failure(self) -> None:
-        """Count that planning failed and something was sent as it came; for adapters."""
+        """Count a prompt that was sent as it came because planning failed; for adapters."""
         self._counting.attempt(lambda: self._meter.failed(), lambda: None)
 
     def note_without_context(self, prompts: int) -> None:
-        """Count prompts in which no context was found; for wrappers around models.
-
-        Args:
-            prompts: How many.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Count prompts in which no context was found; for wrappers around models."""
         checked_integer("prompts", prompts)
         self._counting.attempt(lambda: self._meter.had_no_context(prompts), lambda: None)
 
@@ -495,10 +449,9 @@ class ReusePlanner(FixedSettings):
         """Tell the planner that the engine dropped these requests from its cache.
 
         Args:
-            request_ids: Ids as given to or returned by the planner. Unknown ones are reported.
-            tenant: Whose requests they are: tenants may use the same ids. None, for ids of which
-                that is not known, takes the only tenant that has a request of an id; if several
-                have, it is reported as unknown.
+            request_ids: Ids as given to or returned by the planner; unknown ones are reported.
+            tenant: Whose requests they are. None takes the only tenant that has a request of an id;
+                if several have, the id is reported as unknown.
         """
         if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
             raise InvalidRequestError(
@@ -513,26 +466,20 @@ class ReusePlanner(FixedSettings):
         """Tell the planner that the engine dropped this many tokens, the least recently used.
 
         Args:
-            tokens: Block tokens, from 0. Whole blocks leave the index, so it may be a few more.
+            tokens: Block tokens, from 0; rounded up to whole blocks.
 
         Returns:
-            What left the index, and what leaves it as soon as a step of another call ends: this
-            call waits for none.
+            What left the index, or leaves it as soon as a running call of another thread ends.
         """
         tokens = checked_integer("tokens", tokens)
         return self._note_evicted(self._planning.evict_tokens(tokens))
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
-        """Tell the planner that the engine holds only the beginning of a request's prompt.
-
-        Args:
-            request_id: The request, as given to or returned by the planner.
-            blocks: How many of the blocks that it sent are held still, from its first one on.
-            tenant: As in `evict`.
+        """Tell the planner that the engine holds only the first `blocks` of a request's blocks.
 
         Returns:
             What left the index: the request's other blocks, and what other requests sent behind
-            them; nothing if it sent no more.
+            them.
         """
         checked_id("request_id", request_id)
         blocks = checked_integer("blocks", blocks)
@@ -544,15 +491,7 @@ class ReusePlanner(FixedSettings):
         return self._planning.count_tokens(checked_kind("text", text, str, "a string"))
 
     def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str = "") -> int:
-        """Return how many tokens the index counts for blocks.
-
-        Args:
-            blocks: The blocks.
-            tenant: Whose blocks they are; the counts are remembered for this tenant only.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return how many tokens the index counts for a tenant's blocks."""
         checked_kind("tenant", tenant, str, "a string")
         return self._planning.block_tokens(checked_blocks("blocks", blocks), tenant)
 
@@ -560,12 +499,8 @@ class ReusePlanner(FixedSettings):
         """Return how many block tokens of a request are expected in the cache; record nothing.
 
         Args:
-            request: A request that may be planned here, or elsewhere. What a later turn finds
-                depends on its history only, so it counts as 0.
+            request: The request; with a history the result is 0.
             in_order: Whether the blocks stay in the request's order; else in the best one.
-
-        Raises:
-            InvalidRequestError: `request` is not a ContextRequest.
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
@@ -575,11 +510,8 @@ class ReusePlanner(FixedSettings):
         """Return a planner with the same settings that has seen nothing yet.
 
         Args:
-            engine: Which engine it is for, if there are several: a log is shared with the planners
-                of this engine only. None is the one that this planner is for.
-
-        Raises:
-            InvalidRequestError: wrong type, or the log has none for each engine.
+            engine: Its engine, where a log tells engines apart (`of_engine`); None is this
+                planner's.
         """
         if engine is None or self._shared_log is None:
             return copy(self)
@@ -615,7 +547,7 @@ class ReusePlanner(FixedSettings):
 
     @property
     def sharing(self) -> SharingStatistics:
-        """What has become of what this planner and others tell each other; zeros if it is alone."""
+        """What became of what this planner and others told each other; zeros if it plans alone."""
         return SharingStatistics() if self._exchange is None else self._exchange.statistics()
 
     def catch_up(self, timeout_s: float = 10.0) -> bool:
@@ -649,15 +581,10 @@ class ReusePlanner(FixedSettings):
         return self._planning.end_conversation(conversation_id, tenant)
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
-        """Return the blocks that really stand in a request's history, by label.
+        """Return the blocks that stand in a request's history, by label.
 
-        Those that no longer hold are for the request's `outdated`.
-
-        Args:
-            request: Its `history`, `conversation_id` and `tenant` count.
-
-        Raises:
-            InvalidRequestError: wrong type.
+        Those that no longer hold are for `ContextRequest.outdated`. Of the request its `history`,
+        `conversation_id` and `tenant` count.
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
@@ -670,19 +597,10 @@ class ReusePlanner(FixedSettings):
         conversation_id: str | int,
         tenant: str = "",
     ) -> list[dict[str, Any]]:
-        """Return messages of a conversation without the texts of some blocks, as copies.
+        """Return copies of a conversation's messages without the texts of blocks with these ids.
 
-        What was deleted is taken out of a history so. What the model said of it stays, and the
-        engine computes anew what stands behind the first text that is gone.
-
-        Args:
-            messages: The messages, as they were sent.
-            block_ids: Ids of the blocks.
-            conversation_id: The conversation that the blocks were sent in.
-            tenant: Whose conversation it is.
-
-        Raises:
-            InvalidRequestError: wrong type.
+        What the model said of them stays. The engine computes anew all behind the first removed
+        text.
         """
         history = ContextRequest((), history=messages).history or ()
         ids = [checked_id("a block id", one) for one in checked_list("block_ids", block_ids, "ids")]
@@ -691,17 +609,14 @@ class ReusePlanner(FixedSettings):
         return self._planning.without_blocks(history, ids, conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
-        """Return the size of the context index and of all else that the planner remembers.
+        """Return the size of all that the planner remembers, all tenants together.
 
-        All tenants count together. `parts` has the entries and the bound of each part; the bounds
-        are those of the planner as a whole. `limits_reached` counts the searches that ended at
-        the bound on their work, by what was looked for. Waits for no plan: what one is doing at the
-        moment does not count yet.
+        It waits for no plan, so what a running one records does not count yet.
         """
         return self._planning.statistics()
 
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
-        """Count requests that were planned just now."""
+        """Count requests that were just planned."""
         try:
             self._meter.took(len(plans), seconds)
             if self._mode == "active":

@@ -48,9 +48,6 @@ class BilledTokens:
     def bill(self, profile: CacheProfile) -> float:
         """Return what the prompts cost, in uncached tokens.
 
-        Args:
-            profile: The cache's rules.
-
         Raises:
             InvalidRequestError: wrong type, or the profile has no such time to live.
         """

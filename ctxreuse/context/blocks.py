@@ -15,7 +15,7 @@ from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 BlockId: TypeAlias = str | int
 Message: TypeAlias = Mapping[str, Any]
 OpenAIMessage: TypeAlias = Any
-"""A chat message that is to be sent: a dict with `role` and `content`."""
+"""A dict with `role` and `content`. `Any`, since each client has a type of its own for it."""
 
 BlockKey = NewType("BlockKey", bytes)
 """A block's identity: 16 bytes that stand for its id (type included) and its text."""
@@ -27,15 +27,15 @@ _ID_CHARACTERS = 64
 
 
 def id_size(name: BlockId | bytes) -> int:
-    """Return what remembering an id counts: 1, and 1 more for every 64 characters of a long one."""
+    """Return what remembering an id counts: 1, and 1 for every 64 characters."""
     if isinstance(name, (str, bytes)):
         return 1 + len(name) // _ID_CHARACTERS
     return 1 + int(name).bit_length() // (8 * _ID_CHARACTERS)
 
 
 def ids_size(names: Sequence[BlockId]) -> int:
-    """Return the sizes of ids together; every plan asks, so the usual ones take no call each."""
-    try:
+    """Return the sizes of ids together."""
+    try:  # every plan asks, so ids of the usual length take no call each
         if max(map(len, names), default=0) < _ID_CHARACTERS:  # type: ignore[arg-type]
             return len(names)
     except TypeError:  # an integer
@@ -54,7 +54,7 @@ def text_hash(text: str = "") -> hashlib.blake2b:
 
 
 def text_digest(text: str) -> bytes:
-    """Return 16 bytes that identify a text in any process, lone surrogates included."""
+    """Return 16 bytes that identify a text in any process."""
     return text_hash(text).digest()
 
 
@@ -62,8 +62,7 @@ def text_digest(text: str) -> bytes:
 class ContextBlock:
     """One retrieved document, chunk or memory.
 
-    Two blocks are the same block when id *and* text are equal: a memory that was updated under
-    its old id is another block, and the string "1" is not the integer 1.
+    Two blocks are the same block when id *and* text are equal. The string "1" is not the integer 1.
 
     Args:
         text: What the model will read. Never altered.
@@ -114,7 +113,7 @@ class ContextBlock:
 def known_block(
     text: str, block_id: BlockId, tokens: int | None, digest: bytes, key: BlockKey
 ) -> ContextBlock:
-    """Return a block again, without the work of checking and hashing that it took at first."""
+    """Return a block from what is known of it, without checking and hashing it again."""
     block = object.__new__(ContextBlock)
     put = object.__setattr__
     put(block, "text", text)
@@ -133,16 +132,15 @@ class ContextRequest:
         blocks: The retrieved blocks, best first. Plain strings become blocks with derived ids.
         query: The question; may be empty.
         system: The system message's text, sent before everything else.
-        history: The messages that will be sent before this turn, without the system message; one
-            in front that says what `system` does is left out. None plans the request on its own; an
-            empty list is the first turn of a conversation.
+        history: The messages that will be sent before this turn; a first one that says what
+            `system` does is left out. None plans the request on its own; an empty list is the first
+            turn of a conversation.
         conversation_id: Names the conversation that `history` belongs to, within the tenant.
         tenant: Requests of different tenants never influence each other's order.
         request_id: The engine's id of the request, for eviction; None lets the planner count.
-        outdated: Blocks that no longer hold, such as memories that were changed or deleted. Where
-            `history` shows them, this turn says so.
-        labels: Whether the prompt shows the blocks under labels. None leaves it to the planner;
-            False, too, but a conversation alone is no reason for labels then.
+        outdated: Blocks that no longer hold. Where `history` shows them, this turn says so.
+        labels: Whether the prompt shows the blocks under labels. None leaves it to the planner; so
+            does False, but a conversation alone is no reason for labels then.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -207,7 +205,7 @@ class ContextRequest:
 
 
 def _is_system_message(message: Message, system: str) -> bool:
-    """Return whether a message gives a system text, in any form in which stores keep messages."""
+    """Return whether a message gives a system text, in any form that stores keep messages in."""
     forms = (system, [{"type": "text", "text": system}])
     return message.get("role") == "system" and message.get("content") in forms
 
@@ -237,7 +235,7 @@ def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def copied_message(message: Message) -> dict[str, Any]:
-    """Return a copy that shares nothing that can change, so that edits of one leave the other."""
+    """Return a deep copy of a message."""
     copied: dict[str, Any] = {}
     for name, value in message.items():
         try:

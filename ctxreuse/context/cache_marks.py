@@ -1,7 +1,7 @@
-"""Marks on content parts and tools, in the words of the providers: ours, and those of the user.
+"""Marks ("cache breakpoints") on content parts and tools, in the words of the providers.
 
-A mark ("cache breakpoint") says that the prefix that ends there is to be kept. A request carries
-only a few, wherever they come from; the user's own come first.
+A mark says that the prefix that ends there is to be kept. A request carries only a few; the user's
+own come first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mark_field(profile: CacheProfile) -> MarkField:
 
 
 def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
-    """Return what the field holds."""
+    """Return what the field holds; OpenAI's time to live stands in `prompt_cache_options`."""
     if field == "prompt_cache_breakpoint":
         return {"mode": "explicit"}
     kind = dict([_FIELDS[field]])
@@ -52,7 +52,7 @@ def cache_options(profile: CacheProfile) -> dict[str, str]:
 
 
 def marks_in(value: object, path: Path = ()) -> Iterator[Path]:
-    """Yield where marks stand in messages, content parts or tools, in their order."""
+    """Yield where marks stand in messages, content parts or tools of any provider, in order."""
     if isinstance(value, Mapping):
         if any(_is_mark(value.get(name), name) for name in _FIELDS):
             yield path
@@ -102,7 +102,7 @@ def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
 
 
 def fitting_life(profile: CacheProfile, before: Sequence[str], behind: Sequence[str]) -> str:
-    """Return a time to live for marks of ours that keeps longer ones in front of shorter ones."""
+    """Return a time to live for our marks, so that longer ones stand before shorter ones."""
     life = profile.time_to_live.name
     if life == _LONGEST_FIRST[0] and _LONGEST_FIRST[1] in before:
         return _LONGEST_FIRST[1]

@@ -1,17 +1,7 @@
 """What a prefix cache keeps, for how long, and what writing and reading it costs.
 
-Engines keep each full block of a prompt and charge nothing for it. Hosted models keep a prefix only
-from a shortest length on, for some minutes, and charge for it in three ways: by steps of a few
-tokens, at no price for writing (`openai-before-5.6`, `gemini`, `deepseek`); or only up to *marks*
-that the prompt carries (breakpoints, `cache_control`), where writing costs more than the input
-itself (`openai`, `anthropic`, `bedrock`). A `CacheProfile` holds these rules as numbers. Planner,
-simulator, estimates and explanations read the same object.
-
-All values are those that providers and their libraries state, as of `date`; factors are multiples
-of the price of an uncached input token. Where a model differs, give its own:
-
-    >>> cache_profile("anthropic(minimum=4096, life=1h)").minimum
-    4096
+Values are those that providers and their libraries state, as of `date`. Factors are multiples of
+the price of an uncached input token.
 """
 
 from __future__ import annotations
@@ -50,8 +40,7 @@ class TimeToLive:
 
     Args:
         name: As the provider writes it: "5m", "30m", "1h"; "" where there is only one.
-        seconds: How long an entry lives after it was last read or written; None is until something
-            evicts it, or not stated.
+        seconds: How long an entry lives after its last use; None is until evicted, or not stated.
         write_factor: What a written token costs, as a multiple of an uncached one.
 
     Raises:
@@ -75,21 +64,22 @@ class CacheProfile:
 
     Args:
         name: What it is called.
-        granularity: "blocks", "steps" or "marks".
+        granularity: Where a kept prefix may end: "blocks", "steps" or "marks".
         step_tokens: Tokens of a block or a step; 1 where a prefix may end anywhere.
         minimum: Tokens of the shortest prefix that is kept.
         marks: How many marks a request may carry; 0 unless prefixes end at marks.
-        marks_read: How many marks, the latest, are looked at for reading, those in a conversation's
-            earlier turns included; None is all.
+        marks_read: How many marks, the latest of the prompt, are looked at for reading; None is
+            all.
         look_back: How many content parts before a mark a written prefix may end and still be read;
             0 is only exactly at a mark.
         marks_end: Whether the provider itself marks the end of a prompt, unless it is told not to.
         times_to_live: The classes of writing that exist.
         life: The name of the class to write with; None is the first.
         read_factor: What a token read costs, as a multiple of an uncached one.
-        key: Whether a key routes requests.
+        key: Whether a key routes requests: "none", "optional" or "needed".
         key_rate: Requests a minute that one prefix and key should have at most; None is no limit.
-        follower_hits: When a follower may hit.
+        follower_hits: When a request with the same prefix hits: "scheduled" or "first_token" of the
+            leader.
         date: When the values were read.
         source: Where they stand.
 
@@ -172,12 +162,12 @@ class CacheProfile:
 
     @property
     def least_tokens(self) -> int:
-        """The shortest common prefix that saves anything, in tokens, the system text included."""
+        """The shortest common prefix that saves anything, in tokens, system text included."""
         steps = -(-max(self.minimum, 1) // self.step_tokens)  # rounded up, however many digits
         return steps * self.step_tokens
 
     def readable(self, tokens: int) -> int:
-        """Return how many tokens of a common prefix can be read; at marks, of a written one.
+        """Return how many tokens of a common prefix, or of a written one, can be read.
 
         Args:
             tokens: Its length, the system text included.
@@ -190,7 +180,7 @@ class CacheProfile:
 
 
 def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheProfile:
-    """Return the profile of vLLM, where every full block of an earlier prompt hits."""
+    """Return the profile of vLLM; hybrid attention has blocks of 1,536 to 3,584 tokens."""
     return CacheProfile(
         name="vllm",
         granularity="blocks",
@@ -235,7 +225,7 @@ def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
 
 
 def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheProfile:
-    """Return the profile of OpenAI's API for models before GPT-5.6."""
+    """Return the profile of OpenAI's API before GPT-5.6; `read_factor` is 0.1 to 0.5, by model."""
     return CacheProfile(
         name="openai-before-5.6",
         granularity="steps",
@@ -251,7 +241,7 @@ def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CachePro
 
 
 def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
-    """Return the profile of Anthropic's API."""
+    """Return the profile of Anthropic's API; `minimum` is 512, 1,024, 2,048 or 4,096, by model."""
     return CacheProfile(
         name="anthropic",
         granularity="marks",
@@ -278,7 +268,7 @@ def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
 
 
 def gemini(minimum: int = 4096) -> CacheProfile:
-    """Return the profile of Gemini's implicit cache."""
+    """Return the profile of Gemini's implicit cache; `minimum` is 4,096 (Gemini 3) or 2,048."""
     return CacheProfile(
         name="gemini",
         granularity="steps",
@@ -291,7 +281,7 @@ def gemini(minimum: int = 4096) -> CacheProfile:
 
 
 def deepseek(read_factor: float = 0.1) -> CacheProfile:
-    """Return the profile of DeepSeek's disk cache."""
+    """Return the profile of DeepSeek's disk cache; `read_factor` is 0.02 to 0.2, by model."""
     return CacheProfile(
         name="deepseek",
         granularity="steps",
@@ -358,7 +348,7 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
 
 
 def profile_spec(profile: CacheProfile) -> str:
-    """Return what `cache_profile` reads as a profile; the name of one that is the user's own."""
+    """Return what `cache_profile` reads as a profile; of the user's own its name."""
     make = READY_PROFILES.get(profile.name)
     if make is None:
         return profile.name

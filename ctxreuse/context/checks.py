@@ -1,4 +1,4 @@
-"""Checks of arguments, so that each kind of mistake has one message: name, value and remedy."""
+"""Checks of arguments; each kind of mistake has one message with name, value and remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_REPORTED = 2**53
 
 
 def refuse_wrapped(name: str, value: object, wrappers: type | tuple[type, ...]) -> None:
-    """Refuse what is wrapped already: it would be planned, and counted, twice."""
+    """Refuse what is wrapped already, since it would be planned, and counted, twice."""
     if isinstance(value, wrappers):
         kind = type(value).__name__
         raise InvalidRequestError(f"{name} is a {kind} already; pass what it wraps: once is enough")
@@ -94,7 +94,7 @@ def check_function(name: str, value: Any, words: str = "a function or None") -> 
 def check_keywords(
     owner: str, given: Iterable[str], *takers: Callable[..., Any], without: Collection[str] = ()
 ) -> None:
-    """Check the names of arguments that are handed on, as Python does for a function's own."""
+    """Check the names of arguments that are handed on to `takers`."""
     known = [name for taker in takers for name in signature(taker).parameters]
     for name in given:
         if name not in known or name in without:
@@ -107,20 +107,20 @@ def check_keywords(
 
 
 def checked_list(name: str, value: Any, words: str) -> list[Any]:
-    """Return a list of something as one."""
+    """Return a list of anything; a text is no list."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
     return list(value)
 
 
 def checked_each(name: str, value: Any, kind: type[_Kind], words: str) -> list[_Kind]:
-    """Return a list of objects of one kind as one."""
+    """Return a list of objects of one kind."""
     listed = checked_list(name, value, f"a list, each {words.partition('; ')[0]}")
     return [checked_kind(f"each of {name}", one, kind, words) for one in listed]
 
 
 def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[str]:
-    """Return a list of texts as one."""
+    """Return a list of texts; a single text is none, and the message holds none of them."""
     if not isinstance(value, (str, bytes)) and isinstance(value, Iterable):
         texts = []
         for text in value:
@@ -154,6 +154,7 @@ def checked_path(name: str, value: Any) -> Path:
 
 def checked_header(name: str, value: Any) -> str:
     """Return the value if it can be sent as a header."""
+    # HTTP libraries show what they refuse, and it may be a secret
     if not (isinstance(value, str) and value.isascii() and value.isprintable()):
         raise InvalidRequestError(
             f"{name} must be printable ASCII text, without a line break, to be sent as a header; "

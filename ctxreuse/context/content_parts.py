@@ -1,8 +1,7 @@
 """A turn cut into content parts, so that marks can stand where prompts fork.
 
-Hosted caches keep a prefix up to a mark, and marks stand behind content parts. Two prompts share a
-prefix only if it is cut alike, so a part depends on nothing that stands behind it: each block is a
-part of its own, and the words between two blocks belong to the second one.
+Two prompts share a prefix only if it is cut alike. So a part depends on nothing behind it: each
+block is a part, and the words between two blocks belong to the second one.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ class ContentPart(NamedTuple):
     """A part of a message's text."""
 
     text: str
-    is_marked: bool = False
+    is_marked: bool = False  # the prefix that ends with it is to be kept
     block: ContextBlock | None = None
     label: str = ""
-    beside: Mapping[str, Any] | None = None
-    is_spare: bool = False
+    beside: Mapping[str, Any] | None = None  # what the user has put on it besides its text
+    is_spare: bool = False  # its mark gives way to others
 
     def as_end(self) -> ContentPart:
         """Return it with the mark of a turn's end, which goes before spare ones."""
@@ -49,7 +48,7 @@ def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
 
 
 def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
-    """Return a part for each piece of a text, each with the separator in front of it."""
+    """Return a part for each piece of a text, with the separator in front of it."""
     return [ContentPart(separator + one if n else one) for n, one in enumerate(pieces)]
 
 
@@ -78,7 +77,7 @@ def turn_parts(
 
 
 def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:
-    """Return parts that add up to the same text, none of which is blank."""
+    """Return parts that add up to the same text, none of which is blank: providers refuse those."""
     kept: list[ContentPart] = []
     blank = ""
     for part in parts:

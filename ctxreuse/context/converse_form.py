@@ -1,8 +1,4 @@
-"""Chat messages in the form of Amazon Bedrock's Converse, where marks are blocks of their own.
-
-A cache point stands behind the block with which the kept prefix ends. Blocks have no type: each is
-a dict with one name. Texts must not be blank, turns alternate, and results of tools are the user's.
-"""
+"""Chat messages in the form of Amazon Bedrock's Converse, where marks are blocks of their own."""
 
 from __future__ import annotations
 

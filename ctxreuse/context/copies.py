@@ -1,4 +1,4 @@
-"""What copies and pickles of stateful objects are: new ones with the same settings, or refused."""
+"""Copies and pickles of stateful objects: new ones with the same settings, or refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Made = TypeVar("_Made")
 
 
 def made_with(make: Callable[..., _Made], *args: Any, **options: Any) -> tuple[Any, ...]:
-    """Return what `__reduce__` returns for an object whose copies are made by the same call."""
+    """Return what `__reduce__` returns for an object whose copies learn anew."""
     return _make, (make, args, options)
 
 
@@ -20,10 +20,7 @@ def _make(make: Callable[..., _Made], args: tuple[Any, ...], options: dict[str, 
 
 
 class OnePerProcess:
-    """Holds connections, threads or open files, so it is neither copied nor pickled.
-
-    A process that is forked may go on using it.
-    """
+    """Holds connections, threads or open files, so it is neither copied nor pickled."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse."""

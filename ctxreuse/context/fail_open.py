@@ -1,7 +1,4 @@
-"""Failing open, in one place: an internal error never fails a user's call.
-
-It is logged once, without any text of documents or questions, and counted.
-"""
+"""Failing open: an internal error never fails a user's call; it is logged once, and counted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Files that the package writes: private, and whole or not at all; and files that it reads.
-
-What is written may hold texts that only its owner should read: a new file has the mode 0600 and a
-new folder 0700. A file that is replaced keeps its mode. Errors name the file, and what to do.
-"""
+"""Files that are written whole or not at all, for their owner only; and files that are read."""
 
 from __future__ import annotations
 
@@ -83,7 +79,10 @@ def file_errors(path: object, done: str) -> Iterator[None]:
 
 @contextmanager
 def written_file(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a file that stands under its name once all of it is written."""
+    """Open a file that stands under its name once all of it is written; else nothing changes.
+
+    A replaced file keeps its mode; a link stays a link. A device or a pipe is written to.
+    """
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         if Path(path).exists() and not Path(path).is_file():
@@ -125,7 +124,7 @@ def write_text(path: FilePath, text: str) -> None:
 
 
 def make_folder(path: FilePath) -> None:
-    """Make a folder and those above it, as far as they are missing, for their owner only."""
+    """Make a folder and those that are missing above it, for their owner only."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         folder = Path(path)
@@ -141,6 +140,7 @@ def _behind_links(path: Path) -> Path:
     for _ in range(_MOST_LINKS):
         if not path.is_symlink():
             return path
+        # the kernel's fs.protected_symlinks does not protect who writes where a link leads
         if path.lstat().st_uid not in (_user(), 0):
             raise InputFileError(
                 f"{path}: is a link of another user, and could lead to any file of yours; "

@@ -1,9 +1,6 @@
-"""Much that is remembered, as flat arrays: the garbage collector looks into none of it.
+"""Much that is remembered, as flat arrays that the garbage collector does not look into.
 
-A collection looks at every reference of every list and dictionary, and the process waits. What
-stands in an array of integers, or in one of numpy, it does not see, nor a plain dictionary whose
-keys and values are strings, bytes and numbers. Only what refers to nothing else may stand here: a
-circle of references would never be freed.
+Only what refers to nothing else may stand here: a circle of references would never be freed.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ def with_room(objects: Objects | None = None) -> Objects:
     if objects is None:
         return np.empty(16, dtype=object)
     size = len(objects)
+    # large ones grow at once: to copy a million takes longer than others may have to wait
     larger: Objects = np.empty(size * (2 if size < _DOUBLES_UP_TO else 8), dtype=object)
     larger[:size] = objects
     return larger
@@ -118,7 +116,11 @@ class LinkedNumbers:
 
 
 class HashedNumbers:
-    """Numbers from 1, each found by its hash of 64 bits; two of them never have the same."""
+    """Numbers from 1, each found by its hash of 64 bits; no two have the same.
+
+    Linear hashing (Litwin 1980): chains are halved one at a time. One thread changes it at a time;
+    others may look meanwhile.
+    """
 
     __slots__ = ("_changes", "_first", "_halved", "_hashes", "_mask", "_next")
 
@@ -197,7 +199,7 @@ class HashedNumbers:
 
 
 class FlatOrderedDict(Generic[Key, Value]):
-    """What an `OrderedDict` can do, for plain keys and values."""
+    """An `OrderedDict` whose keys and values are strings, bytes, numbers or tuples of such."""
 
     __slots__ = ("_free", "_keys", "_number_of", "_order", "_values")
 

@@ -1,9 +1,7 @@
 """What a forked process must not take over from its parent: locks, threads, connections, names.
 
-A fork copies the memory, but of the threads only the one that forks. A lock that another thread
-holds at that moment is held for ever in the child, and what it guards may be half-changed. So locks
-are renewed in the child, and a state that was being changed is forgotten: that costs reuse, never
-content. A fork waits for no lock but that of late imports, because that could stop the parent.
+A lock that another thread holds at a fork is held for ever in the child, and what it guards may be
+half-changed. So the child renews locks, and forgets a state that was being changed.
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from weakref import WeakSet, ref
 if TYPE_CHECKING:
     from functools import cached_property as cached_property
 else:
-
+    # without the lock of functools in Python 3.11: it belongs to the class, so in a child that was
+    # forked while a thread computed the property of any object, it is never free
     class cached_property:  # noqa: N801 - as functools names it
         """Computes an attribute when it is first asked for; two threads may both compute it."""
 
@@ -38,11 +37,11 @@ else:
 _log = logging.getLogger("ctxreuse")
 
 importing_late = RLock()
-"""Hold it to import what only some calls need; a fork waits for that."""
+"""Hold it to import late; a fork waits for that, since the import would never end in the child."""
 
 
 class _Method:
-    """A method that does not keep its owner alive."""
+    """A method that does not keep its owner alive; `WeakMethod` prints errors where both die."""
 
     __slots__ = ("_function", "_owner")
 
@@ -59,7 +58,10 @@ class _Method:
 
 
 class ForkSafeLock:
-    """A lock, re-entrant, that is free in a child even if a thread of the parent holds it."""
+    """A lock, re-entrant, that is free in a child even if a thread of the parent holds it.
+
+    `forget` empties a state that was half-changed; None is for states that are always whole.
+    """
 
     __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock", "_owner")
 
@@ -115,19 +117,19 @@ class ForkSafeLock:
 
 
 def renew_after_fork(renew: Callable[[], object]) -> None:
-    """Call a method in each child that is forked, as long as its object lives."""
+    """Call a method in each forked child, as long as its object lives; it takes no lock."""
     number = next(_numbers)
     forget = _renewals.pop  # at the end of the process the module's names are gone
     _renewals[number] = _Method(renew, lambda _: forget(number, None))
 
 
 def leave_to_parent(*belongings: object) -> None:
-    """Keep what belongs to the parent from being finalized in a child."""
+    """Keep what belongs to the parent, such as its event loop, from being finalized in a child."""
     _of_parent.extend(belongings)
 
 
 def process_name() -> str:
-    """Return what tells the names made in this process from those of its relatives."""
+    """Return "" unless forked; "3." in the third child, "3.1." in the first child of that."""
     return _name
 
 

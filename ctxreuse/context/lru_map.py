@@ -1,8 +1,4 @@
-"""Maps of bounded size that forget the least recently used entries, and bounds that tenants share.
-
-Where tenants share a bound, whoever holds most gives up its oldest: `TenantShares` knows who that
-is. Where a user reads how much is held, it is a `PartSize`.
-"""
+"""Maps of bounded size that forget the least recently used, and bounds that tenants share."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ Name = TypeVar("Name", str, tuple[int, str])
 class PartSize(NamedTuple):
     """How large a part of what is remembered is."""
 
-    entries: int
+    entries: int  # a long id counts once for every 64 characters
     bound: int
 
     @property
@@ -37,7 +33,10 @@ def _count_one(value: object) -> int:
 
 
 class LRUMap(Generic[Key, Value]):
-    """Keys and values, the least recently used first; not locked, its owner does that."""
+    """Keys and values, the least recently used first; not locked, its owner does that.
+
+    The newest entry stays, however heavy it is. A value always has the same weight.
+    """
 
     __slots__ = ("_entries", "_max_entries", "_max_weight", "_weight_of", "weight")
 
@@ -86,7 +85,7 @@ class LRUMap(Generic[Key, Value]):
         return self._entries.get(key)
 
     def put(self, key: Key, value: Value) -> list[tuple[Key, Value]]:
-        """Keep a value as the most recently used."""
+        """Keep a value as the newest; return the entries that went, that of the key included."""
         entries, gone = self._entries, []
         if key in entries:
             earlier = cast("Value", entries.pop(key))
@@ -180,7 +179,10 @@ class TenantShares(Generic[Name]):
 
 
 class TenantLRUMap(Generic[Key, Value]):
-    """The entries of several tenants in common bounds; who holds most loses first."""
+    """The entries of several tenants in common bounds; who holds most loses first.
+
+    So a tenant loses nothing to others while it holds no more than an equal share. Not locked.
+    """
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class TenantLRUMap(Generic[Key, Value]):
         return None if entries is None else entries.get(key)
 
     def put(self, tenant: str, key: Key, value: Value) -> list[tuple[str, Key, Value]]:
-        """Keep a value as the most recently used of its tenant."""
+        """Keep a value as its tenant's newest; return the entries that went, maybe the new one."""
         entries = self._maps.get(tenant)
         if entries is None:
             entries = self._maps[tenant] = LRUMap(weight_of=self._weight_of)

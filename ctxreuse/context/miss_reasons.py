@@ -1,11 +1,4 @@
-"""Why a prompt was not read from a cache, in one vocabulary for planner and providers.
-
-Providers compare a request with an earlier one that the caller names, and report in words of their
-own where the two part: OpenAI's `prompt_cache_diagnostics` (asked for by
-`prompt_cache_options.comparison_response_id`) and Anthropic's `diagnostics.cache_miss_reason` (by
-`diagnostics.previous_message_id`). What they say is of the requests; whether anything was read is
-in the usage.
-"""
+"""Why a prompt was not read from a cache, in one vocabulary for planner and providers."""
 
 from __future__ import annotations
 
@@ -52,8 +45,7 @@ _TERMS: Final[Mapping[str, tuple[MissReason, ...]]] = MappingProxyType(
         "context_compacted": (MissReason.compacted,),
     }
 )
-"""What each term of OpenAI and Anthropic may mean, the likeliest first; a model is named together
-with how it is asked."""
+"""What each term of OpenAI and Anthropic may mean, the likeliest first."""
 
 _SAME = "cache_hit"
 _UNTOLD = ("unavailable", "comparison_response_not_found", "pending")
@@ -67,8 +59,8 @@ class ReportedMiss:
 
     Attributes:
         term: The provider's own word, such as "tools_changed".
-        reasons: What it may mean, the likeliest first; empty where the two requests do not differ,
-            and where the provider cannot tell.
+        reasons: What it may mean, the likeliest first; empty without a difference, and where the
+            provider cannot tell.
         missed_tokens: About how many tokens would have been read else; None if that is not told.
     """
 
@@ -85,7 +77,7 @@ class ReportedMiss:
         """Return whether this fits the planner's reason; None where the provider cannot tell.
 
         Args:
-            ours: The planner's reason; None where everything that can be is read.
+            ours: The planner's reason; None where all that can be is read.
         """
         if self.is_same:
             return ours is None or ours in _NOT_IN_REQUESTS
@@ -106,7 +98,12 @@ class ReportedMiss:
 
 
 def reported_miss(response: object) -> ReportedMiss | None:
-    """Return what a provider says of a miss; None if it was not asked, or the answer lacks it."""
+    """Return what a provider says of a miss; None if it was not asked, or the answer lacks it.
+
+    Args:
+        response: A response of OpenAI's Responses or Anthropic's Messages API, an `EngineClient`'s
+            completion, or the diagnostics alone; a dict or an object.
+    """
     told = response
     for name in ("prompt_cache_diagnostics", "diagnostics", "miss"):
         if reported_field(response, name) is not None:

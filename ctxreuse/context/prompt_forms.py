@@ -1,8 +1,6 @@
 """Chat messages in the forms of the providers' protocols, with content parts and marks.
 
-Four forms: OpenAI's chat completions ("openai"), OpenAI's responses ("responses"), Anthropic's
-messages ("anthropic") and Amazon Bedrock's Converse ("bedrock"). Content parts are written in the
-first one and translated; what a form has no word for stays as the user gave it.
+Content parts are written in OpenAI's form and translated; what a form has no word for stays.
 """
 
 from __future__ import annotations
@@ -54,7 +52,12 @@ def marked_prompt(
     *,
     cites: bool = False,
 ) -> MarkedPrompt:
-    """Return a prompt in OpenAI's form with as many marks as a provider takes."""
+    """Return a prompt in OpenAI's form with as many marks as a provider takes.
+
+    The user's marks come first, but for those at ends of turns that were answered behind. Of ours,
+    spare ones are left out first, then those behind the first: the first may be read, and the last
+    holds those before it.
+    """
     taken = [(-1, path) for path in marks_in(list(tools))]
     taken += [(n, path) for n, message in enumerate(messages) for path in marks_in(message)]
     gone: list[tuple[int, Path]] = []
@@ -115,7 +118,7 @@ def prompt_body(
     *,
     citations: bool = False,
 ) -> Json:
-    """Return messages as the fields of a request's body in a protocol, with marks."""
+    """Return messages and tools as the fields of a request's body in a protocol, with marks."""
     checked_choice("form", form, get_args(PromptForm))
     checked_kind("citations", citations, bool, "True or False")
     if citations and form != "anthropic":
@@ -139,7 +142,7 @@ def prompt_body(
 
 
 def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]]) -> Any:
-    """Return a message's content with its texts in content parts; what is else on them stays."""
+    """Return a message's content with its texts in parts, by position in the list or None."""
     wanted = {at: own for at, own in parts.items() if len(own) > 1 or own[0].is_marked}
     if not wanted:
         return content
@@ -182,7 +185,7 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
 
 
 def mark_opening(messages: list[Json], blocks: int) -> None:
-    """Mark the first turn behind some of its blocks: others may have kept that prefix alive."""
+    """Mark the first turn behind `blocks` of its parts, in place; others may keep that prefix."""
     first: Json = next((one for one in messages if one.get("role") == "user"), {})
     parts = content_list(first)
     if not 0 < blocks < len(parts) or not _is_plain_text(parts[blocks - 1]):
@@ -192,7 +195,7 @@ def mark_opening(messages: list[Json], blocks: int) -> None:
 
 
 def mark_turn_before(messages: list[Json]) -> None:
-    """Mark the end of the latest turn that was answered, where it was written when it was sent."""
+    """Mark the end of the latest answered turn, in place: it was written when it was sent."""
     answered = next(
         (n for n in range(len(messages) - 1, -1, -1) if messages[n].get("role") == "assistant"), 0
     )
@@ -230,7 +233,7 @@ def _content_part(messages: Sequence[Mapping[str, Any]], at: tuple[int, int]) ->
 
 
 def _passed_ends(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Path]]:
-    """Return where turns end that others have been answered behind."""
+    """Return where turns end that later ones have left behind."""
     roles = [message.get("role") for message in messages]
     answered = [
         number

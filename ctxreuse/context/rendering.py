@@ -1,12 +1,7 @@
 """Contexts as the model reads them: labels, blocks, annotations and question, as chat messages.
 
-Stable text comes first, then blocks, annotation, question: an engine's prefix cache stops at the
-first token that differs, so all that requests can share stands before what changes per request.
-
-Order and location annotations (ContextPilot sections 5.3 and 6) tell the model about moved and
-left-out blocks. Every word costs tokens that the engine computes, so the default words are short,
-and blocks have labels only where something refers to them; every template can be replaced, and
-`PAPER_TEMPLATES` has the papers' words.
+What requests can share stands first: stable text, blocks, annotation, question. Order and location
+annotations are from ContextPilot (sections 5.3 and 6); `PAPER_TEMPLATES` has its words.
 """
 
 from __future__ import annotations
@@ -50,28 +45,27 @@ class Templates:
     Args:
         label: A block's label; `{ordinal}` counts the blocks of a conversation's prompt from 1.
         block: A labelled block; `{label}` comes before `{text}`, and both stand once.
-        order: The order annotation; `{numbers}` is the numbers of the best blocks, best first,
-            counted from 1 as they stand in the prompt; `{order}` is their labels instead, which the
-            blocks then have.
+        order: The order annotation; `{numbers}` is the places of the best blocks in the prompt,
+            from 1, best first; `{order}` is their labels instead, which the blocks then have.
         order_separator: What stands between the numbers, or the labels.
         most_ranked: How many of the best blocks the order annotation names; None names all. Where
             these stand first, best first, there is none.
         location: The location annotation; `{label}` is the left-out block's label, in words for
-            each, where the retriever ranked it; `{labels}` is those of all that a turn leaves out,
-            in one line behind the blocks.
+            each; `{labels}` is all labels of a turn, in one line behind the blocks.
         legend: Which labels the documents before it have, where these are shown without; `{labels}`
             is the labels in order.
-        replaced: What is said of a block that an earlier message shows and whose text has changed;
-            `{label}` is the changed one's, `{old}` the earlier one's.
-        withdrawn: What is said of one that no longer holds; `{old}` is its label.
-        removed: What stands in place of a text that was taken out of a history.
-        overlap: What replaces the beginning of a block that repeats the end of an earlier one;
-            `{label}` is the earlier one's.
+        replaced: Said of a block that was shown and whose text has changed; `{label}` is the
+            changed one's, `{old}` the earlier one's.
+        withdrawn: Said of one that no longer holds; `{old}` is its label.
+        removed: Stands in place of a text that was taken out of a history.
+        overlap: Replaces the beginning of a block that repeats the end of an earlier one; `{label}`
+            is the earlier one's.
         separator: What stands between the parts of the message.
         order_position: Whether the order annotation comes before or after the question.
 
     Raises:
-        InvalidRequestError: a template lacks its field or has another one.
+        InvalidRequestError: a template lacks its field or has another one; all methods raise it for
+            a wrong type.
     """
 
     label: str = "[Doc_{ordinal}]"
@@ -123,11 +117,7 @@ class Templates:
             )
 
     def block_label(self, ordinal: int) -> str:
-        """Return the label of the block that was sent as the `ordinal`-th, from 1.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range, as from all methods here.
-        """
+        """Return the label of the block that was sent as the `ordinal`-th, from 1."""
         checked_integer("ordinal", ordinal, 1)
         if ordinal <= _KEPT_LABELS:
             return self._first_labels[ordinal]
@@ -195,7 +185,7 @@ class Templates:
         return re.compile(words)
 
     def quoted_outdated(self, text: str) -> str:
-        """Return the words on a block that no longer holds and stands somewhere without a label."""
+        """Return the words on a block that no longer holds and was shown without a label."""
         line = " ".join(checked_kind("text", text, str, "a string").split())
         shown = line if len(line) <= _LONGEST_QUOTED else f"{line[:_LONGEST_QUOTED]}..."
         return self.outdated_annotation(f'"{shown}"')
@@ -231,9 +221,7 @@ class Templates:
         return _filled(self.order, "numbers", self.order_separator.join(numbers))
 
     def is_ranked(self, ranked: Sequence[object], shown: Sequence[object]) -> bool:
-        """Return whether the order annotation would say no more than how the blocks stand.
-
-        So it is where the blocks that it names stand first, best first.
+        """Return whether the blocks that the order annotation would name stand first, best first.
 
         Args:
             ranked: The sent blocks, in the retriever's order.
@@ -246,8 +234,7 @@ class Templates:
     def order_tokens(self, number: int) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.
 
-        Each word, sign and digit counts as one, and so does a space before a digit: as tokenizers
-        cut such lines that know no numbers.
+        Each word, sign, digit and space before a digit counts as one.
         """
         number = checked_integer("number", number)
         named = number if self.most_ranked is None else min(number, self.most_ranked)
@@ -278,14 +265,9 @@ class Templates:
         return given == (Templates.label, Templates.block, False)
 
     def location_annotations(self, labels: Sequence[str]) -> list[str]:
-        """Return the words on blocks that the conversation shows already.
+        """Return the words on blocks that the conversation shows already, one for each label.
 
-        Args:
-            labels: Their labels.
-
-        Returns:
-            Words for each, in order. Where one line names all, it is the first one's, and the
-            others' are empty.
+        Where one line names all, it is the first one's, and the others' are empty.
         """
         named = checked_texts("labels", labels)
         if self.has_location_line:
@@ -305,7 +287,7 @@ class Templates:
     def legend_annotation(self, labels: Sequence[str]) -> str:
         """Return the words that say which labels the documents before them have, in order.
 
-        Many that are numbered one after the other are named by the first and the last.
+        Of many that are numbered one after the other the first and the last are named.
         """
         named = checked_texts("labels", labels)
         if len(named) > _FEW_LABELS and self._are_consecutive(named):
@@ -317,8 +299,7 @@ class Templates:
 
         Args:
             ranking: The order annotation.
-            labels: The labels of the documents, in order; where the ranking names labels, it is
-                said first which documents have them.
+            labels: The labels of the documents, in order; named first if the ranking names labels.
         """
         checked_kind("ranking", ranking, str, "a string")
         return f"{self.legend_annotation(labels)} {ranking}" if self.ranks_by_label else ranking
@@ -341,7 +322,7 @@ class Templates:
         return re.compile(f"{before}{number}(?:{between}{number}){{{least},99}}{after}")
 
     def is_annotation(self, paragraph: str) -> bool:
-        """Return whether a paragraph is words of these templates on other blocks, and no more."""
+        """Return whether a paragraph is nothing but these templates' words on other blocks."""
         text = checked_kind("paragraph", paragraph, str, "a string")
         return self._annotation_pattern.fullmatch(text) is not None
 
@@ -415,9 +396,12 @@ class SentBlock(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A block that is left out because an earlier message shows it under `label`.
+    """A block that is left out because an earlier message shows it.
 
-    Its annotation is empty where that of an earlier reference names it, too.
+    Attributes:
+        label: The label under which that message shows it.
+        id: The block's id.
+        annotation: Words on it; empty where an earlier reference's name it, too.
     """
 
     label: str
@@ -436,7 +420,7 @@ TurnPart = SentBlock | Reference | Notice
 
 
 def word_tokens(words: str) -> int:
-    """Return about how many tokens labels or annotations have, as `Templates.order_tokens` does."""
+    """Return about how many tokens labels or annotations have; see `Templates.order_tokens`."""
     return len(_TOKEN.findall(words))
 
 
@@ -509,7 +493,10 @@ def message_texts(message: Message) -> list[str]:
 
 
 def repeated_length(earlier: str, text: str) -> int:
-    """Return how many characters at the start of a text repeat the end of an earlier one."""
+    """Return how many characters at the start of a text repeat the end of an earlier one.
+
+    They are 0, or at least `SHORTEST_OVERLAP` and fewer than the text has.
+    """
     beginning = text[:SHORTEST_OVERLAP]
     if len(beginning) < SHORTEST_OVERLAP:
         return 0
@@ -529,11 +516,15 @@ class ReplacedOverlaps(NamedTuple):
     """The parts of a turn whose repeated beginnings are marked."""
 
     parts: list[TurnPart]
-    is_cut_short: bool
+    is_cut_short: bool  # a block was not compared with all texts before it
 
 
 def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> ReplacedOverlaps:
-    """Mark the blocks whose beginning repeats the end of a block before them."""
+    """Mark the blocks whose beginning repeats the end of one of the 64 texts before them.
+
+    What is replaced depends on earlier blocks only, so prompts with equal first blocks still begin
+    with the same bytes.
+    """
     nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
     marked: list[TurnPart] = []
     before = len(shown)

@@ -1,8 +1,4 @@
-"""What the usage of an answer says, in the words of any provider, with each token counted once.
-
-OpenAI's and vLLM's prompt tokens include those read from the cache and written into it; Anthropic's
-`input_tokens` exclude both, so they are added up here. Counts that cannot be right are unknown.
-"""
+"""What the usage of an answer says, in the words of any provider, with each token counted once."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ _ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_c
 
 
 class ReportedTokens(NamedTuple):
-    """What an engine reports of an answer, as far as it can be read; None is unknown."""
+    """What an engine reports of an answer; None is unknown."""
 
-    prompt_tokens: int | None
+    prompt_tokens: int | None  # read and written ones included
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    written_tokens: Mapping[str, int] | None = None
+    written_tokens: Mapping[str, int] | None = None  # by time to live; "" where that is not said
 
 
 def usage_of(usage: object) -> ReportedTokens | None:
@@ -49,7 +45,7 @@ def usage_of(usage: object) -> ReportedTokens | None:
 
 
 def written_by_life(total: object, of_lives: object) -> dict[str, int] | None:
-    """Return written tokens by time to live; each counts once."""
+    """Return written tokens by time to live, "" for those of none; None if nothing is told."""
     by_life = {
         life: count
         for name, life in _LIFE_FIELDS.items()
@@ -68,6 +64,7 @@ def _of_anthropic(usage: object) -> ReportedTokens | None:
     read = _first(usage, "cache_read_input_tokens")
     created = reported_field(usage, "cache_creation_input_tokens")
     written = written_by_life(created, reported_field(usage, "cache_creation"))
+    # elsewhere prompt tokens include those read and written; Anthropic's exclude both
     prompt = uncached + (read or 0) + sum((written or {}).values())
     return ReportedTokens(prompt, read, _first(usage, "output_tokens"), written)
 

@@ -1,8 +1,4 @@
-"""Whose request is being served: set once by the application, read by every adapter.
-
-Retrievers, node postprocessors and memories have no argument for the tenant or the conversation;
-a context variable reaches them through any framework, in threads and tasks alike.
-"""
+"""Whose request is being served: set once by the application, read by every adapter."""
 
 from __future__ import annotations
 
@@ -30,6 +26,7 @@ class RequestScope:
     ) -> RequestScope:
         """Return the scope with what is given replaced."""
         scope = self
+        # another tenant's conversation is another one, and another one's history is not this one's
         if tenant is not None and tenant != scope.tenant:
             scope = RequestScope(tenant, scope.conversation_id if scope.tenant is None else None)
             if self.tenant is None:
@@ -61,8 +58,8 @@ def request_context(
     """Say whose request the code inside serves; every adapter of ctxreuse reads it.
 
     Works across `await`, and in threads that copy the context (`asyncio.to_thread`, LangChain's and
-    LlamaIndex's executors do). An inner one inherits what it does not set, but nothing from
-    an outer one for another tenant or conversation.
+    LlamaIndex's executors). An inner one inherits what it does not set, but nothing from another
+    tenant or conversation.
 
     Args:
         tenant: Requests of different tenants never influence each other's order.
@@ -90,7 +87,7 @@ def request_context(
 
 @contextmanager
 def serving(scope: RequestScope) -> Iterator[RequestScope]:
-    """Do what `request_context` does with a scope, whose values were checked before."""
+    """Do what `request_context` does with a scope that is checked already."""
     inside = _current.get().inside(scope.tenant, scope.conversation_id, scope.history)
     token = _current.set(inside)
     try:
