@@ -1,7 +1,7 @@
 """Talking to engines: a client, dispatch of batches, an emulated engine for tests.
 
-Nothing is imported here that needs an optional package; `openai` and `tenacity` are imported when a
-client is made.
+A wrong type or value raises `InvalidRequestError` everywhere. Optional packages (`openai`,
+`tenacity`) are imported when a client is made.
 """
 
 from ctxreuse.serving.client.completion import Completion, ToolCall

@@ -65,32 +65,21 @@ async def dispatch(
     progress: Progress | None = None,
     **params: Any,
 ) -> list[Outcome]:
-    """Send plans to an engine and wait for all answers.
+    """Send plans to an engine, in their order, and wait for all answers.
 
-    The requests start in the order of the plans, at most `concurrency` of them at a time; a failed
-    one does not stop the others. A cancelled dispatch cancels them all, and the planner is told
-    which were not answered.
-
-    An engine finds a prompt's beginning in its cache once the blocks are registered. vLLM registers
-    them when it schedules the request that computes them, so that followers in the same step hit.
-    For engines that register them later, `leader_first` holds a request back until the first token
-    has come of its leader: the earlier request with which it shares most leading blocks, the first
-    one of its system text, or the turn before it. Requests with other leaders overtake it.
+    A failed request does not stop the others; a cancelled dispatch cancels them all.
 
     Args:
         client: Where to send them.
         plans: A batch plan, or plans in the order in which to send them.
         concurrency: How many requests run at a time.
-        leader_first: Whether followers wait for their leader's first token; None does what the
-            plans' cache needs: hosted caches do, vLLM's does not.
-        progress: Called whenever a request has ended.
+        leader_first: Whether a request waits for the first token of the earlier request with which
+            it shares most leading blocks; others overtake it. None: for hosted caches only.
+        progress: Called with the number of ended requests and of all, whenever one has ended.
         **params: As in `EngineClient.complete`.
 
     Returns:
         One outcome a request, in the order of the batch's input, or of the plans.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
     """
     sequence = plans.plans if isinstance(plans, BatchPlan) else plans
     checked_kind("client", client, EngineClient, "an EngineClient")
@@ -123,7 +112,6 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
         What `dispatch` takes as `progress`.
 
     Raises:
-        InvalidRequestError: wrong type.
         MissingExtraError: rich is not installed.
     """
     shown = well_formed(checked_kind("description", description, str, "a text"))

@@ -24,8 +24,7 @@ _Result = TypeVar("_Result")
 class RunnableBridge(ABC, Generic[Input, Output, Config]):
     """Gives a LangChain Runnable whose work is asynchronous all its ways to be called.
 
-    A base class beside `langchain_core.runnables.Runnable`, whose helpers it calls. `batch` starts
-    all inputs at once, so that what they send can be planned together.
+    A base class beside `langchain_core.runnables.Runnable`, whose helpers it calls.
     """
 
     _shares_event_loop = True
@@ -49,7 +48,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         """Close the connections of the running event loop."""
 
     def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
-        """Return the output for an input; arguments as in `ainvoke`."""
+        """`ainvoke`, for sync callers."""
         [config] = self._configs(config, 1)
         return self._run_sync(partial(self.ainvoke, input, config, **kwargs))
 
@@ -74,7 +73,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> list[Output]:
-        """Return the output for each input, in their order; arguments as in `abatch`."""
+        """`abatch`, for sync callers."""
         inputs = checked_list("inputs", inputs, "a list of inputs")
         configs = self._configs(config, len(inputs))
         options = {"return_exceptions": return_exceptions, "progress": progress, **kwargs}
@@ -89,16 +88,15 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> list[Output]:
-        """Return the output for each input, in their order.
+        """Return the output for each input; all start at once, and are planned together.
 
         Args:
             inputs: The inputs.
-            config: LangChain's, one for all or one for each; `max_concurrency` bounds how many
-                inputs run at a time, and so how many calls can be planned together.
+            config: LangChain's, one for all or one for each; `max_concurrency` bounds what runs at
+                once.
             return_exceptions: Whether an error takes the place of its output; else the first one
                 ends the batch and cancels what still runs.
-            progress: Called with the number of inputs that have ended and that of all, whenever one
-                has ended; `ctxreuse.serving.progress_bar()` makes one.
+            progress: Called with the number of ended inputs and of all, whenever one has ended.
             **kwargs: None are known.
         """
         inputs = checked_list("inputs", inputs, "a list of inputs")
@@ -125,7 +123,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         return await all_of(one(*job) for job in zip(inputs, configs, strict=True))
 
     def stream(self, input: Input, config: Config | None = None, **kwargs: Any) -> Iterator[Output]:
-        """Yield the output piece by piece; arguments as in `ainvoke`."""
+        """`astream`, for sync callers."""
         [config] = self._configs(config, 1)
 
         async def pieces() -> AsyncIterator[Output]:

@@ -1,9 +1,7 @@
 """Runs coroutines for sync callers, even inside a running event loop.
 
-A connection belongs to the event loop in which it was made. Model objects keep theirs from call to
-call, so all sync calls to them share one event loop, which lasts as long as the process: in another
-one the next call would meet dead connections, and send its requests twice. Code that closes its
-connections after each call gets its own event loop.
+A connection belongs to the event loop that made it. Model objects keep theirs from call to call, so
+all sync calls to them share one event loop, which lasts as long as the process.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
-    """Return what a coroutine returns."""
+    """Return what a coroutine returns, run in the event loop that lasts or in a new one."""
     with _starting(lasting) as start:
         running = start(work)
         try:

@@ -1,8 +1,4 @@
-"""An event loop whose clock is virtual: it jumps to the next timer instead of waiting for it.
-
-A program that sleeps for hours runs as fast as it computes, and takes the same virtual time on
-every machine.
-"""
+"""An event loop whose clock is virtual: it jumps to the next timer instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,11 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop with a virtual clock, which starts at 0."""
+    """An event loop with a virtual clock, which starts at 0.
+
+    Tasks may wait for timers and for each other only. Work for other threads is done at once, in
+    this one.
+    """
 
     _clock_resolution: float  # asyncio's
 

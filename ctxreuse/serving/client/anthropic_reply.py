@@ -88,9 +88,10 @@ class AnthropicReplyReader(ReplyReader):
         return text
 
     def _take_usage(self, usage: object) -> None:
-        """Read counts that come at the beginning and again, some of them, at the end."""
+        """Read counts; `prompt_tokens` include what was read from the cache and written into it."""
         if not isinstance(usage, dict):
             return
+        # counts come at the beginning and again, some of them, at the end
         self._usage |= {name: count for name, count in usage.items() if count is not None}
         told = usage_of(self._usage)
         names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")

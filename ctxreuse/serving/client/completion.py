@@ -36,19 +36,16 @@ class Completion:
         request_id: The plan's request id; for bare messages the engine's id of the reply.
         finish_reason: Why the answer ends: "stop", "length", "tool_calls", ...
         prompt_tokens: Tokens of the prompt; None if the server reports no usage.
-        cached_tokens: Those that came from the prefix cache; None is unknown, not 0. Many versions
-            of vLLM report them only where there are some: what they leave out is unknown until
-            the client has seen the engine report any, and 0 from then on.
+        cached_tokens: Those that came from the prefix cache; None is unknown, not 0.
         completion_tokens: Tokens of the answer; None if the server reports no usage.
         time_to_first_token_s: Seconds from sending the attempt that succeeded to its first token.
         total_s: Seconds from sending the first attempt to the end of the answer.
         attempts: How often the request was sent.
         prompt_token_ids: The prompt's tokens, if they were asked for and came.
         tool_calls: The tools that the model wants to be called.
-        written_tokens: Prompt tokens that were written into the cache, by time to live ("5m", "1h";
-            "" where the engine does not say which); None is unknown. `prompt_tokens` include them.
-        miss: Why the prompt was not read from the cache, as the provider says; `plan.explain` takes
-            the completion. None if it was not asked.
+        written_tokens: Prompt tokens written into the cache, by time to live ("5m", "1h", ""); None
+            is unknown.
+        miss: Why the prompt was not read from the cache, as the provider says; None if not asked.
     """
 
     text: str
@@ -80,8 +77,8 @@ _NO_DETAILS = (
 class Expectation:
     """What an engine's prefix cache must hold of a request that is about to be sent."""
 
-    beginning: bytes | None = None
-    must_hit: bool = False
+    beginning: bytes | None = None  # a hash; None: too short a prompt to tell
+    must_hit: bool = False  # whether a prompt that begins so was answered before
 
 
 class CachedTokenReports:
@@ -115,6 +112,8 @@ class CachedTokenReports:
             return cached_tokens
         if prompt_tokens is None:
             return None
+        # Many versions of vLLM leave the count out where no token was cached. So what is missing is
+        # 0 once the engine has reported any, and unknown before.
         if self._has_reported:
             return 0
         if expectation.must_hit and not self._has_warned:

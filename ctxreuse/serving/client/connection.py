@@ -231,7 +231,10 @@ class EngineConnection:
 
 
 class ModelName:
-    """A model's name: one that is given, or what a look-up finds."""
+    """A model's name: one that is given, or what a look-up finds.
+
+    Callers that wait at the same time share one look-up and its failure; the next caller asks anew.
+    """
 
     def __init__(self, name: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
         self._name = name
@@ -337,12 +340,12 @@ _TRANSIENT_STATUS = frozenset({408, 409, 425}) | _BUSY_STATUS
 _LONGEST_BACKOFF_S = 60.0
 _ANTHROPIC_VERSION = "2023-06-01"
 _LONGEST_WAIT_S = 600.0
-"""Of a request without a time limit, when a server asks for one."""
+"""What a request without a time limit waits at most, when a server asks for it."""
 _LONGEST_HEADER = 64
 _LONGEST_NAME = 64
 _MOST_CAUSES = 16
 SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
-"""Where the words of an `EngineError` send its reader, who has the error itself."""
+"""How the message of an `EngineError` ends."""
 
 
 def _http_libraries() -> list[Any]:
@@ -416,7 +419,7 @@ def waiting(backoff_s: float) -> Callable[[Any], float]:
 
 
 def retry_after_s(error: BaseException | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for, as a number or as a date."""
+    """Return the seconds from 0 that a Retry-After header asks for; None without a usable one."""
     response = getattr(error, "response", None)
     headers = {} if response is None else response.headers
     header = headers.get("retry-after", "")

@@ -56,60 +56,35 @@ if TYPE_CHECKING:
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     """Sends plans to an OpenAI-compatible engine and measures each request.
 
-    Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried
-    again, with growing random waits, but never once the caller has got a piece of the answer. The
-    planner is told of a request that fails for good or is cancelled, so that it does not expect the
-    prompt in the engine's cache. Nothing is added to a call that was not asked for.
+    Broken connections, 429 and 5xx are tried again, with growing random waits, until the caller has
+    got a piece of the answer. The planner is told of a request that fails or is cancelled.
 
     Args:
         base_url: The engine's address, with or without `/v1`.
         model: The model's name; None takes `lora` or asks the engine, once.
         api_key: Its key; vLLM takes any unless it was started with one.
-        planner: Is told of failed requests, and what the usage of answers says.
+        planner: Is told of failed requests, and of the usage of answers.
         shadow: Is told of answered requests, for engines that report no evictions.
         events: Is told which tokens a prompt had, for engines that report evictions.
-        lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
-            because the engine keeps the blocks of each adapter apart. A call with another `model=`
-            counts as one without an adapter.
-        http_client: An `httpx.AsyncClient` of your own, which you close; None makes one. It serves
-            the process that sends with it first: a child that is forked later is refused, because
-            the two would share connections.
+        lora: The LoRA adapter that `model` is, if any, for `events`. A call with another `model=`
+            counts as without.
+        http_client: An `httpx.AsyncClient` of your own, which you close, and which serves one
+            process only; None makes one.
         retries: How often a request is sent again.
         backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
-        timeout_s: Seconds after which a request has failed, all attempts and waits included,
-            however slowly its answer drips; of a stream, what the caller does between two pieces
-            does not count. None waits.
+        timeout_s: Seconds for a request, all attempts and waits included, but not what the caller
+            does between two pieces of a stream. None waits.
         max_reply_bytes: The longest reply that is read; a longer one is broken.
-        cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`, so that
-            tenants cannot tell from response times what others asked.
-        session_id: "conversation" sends a hash of tenant and conversation as header
-            `X-Session-ID`, for routers that keep a conversation on one engine; "group" sends the
-            affinity id of each plan's prefix group, so that requests that share documents come to
-            the same engine.
-        session_header: The header's name, such as "x-smg-routing-key", "X-Dynamo-Session-ID" or
-            "x-session-affinity".
-        protocol: "openai" for chat completions, "anthropic" for messages. Plans for a cache with
-            marks are sent in content parts.
+        cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`.
+        session_id: What a router keeps on one engine: "conversation" sends a hash of tenant and
+            conversation, "group" the affinity id of the plan's prefix group.
+        session_header: The header of the session id, such as "x-smg-routing-key".
+        protocol: "openai" for chat completions, "anthropic" for messages.
         salt_key: A secret for all hashes; processes that share it share the cache.
         clock: Seconds from any start.
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
         MissingExtraError: `openai` or `tenacity` is not installed.
-
-    Example:
-        >>> import asyncio, httpx
-        >>> from ctxreuse import ContextRequest, ReusePlanner
-        >>> from ctxreuse.serving import EmulatedEngine
-        >>> async def main():
-        ...     transport = EmulatedEngine(answer="In France.").transport()
-        ...     async with httpx.AsyncClient(transport=transport) as http:
-        ...         planner = ReusePlanner()
-        ...         client = EngineClient("http://engine", planner=planner, http_client=http)
-        ...         plan = planner.plan(ContextRequest(["Paris is in France."], "Where is Paris?"))
-        ...         return await client.complete(plan, max_tokens=20)
-        >>> asyncio.run(main()).text
-        'In France.'
     """
 
     def __init__(
@@ -187,19 +162,13 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         Args:
             prompt: A plan, or chat messages.
             cache_salt: vLLM's `cache_salt` for this request, instead of the tenant's.
-            session_id: The `X-Session-ID` of this request, instead of the conversation's.
+            session_id: The session id of this request, instead of the conversation's.
             on_first_token: Called when the first token has come.
-            leader_first: Whether to wait, for 3 seconds at most, until another call of this client
-                has begun to be answered that is about to write a prefix which this one shares; None
-                does what the plan's cache needs: hosted caches do, vLLM's does not.
-            **params: What `chat.completions.create`, or Anthropic's messages, take: `max_tokens`,
-                `temperature`, `tools`, `extra_body`, ...
-
-        Returns:
-            The answer and what it cost.
+            leader_first: Whether to wait, 3 seconds at most, for the first token of another call
+                that is about to write a prefix which this one shares; None: for hosted caches only.
+            **params: What `chat.completions.create`, or Anthropic's messages, take.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
             EngineError: the engine did not answer; the cause is the library's error.
         """
         call = self._call(prompt, cache_salt, session_id, params, on_first_token, leader_first)
@@ -218,45 +187,24 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         leader_first: bool | None = None,
         **params: Any,
     ) -> CompletionStream:
-        """Send a prompt and get the answer piece by piece.
+        """Return the answer's pieces as they come; arguments as in `complete`.
 
-        Args:
-            prompt: A plan, or chat messages.
-            cache_salt: As in `complete`.
-            session_id: As in `complete`.
-            leader_first: As in `complete`.
-            **params: As in `complete`.
-
-        Returns:
-            An async iterator of texts; use it with `async with`, so that a request whose answer is
-            left early is cancelled at once.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
+        Iterate inside `async with`, so that a request whose answer is left early is cancelled at
+        once.
         """
         call = self._call(prompt, cache_salt, session_id, params, None, leader_first)
         return CompletionStream(call, self._stream(call), lambda: self._drop(call))
 
     async def model(self) -> str:
-        """Return the model's name: the one given, or the engine's first one.
-
-        Raises:
-            EngineError: the engine does not tell.
-        """
+        """Return the model's name, given or the engine's first; EngineError if it is silent."""
         return await self._model.get()
 
     async def check_health(self) -> None:
-        """Ask the engine whether it is ready (vLLM's `/health`).
-
-        Raises:
-            EngineError: it is not.
-        """
+        """Raise EngineError unless the engine is ready (vLLM's `/health`)."""
         await self._connection.ask("GET", "/health")
 
     async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if it does not tell.
-
-        vLLM tells it as the model's `max_model_len`.
+        """Return the engine's `max_model_len`, in tokens; None if it does not tell.
 
         Raises:
             EngineError: the engine does not answer.
@@ -264,18 +212,13 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return await self._connection.max_model_len()
 
     async def metrics(self) -> PrefixCacheMetrics:
-        """Return what the engine's `/metrics` say about its prefix cache.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Return what the engine's `/metrics` say of its prefix cache; EngineError if silent."""
         return PrefixCacheMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
 
         Raises:
-            InvalidRequestError: wrong type.
             EngineError: the engine has no such route.
         """
         body = {"model": await self.model(), "messages": messages_of(prompt)}
@@ -285,11 +228,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return tuple(tokens)
 
     def forget(self, plan: Plan) -> None:
-        """Tell the planner that a plan's prompt is not in the engine's cache.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Tell the planner that a plan's prompt is not in the engine's cache."""
         checked_kind("plan", plan, Plan, "a Plan")
         if self._shadow is not None:
             self._shadow.forget(plan)

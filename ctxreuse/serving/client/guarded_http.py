@@ -1,10 +1,8 @@
 """An HTTP client that keeps prompts at their host, and replies within a bound.
 
-What the engine's host answers is not trusted. A redirect to another host would take the prompt, the
-cache salt and the session id there; a reply without an end would take the memory. So redirects are
-followed within one origin (scheme, host and port) only, and a reply that is longer than allowed, or
-compressed although nobody asked for that, breaks. Text is UTF-8, whatever encoding a reply claims.
-This holds for replies of any status.
+What the engine's host answers is not trusted. A redirect to another host would take the prompt
+there; a reply without an end would take the memory. So redirects are followed within one origin
+(scheme, host and port), and a reply that is too long, or compressed unasked, breaks.
 """
 
 from __future__ import annotations
@@ -81,7 +79,10 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
 
 
 def claim(http: Any) -> None:
-    """Let this process be the one that sends with a user's HTTP client."""
+    """Let this process be the one that sends with a user's HTTP client.
+
+    On a connection that a forked child shares, each process could get the other's reply.
+    """
     process = os.getpid()
     if _processes.setdefault(http, process) != process:
         raise InvalidRequestError(

@@ -15,11 +15,14 @@ _MAX_TOOL_CALLS = 10_000
 
 
 class BrokenReplyError(Exception):
-    """A reply that does not hold what the protocol says, has no end, or ends too early."""
+    """A reply that does not hold what the protocol says, has no end, or ends too early.
+
+    Its message never quotes what the engine has sent.
+    """
 
     def __init__(self, what: str, type: str = "") -> None:  # noqa: A002 - as in openai's errors
         super().__init__(what)
-        self.type = type
+        self.type = type  # the error that the engine reports in the reply, if any
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -41,7 +44,11 @@ def field_of(parsed: object, *path: str | int) -> Any:
 
 
 class ReplyReader:
-    """Reads a streamed chat completion (server-sent events), and believes nothing that it says."""
+    """Reads a streamed chat completion (server-sent events), and believes nothing that it says.
+
+    It takes any bytes in linear time, and returns text or raises BrokenReplyError. A count that
+    cannot be right is unknown (None).
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.reply_id = ""
@@ -52,7 +59,7 @@ class ReplyReader:
         self.written_tokens: Mapping[str, int] | None = None
         self.miss: ReportedMiss | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
-        self.has_token = False
+        self.has_token = False  # text, a thought, a tool call or the answer's end
         self.has_ended = False
         self.has_odd_counts = False
         self._max_bytes = self._left = max_bytes
@@ -91,7 +98,7 @@ class ReplyReader:
         self._line.append(rest)
 
     def end(self) -> None:
-        """Take it that nothing follows."""
+        """Raise BrokenReplyError unless the answer has ended."""
         if self.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 

@@ -35,12 +35,12 @@ class EngineCall:
     max_reply_bytes: int
     on_first_token: Callable[[], object] | None = None
     reads: Callable[[int], ReplyReader] = ReplyReader
-    use: PrefixUse | None = None
-    in_flight: CallInFlight | None = None
+    use: PrefixUse | None = None  # what others may have to wait for
+    in_flight: CallInFlight | None = None  # where they wait
     reader: ReplyReader = field(init=False)
     expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
-    began_at: float = 0.0
+    began_at: float = 0.0  # seconds of the client's clock, as below
     attempt_began_at: float = 0.0
     first_token_at: float | None = None
     completion: Completion | None = None
@@ -127,13 +127,9 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 class CompletionStream(AsyncClosing):
-    """An answer in progress: an async iterator of its pieces.
+    """An answer in progress: an async iterator of its pieces, made by `EngineClient.stream`.
 
-    Made by `EngineClient.stream`. The request is sent when the first piece is asked for;
-    `completion` is there once the iteration has ended.
-
-    Raises:
-        InvalidRequestError: wrong type; `EngineClient.stream` makes it.
+    The request is sent when the first piece is asked for.
     """
 
     def __init__(
@@ -150,11 +146,7 @@ class CompletionStream(AsyncClosing):
 
     @property
     def completion(self) -> Completion:
-        """The whole answer and what it cost.
-
-        Raises:
-            EngineError: the answer has not ended.
-        """
+        """The whole answer and what it cost; EngineError before the answer has ended."""
         if self._call.completion is None:
             raise EngineError("the answer has not ended; iterate over its pieces first")
         return self._call.completion
@@ -167,11 +159,7 @@ class CompletionStream(AsyncClosing):
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
-        """Cancel the request, unless it has ended, and tell the planner.
-
-        A request of which no piece was asked for is not sent any more; the planner is told of that,
-        too.
-        """
+        """Cancel the request, unless it has ended or was not sent, and tell the planner."""
         if not self._has_begun:
             self._has_begun = True
             self._drop()  # a generator that was never started does not run its own clean-up

@@ -1,13 +1,8 @@
 """The emulated engine: continuous batching and a prefix cache, in emulated time; no model.
 
-A step computes the prompts of requests that have just begun, up to the step's budget, and gives
-one token to each request whose prompt is computed. Requests begin in the order in which they came,
-as soon as the cache has room for them, as in vLLM's scheduler.
-
-Three doors lead to an engine: `ctxreuse.serving.EmulatedEngine` answers HTTP clients,
-`ctxreuse.workflow.EmulatedLLM` the generations of workflows, and a benchmark's client calls it
-directly. In an event loop with a virtual clock (`ctxreuse.serving.aio.virtual_time`) hours pass in
-a moment.
+A step computes the prompts of requests that have just begun, up to the step's budget, and gives one
+token to each request whose prompt is computed. Requests begin in the order in which they came, as
+soon as the cache has room for them, as in vLLM's scheduler.
 """
 
 from __future__ import annotations
@@ -33,14 +28,14 @@ class BatchedRequest:
 
     tokens: Sequence[int]
     answer: Sequence[int]
-    salt: str = ""
-    chunk_tokens: int | None = None
+    salt: str = ""  # vLLM's `cache_salt`
+    chunk_tokens: int | None = None  # of the answer, of which the reader hears; None: all
     usage: CacheUsage | None = field(default=None, init=False)
     running: RunningPrompt | None = field(default=None, init=False)
     to_prefill: int = field(default=0, init=False)
-    order: int = field(default=0, init=False)
+    order: int = field(default=0, init=False)  # of first tokens
     last_step: int = field(default=0, init=False)
-    generated: int = field(default=0, init=False)
+    generated: int = field(default=0, init=False)  # tokens of its answer so far
     failure: Exception | None = field(default=None, init=False)
     has_news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -67,7 +62,10 @@ class BatchStep:
 
 
 class BatchingEngine:
-    """Runs requests together: step by step, or in the time of an event loop."""
+    """Runs requests together: step by step, or in the time of an event loop.
+
+    A step ends at a time that follows from the step before. So late timers slow nothing down.
+    """
 
     def __init__(
         self,
@@ -220,7 +218,7 @@ class BatchingEngine:
     def stream(
         self, tokens: Sequence[int], answer: Sequence[int], salt: str = "", *, chunk_tokens: int = 8
     ) -> AsyncGenerator[int, None]:
-        """Follow an answer while it is given; leaving early, or being cancelled, aborts it."""
+        """Yield how many tokens of an answer there are; leaving early aborts it."""
         return self._answered(BatchedRequest(tokens, answer, salt, chunk_tokens))
 
     async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:

@@ -1,8 +1,4 @@
-"""An OpenAI-compatible server without a socket, a model or a GPU, for tests.
-
-It stands where a client's HTTP transport would: requests go in, replies in vLLM's format come out,
-and a simulation of vLLM's prefix cache says how many tokens of each prompt were cached.
-"""
+"""An OpenAI-compatible server without a socket, a model or a GPU, for tests."""
 
 from __future__ import annotations
 
@@ -55,49 +51,35 @@ _NO_PROMPT = "messages must be a list of objects, or prompt a string"
 
 
 class EmulatedEngine(OnePerProcess):
-    r"""Answers chat completions with the usage that vLLM would report.
+    """Answers chat completions with the usage that vLLM would report; for threads and tasks.
 
     Serves `/v1/models`, `/v1/chat/completions` and `/v1/completions` (whole and streamed),
-    `/tokenize`, `/metrics`, `/health` and `/reset_prefix_cache`. Of the sampling parameters it
-    knows `max_tokens` and `max_completion_tokens`, of vLLM's own ones `cache_salt` and
-    `return_token_ids`. A prompt's blocks are registered when it arrives, an answer's when it is
-    complete, requests one after the other and all at once. Threads and tasks may share it.
+    `/tokenize`, `/metrics`, `/health` and `/reset_prefix_cache`; knows the parameters `max_tokens`,
+    `max_completion_tokens`, `cache_salt` and `return_token_ids`. A prompt's blocks are cached when
+    it arrives, an answer's when it is complete.
 
     Args:
         block_size: Tokens of a cache block.
-        capacity_tokens: Size of the cache, the one block included that vLLM keeps back; None is
-            unlimited.
+        capacity_tokens: Size of the cache, vLLM's null block included; None is unlimited.
         answer: What the model says: a text, or a function from the request's body to a text, to
             tool calls, or, for async clients, to an awaitable or async iterator of texts.
         model: The model's name.
         tokenize: From a text to its token ids; None counts words.
-        prompt_tokens_details: Whether usage tells the cached tokens. vLLM does so only with
-            `--enable-prompt-tokens-details`, and many of its versions only if there are any, as
-            with "if cached" here.
+        prompt_tokens_details: Whether usage tells the cached tokens; "if cached": only if there are
+            any.
         fail: What goes wrong with which completion request: a list, in order of arrival, or a
-            function from the request's number, counted from 0, and its body. A number is answered
-            as HTTP status, "refuse" refuses the connection, "break" breaks it after the first
-            token, None goes well.
+            function from the request's number (from 0) and body. An HTTP status, "refuse" for a
+            refused connection, "break" for one that breaks after the first token, None for nothing.
         max_model_len: Tokens of the longest prompt that is not refused; None is unlimited.
 
     Attributes:
         usage: The tokens of all prompts so far, and how many of them were cached.
         requests: The bodies of all completion requests, in order of arrival.
 
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
     Example:
         >>> import httpx
-        >>> engine = EmulatedEngine(block_size=4, answer="In France.")
+        >>> engine = EmulatedEngine(answer="In France.")
         >>> client = httpx.Client(transport=engine.transport(), base_url="http://engine")
-        >>> question = {"role": "user", "content": "Where is Paris?"}
-        >>> body = {"model": "emulated", "messages": [question]}
-        >>> replies = [client.post("/v1/chat/completions", json=body).json() for _ in range(2)]
-        >>> replies[1]["choices"][0]["message"]["content"]
-        'In France.'
-        >>> [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies]
-        [0, 12]
     """
 
     def __init__(
@@ -140,11 +122,7 @@ class EmulatedEngine(OnePerProcess):
         self._engine = self._new_engine()
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a chat prompt.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the tokens of a chat prompt."""
         return list(self._tokenize(chat_markup(messages_of(messages))))
 
     def metrics(self) -> str:
@@ -161,11 +139,9 @@ class EmulatedEngine(OnePerProcess):
         """Return a transport for `httpx.Client` and `httpx.AsyncClient`.
 
         Args:
-            library: The library that the client is from, `httpx` or `httpx2`. None takes the one
-                that is installed, of both `httpx`, which every version of `openai` accepts.
+            library: The client's library, `httpx` or `httpx2`; None takes the installed one.
 
         Raises:
-            InvalidRequestError: It is another library.
             MissingExtraError: Neither is installed.
         """
         if library is not None and getattr(library, "__name__", None) not in _HTTP_LIBRARIES:

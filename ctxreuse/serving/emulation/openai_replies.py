@@ -61,15 +61,15 @@ class EmulatedReply:
     """One reply: takes the answer part by part, gives what goes over the wire."""
 
     api: Literal["chat", "text"]
-    number: int
+    number: int  # the request's, for the reply's id
     model: str
     body: Json
     prompt: list[int]
     usage: CacheUsage
     shows_cached: bool
-    breaks: bool
+    breaks: bool  # whether the connection breaks after the first part
     tokenize: Callable[[str], Sequence[int]]
-    register: Callable[[list[int]], object]
+    register: Callable[[list[int]], object]  # takes the answer's tokens at its end
 
     def __post_init__(self) -> None:
         body = self.body

@@ -1,7 +1,4 @@
-"""How fast an emulated engine is: one set of rates for every measurement without a real engine.
-
-They are close to those of a model with 8 billion parameters on one H100.
-"""
+"""How fast an emulated engine is: about as a model of 8 billion parameters on one H100."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class EngineRates:
     """What a step of an engine with continuous batching takes."""
 
     prefill_tokens_per_s: float = 10_000.0
-    decode_step_s: float = 0.010
-    decode_step_per_request_s: float = 0.000_15
+    decode_step_s: float = 0.010  # a step in which requests get a token each
+    decode_step_per_request_s: float = 0.000_15  # what each of them adds
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -19,8 +19,9 @@ class WordEncoding(NamedTuple):
 
 
 class WordTokenizer:
-    """Cuts a text into words, and long words into pieces; equal text gives equal tokens."""
+    """Cuts a text into words, and long words into pieces; a piece has one id in all processes."""
 
+    # with six letters, English and code come out about as long as with 50,000 real tokens
     def __init__(self, letters: int = 6, *, chat: bool = False) -> None:
         word = rf" ?\w{{1,{letters}}}| ?[^\w\s]"
         self._piece = re.compile(rf"<\|\w+\|>|{word}|\s+" if chat else rf"{word}|\s")

@@ -1,12 +1,8 @@
 """Admission: requests wait for an engine, and those that wait together are planned together.
 
-An engine that is given everything at once runs it in the order in which it came. Held back here
-until the engine has a place for them, requests that wait at the same time are planned as one batch
-on top of what the engine's cache holds: prompts that share a prefix then run back to back,
-whichever client sent them. Planned requests go before all that come later, so none starves.
-
-A request without blocks has nothing to be planned for, so it does not wait for a batch to end: such
-requests have a lane of their own, and the two lanes take turns.
+Prompts that share a prefix then run back to back. Planned requests go before all that come later,
+so none starves. A request without blocks has nothing to be planned for: such requests have a lane
+of their own, and the two lanes take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +38,10 @@ _PLANNED_LANE, _PLAIN_LANE = 0, 1
 
 
 class AdmissionQueue:
-    """Lets a number of requests at a time go to an engine, planned together as they wait."""
+    """Lets a number of requests at a time go to an engine, planned together as they wait.
+
+    Tasks of several event loops may wait in one queue, each loop in a thread of its own.
+    """
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class AdmissionQueue:
         )
 
     def slot(self, request: Plannable) -> AdmissionSlot:
-        """Wait until there is a place; hold it as long as the `async with` block runs."""
+        """Return what waits for a place, gives what to send, and holds the place for its block."""
         return AdmissionSlot(self, request)
 
     def _admit(self) -> None:
@@ -165,7 +164,7 @@ class AdmissionQueue:
         )
 
     def _unrecorded(self, request: Plannable) -> Plan:
-        """Return a plan that the planner, which cannot, has not recorded."""
+        """Return a plan that the planner has not recorded."""
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:
@@ -228,7 +227,7 @@ class AdmissionSlot:
 
 
 def recorded(planner: ReusePlanner, plan: Plan) -> Plan:
-    """Return a plan that some planner made, as one that this planner has recorded as sent."""
+    """Return a plan as one that this planner has recorded as sent; the prompt stays the same."""
     request = plan.request
     again = ContextRequest(
         plan.blocks,

@@ -19,7 +19,10 @@ class Circuit(Enum):
 
 
 class CircuitBreaker:
-    """Opens after some failures in a row; tries again after a time that doubles."""
+    """Opens after some failures in a row; tries again after a time that doubles.
+
+    The caller gives the time, and holds a lock if threads share it.
+    """
 
     def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
         self._limit = failures

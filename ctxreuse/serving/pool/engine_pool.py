@@ -44,64 +44,40 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     """Sends each request to the engine that is expected to serve it first.
 
     Each engine has its own planner, whose index is what its cache holds. A request goes to the
-    engine with most expected cached tokens, less what it would have to wait for, in tokens; there
-    it waits until it may be sent, is planned together with those that wait with it, and sent.
+    engine with most expected cached tokens, less what it would have to wait for; there it is
+    planned together with those that wait with it. May be used from several event loops.
 
-    An engine that does not answer is tried again elsewhere, once the whole request has failed
-    there. When that happens several times in a row, its circuit opens: it gets no requests for a
-    while. Its cache counts as empty then, and so does that of an engine that repeatedly serves
-    nothing from it where much was expected. If all circuits are open, requests are sent
-    nevertheless.
-
-    An engine that has too much to do (429, 529, or 503 with a `Retry-After`) is not taken for one
-    that is gone: its circuit stays as it is, and so does its index. As long as its `Retry-After`
-    says, requests wait for it or go elsewhere, whichever is cheaper.
-
-    A pool may be used from several event loops.
+    A request that fails at an engine is tried elsewhere. After several failures in a row the
+    engine's circuit opens: its cache counts as empty, and it gets no requests for a while, unless
+    all circuits are open. A cache that repeatedly serves nothing counts as empty, too. A busy
+    engine (429, 529, or 503 with a `Retry-After`) keeps circuit and index; requests wait for it or
+    go elsewhere.
 
     Args:
-        engines: Addresses, or `EngineSpec`s; a mapping from names to functions that
-            make a client is for clients of your own.
+        engines: Addresses, or `EngineSpec`s; or a mapping from names to functions that make a
+            client.
         model: The model's name; None asks each engine.
         planner: Its settings are those of each engine's planner; None takes the defaults. With a
-            `shared_log`, pools of several processes that give their engines the same names place
-            documents alike: each engine has a log of its own, which `of_engine` of that one makes.
+            `shared_log`, each engine has a log of its own (its `of_engine`).
         strategy: "reuse", "paper" or "none".
         concurrency: Requests that run at an engine; more wait here, to be planned together.
         window_s: Seconds for which a request waits for others to be planned with.
         queue_weight: What waiting for one token costs, compared with computing one.
         attempts: How often a request is sent before it has failed.
-        backoff_s: Seconds before a request is sent again to an engine that has failed it; it
-            doubles with each.
+        backoff_s: Seconds before an engine that has failed a request gets it again; doubles each
+            time.
         failures: After how many failures in a row the circuit of an engine opens.
         open_s: For how many seconds it stays open; they double each time.
         clock: Seconds from any start.
-        answer_cost: What an answer delays other requests, in prompt tokens that the engine could
-            compute instead; for answers of about 96 tokens unless given.
+        answer_cost: What an answer delays other requests, in prompt tokens; for about 96 tokens.
         rest_s: The former name of `open_s`.
-        **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
-            `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`, `lora`. `timeout_s` counts
-            anew at each engine that a request is sent to, `attempts` at most.
+        **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`
+            (anew at each engine), `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`,
+            `lora`.
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
         UnknownArgumentError: an unknown argument.
         MissingExtraError: `openai` or `tenacity` is not installed.
-
-    Example:
-        >>> import asyncio, httpx
-        >>> from ctxreuse import ContextRequest
-        >>> from ctxreuse.serving import EmulatedEngine, EngineClient
-        >>> def connect():
-        ...     transport = EmulatedEngine(answer="In France.").transport()
-        ...     return EngineClient("http://a", http_client=httpx.AsyncClient(transport=transport))
-        >>> async def main():
-        ...     async with EnginePool({"a": connect}) as pool:
-        ...         request = ContextRequest(["Paris is in France."], "Where is Paris?")
-        ...         return await pool.complete(request, max_tokens=20)
-        >>> served = asyncio.run(main())
-        >>> served.completion.text, served.replica
-        ('In France.', 'a')
     """
 
     def __init__(
@@ -164,10 +140,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
     @property
     def parts(self) -> dict[str, PartSize]:
-        """How much the pool itself remembers, and how much it may; all tenants together.
-
-        What each replica's planner and bookkeeping remember is in the `parts` of its status.
-        """
+        """How much the pool itself remembers, and may; for the replicas see their status."""
         return self._router.parts
 
     @property
@@ -180,16 +153,10 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         return tuple(replica.status() for replica in self._replicas.values())
 
     async def catch_up(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all that the engines' shared logs hold is taken in; for a process's start.
-
-        Args:
-            timeout_s: How long to wait at most, in seconds.
+        """Wait, `timeout_s` seconds at most, until all of the engines' shared logs is taken in.
 
         Returns:
             Whether it is; True without logs.
-
-        Raises:
-            InvalidRequestError: out of range.
         """
         checked_number("timeout_s", timeout_s)
         planners = [replica.planner for replica in self._replicas.values()]
@@ -201,30 +168,18 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         return tuple(one.name for one in self._replicas.values() if one.is_available)
 
     def cache_epoch(self, name: str) -> int:
-        """Return how often a replica has been found with an empty cache.
-
-        Raises:
-            InvalidRequestError: there is no such replica.
-        """
+        """Return how often a replica has been found with an empty cache."""
         return self._replica(name).cache_epoch
 
     generation = cache_epoch
     """The former name of `cache_epoch`."""
 
     def add(self, engine: str | EngineSpec) -> str:
-        """Add an engine; return its name.
-
-        Raises:
-            InvalidRequestError: wrong type, or the name is taken.
-        """
+        """Add an engine, whose name must be a new one; return its name."""
         return self._enter(self._factory.replica_at(engine)).name
 
     async def remove(self, name: str) -> None:
-        """Wait until a replica has ended its requests, and take it out; no new ones go there.
-
-        Raises:
-            InvalidRequestError: there is no such replica.
-        """
+        """Wait until a replica has ended its requests, and take it out; no new ones go there."""
         replica = self._replica(name)
         self.drain(name)
         await self.drained(name)
@@ -234,47 +189,29 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         await replica.aclose()
 
     def drain(self, name: str) -> None:
-        """Send no new requests to a replica; those that it has go on.
-
-        Raises:
-            InvalidRequestError: there is no such replica.
-        """
+        """Send no new requests to a replica; those that it has go on."""
         self._replica(name).is_draining = True
 
     async def drained(self, name: str) -> None:
-        """Wait until a replica has ended its requests.
-
-        Raises:
-            InvalidRequestError: there is no such replica.
-        """
+        """Wait until a replica has ended its requests."""
         replica = self._replica(name)
         while not replica.is_idle:
             await asyncio.sleep(_DRAINING_S)
 
     def resume(self, name: str) -> None:
-        """Send requests to a draining replica again.
-
-        Raises:
-            InvalidRequestError: there is no such replica.
-        """
+        """Send requests to a draining replica again."""
         self._replica(name).is_draining = False
 
     async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if no engine says.
-
-        Each engine is asked until it has answered once; where they differ, it is the least.
-        """
+        """Return the tokens of the longest prompt with its answer, anywhere; None is unknown."""
         asked = (replica.context_window() for replica in self._replicas.values())
         return min(filter(None, await asyncio.gather(*asked)), default=None)
 
     async def check(self, limit_s: float = 5.0) -> dict[str, bool]:
-        """Ask each replica whether it is ready; return the answers by name.
+        """Return whether each replica, by name, says within `limit_s` seconds that it is ready.
 
-        The circuit of one that is not opens at once; one that is, after it was not, is used again,
-        with an empty cache. One that has no such route (404) counts as ready, because it answers.
-
-        Args:
-            limit_s: Seconds after which a replica is not ready.
+        The circuit of one that is not opens at once; that of one that is again closes, and its
+        cache counts as empty. One without such a route (404) is ready.
         """
         check_limit(limit_s)
         replicas = list(self._replicas.values())
@@ -282,12 +219,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
 
     async def watch(self, interval_s: float = 5.0, limit_s: float = 5.0) -> None:
-        """Check all replicas again and again, until it is cancelled: run it as a task.
-
-        Args:
-            interval_s: Seconds between two checks.
-            limit_s: As in `check`.
-        """
+        """`check` all replicas every `interval_s` seconds, until cancelled: run it as a task."""
         while True:
             await self.check(limit_s)
             await asyncio.sleep(interval_s)
@@ -305,16 +237,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     def route(self, prompt: Plannable, *, among: Iterable[str] | None = None) -> str:
         """Return the name of the replica to which a request should go now.
 
-        It is the one with most expected cached tokens, less `queue_weight` times the tokens that it
-        has still to compute. Among equals the request's first block decides, by rendezvous hashing,
-        so that blocks that no engine has read go to the same replica in every process.
+        It has most expected cached tokens, less `queue_weight` times the tokens that it has still
+        to compute. Among equals the request's first block decides, by rendezvous hashing.
 
         Args:
             prompt: A request, or a plan whose order stands.
             among: Names to choose from; None takes all.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
             EngineError: no replica may be chosen.
         """
         request_of(prompt)
@@ -342,17 +272,15 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
         Args:
             prompt: A request; or a plan, which is sent as it is.
-            replica: Where to send it, as long as that replica is there, does not drain, its circuit
-                is not open, it is not busy and it has not failed the request; else, and for None,
-                the pool chooses.
+            replica: Where to send it, unless that replica drains, is busy, has an open circuit or
+                has failed the request; else, and for None, the pool chooses.
             session_id: As in `EngineClient.complete`.
-            limit_s: Seconds from being sent after which a replica has failed to answer; None
-                leaves it to the client's `timeout_s`.
+            limit_s: Seconds for a replica's answer, as `timeout_s` of a client, which None leaves
+                it to.
             on_first_token: Called when the first token has come.
             **params: As in `EngineClient.complete`.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
             EngineError: no engine answered, or it refused the request itself.
         """
         check_limit(limit_s)
@@ -384,24 +312,10 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         limit_s: float | None = None,
         **params: Any,
     ) -> PoolStream:
-        """Send a request, wherever it is served first, and get the answer piece by piece.
+        """Return the answer's pieces as they come; arguments as in `complete`.
 
-        It is sent again elsewhere only as long as no piece has come.
-
-        Args:
-            prompt: A request; or a plan, which is sent as it is.
-            replica: As in `complete`.
-            session_id: As in `complete`.
-            limit_s: As in `complete`, for the whole answer; what the caller does between two
-                pieces does not count.
-            **params: As in `complete`.
-
-        Returns:
-            An async iterator of texts; use it with `async with`, so that a request whose answer is
-            left early is cancelled at once.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
+        The request is sent again elsewhere only as long as no piece has come. Iterate inside `async
+        with`, so that a request whose answer is left early is cancelled at once.
         """
         request_of(prompt)
         check_limit(limit_s)

@@ -1,18 +1,16 @@
 """Which agent reads which document: one that read it before, unless its load is too high.
 
-A document that several questions bring up should go to the agent, and so to the engine, that has
-processed it before (ContextPilot section 7.2). Three rules, in this order:
+A document should go to the agent, and so to the engine, that has processed it before (ContextPilot
+section 7.2). Three rules, in this order:
 
 - *Affinity*: an agent that has read the document.
 - *Rendezvous hashing* (Thaler and Ravishankar, 1998) for a new one: the agent that scores highest
-  for it, so that every process sends it to the same one, and an agent that comes or goes moves only
-  the documents that it wins or leaves behind.
+  for it, the same in every process. An agent that comes or goes moves only its own documents.
 - *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): no agent takes a document that would
   bring its load above c times the mean; the next one in the document's order does.
 
-Agents that live on the same engine share its cache. So engines are ranked before agents are: what
-one agent has no room for goes to its neighbours first, and when an engine goes only its documents
-move.
+Agents on one engine share its cache. So engines are ranked before agents are: what one agent has no
+room for goes to its neighbours first.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class Document(NamedTuple):
     """A document to assign."""
 
     key: BlockKey
-    tokens: int
+    tokens: int  # what reading it costs
 
 
 def rendezvous_order(key: bytes, agents: Iterable[Agent]) -> list[Agent]:
@@ -63,13 +61,17 @@ def assign(
     documents: Sequence[Document],
     agents: Sequence[Agent],
     loads: Mapping[Agent, float],
-    affinity: Mapping[BlockKey, Collection[Agent]] | None = None,
+    affinity: Mapping[BlockKey, Collection[Agent]] | None = None,  # who has read what
     engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
-    bound: float = DEFAULT_BOUND,
+    bound: float = DEFAULT_BOUND,  # the c above, from 1
     slack_tokens: float = 0,
     homes: Mapping[BlockKey, Collection[Agent]] | None = None,
 ) -> list[Agent]:
-    """Assign each document to one agent."""
+    """Assign each document to one agent; return the agents, in the documents' order.
+
+    After each document, the load of the agent that took it is at most `bound` times the mean, or
+    the mean plus that document if no agent has room: then the least loaded takes it.
+    """
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
     checked_number("the bound", bound, 1)
@@ -80,6 +82,7 @@ def assign(
         tokens = document.tokens
         loaded.total += tokens
         read_by = [agent for agent in affinity.get(document.key, ()) if agent in loaded.of]
+        # with little to do, keeping a document where it was read is worth more than evenness
         slack = max(slack_tokens, _SLACK_OF_READERS * tokens)
         chosen = min(
             (agent for agent in read_by if loaded.has_room(agent, tokens, slack)),
@@ -123,6 +126,7 @@ class _Loads:
         sharing = self._agents_on[engine]
         mean = self.total / len(self.of)
         shared = sharing * mean
+        # as tightly as chance evens out among the engine's agents
         shared_bound = 1 + (self._bound - 1) / math.sqrt(sharing)
         return self.of[agent] + tokens <= max(self._bound * mean, mean + slack) and self._on[
             engine
@@ -135,7 +139,10 @@ class _Loads:
 
 
 class DocumentAffinity:
-    """Remembers which agents read which document, and how much each has read of late."""
+    """Remembers which agents read which document, and how much each has read of late.
+
+    About the latest `window_tokens` that were assigned count as load.
+    """
 
     def __init__(
         self,

@@ -37,11 +37,7 @@ class PoolStream(AsyncClosing):
 
     @property
     def served(self) -> PoolResult:
-        """The whole answer.
-
-        Raises:
-            EngineError: the answer has not ended.
-        """
+        """The whole answer; EngineError before it has ended."""
         if self.result is None:
             raise EngineError("the answer has not ended; iterate over its pieces first")
         return self.result

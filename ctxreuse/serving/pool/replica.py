@@ -90,8 +90,7 @@ class ReplicaStatus:
 
     Attributes:
         name: Its name.
-        state: "up", "resting" (its circuit is open), "on trial" (its circuit is half-open: the
-            next request tries it) or "draining".
+        state: "up", "resting" (its circuit is open), "on trial" (half-open) or "draining".
         running: Requests that were sent and have not ended.
         waiting: Requests that are held back.
         queued_tokens: Prompt tokens that all these have still to compute, as expected.
@@ -99,9 +98,8 @@ class ReplicaStatus:
         failed: Requests that it did not answer.
         cache_epoch: How often it has been found with an empty cache.
         busy: How often it has answered that it has too much to do.
-        parts: How much of each part of what is remembered of it there is, and may be: the parts of
-            its planner, and those of the bookkeeping of its cache.
-        sharing: What has become of what other processes and this one tell each other about it.
+        parts: How much its planner and the bookkeeping of its cache remember, and may.
+        sharing: What it exchanges with other processes through shared logs.
     """
 
     name: str
@@ -160,8 +158,8 @@ class Replica:
         self.name = name
         self.planner = planner
         self.is_draining = False
-        self.cache_epoch = 0
-        self._queue = queue
+        self.cache_epoch = 0  # how often it was found with an empty cache
+        self._queue = queue  # of requests that wait for it
         self._circuit = circuit
         self._clock = clock
         self._connect = connect
@@ -180,8 +178,8 @@ class Replica:
         self._busy = 0
         self._busy_until = -math.inf
         self._lock = ForkSafeLock()
-        # What answers and failures change in the index waits here, in their order, for whoever is
-        # at it: that may wait for a tenant, and all other tenants are routed by the lock above.
+        # What answers and failures change in the index waits here, in their order: it may wait for
+        # a tenant, and the lock above must not.
         self._to_note: deque[Callable[[], None]] = deque()
         self._noting = ForkSafeLock()
         self._have_no_requests()
@@ -194,7 +192,7 @@ class Replica:
         )
 
     def _have_no_requests(self) -> None:
-        self.queued_tokens = 0
+        self.queued_tokens = 0  # prompt tokens still to compute, as expected
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
 
     def _start_anew(self) -> None:
@@ -287,6 +285,8 @@ class Replica:
             async with self._queue.slot(prompt) as plan:
                 try:
                     yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
+                    # only now that it has answered: one that is down would fail twice for each
+                    # request
                     await self._learn_capacity()
                 except BaseException:
                     self._queue.take_back(plan)
@@ -334,6 +334,7 @@ class Replica:
             elif not was_closed:  # else it would hide that requests fail in a row
                 self._circuit.succeed()
             if was_closed and is_silent:
+                # it may have kept its cache: the next answer tells
                 self._misses = _MAX_MISSES - 1
             if was_closed and not is_ready and not is_silent:
                 self._to_note.append(self._reset)

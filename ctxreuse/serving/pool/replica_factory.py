@@ -27,8 +27,7 @@ class EngineSpec:
         base_url: Its address, with or without `/v1`.
         name: What it is called; None takes host and port.
         capacity_tokens: What its cache holds; None asks the engine.
-        kv_events: Where it publishes its cache events, such as "tcp://127.0.0.1:5557"; its index
-            then follows them.
+        kv_events: Where it publishes its cache events, such as "tcp://127.0.0.1:5557".
         kv_replay: Where it takes requests for replays of them.
     """
 

@@ -18,8 +18,7 @@ from ctxreuse.serving.pool.placement import rendezvous_order
 from ctxreuse.serving.pool.replica import Replica
 
 DEFAULT_ANSWER_COST = 144
-"""What an answer delays other requests, in prompt tokens that the engine could compute instead: 96
-tokens, each of which adds 0.15 ms to a step of an engine that computes 10,000 prompt tokens/s."""
+"""What an answer of 96 tokens delays others, in prompt tokens: 0.15 ms each, at 10,000 tokens/s."""
 _TOKENS_PER_S = 10_000
 """What a second of waiting for a busy engine costs, in prompt tokens that another could compute."""
 _REMEMBERED_CONVERSATIONS = 10_000
@@ -29,11 +28,14 @@ _ServedBy: TypeAlias = tuple[ref[Replica], int]
 
 
 class RequestRouter:
-    """Chooses among replicas by what they are expected to have cached, and by their queues."""
+    """Chooses among replicas by what they are expected to have cached, and by their queues.
+
+    A tenant that has most of the remembered conversations loses its oldest.
+    """
 
     def __init__(self, queue_weight: float, in_order: bool, answer_cost: int) -> None:
         self._queue_weight = queue_weight
-        self._in_order = in_order
+        self._in_order = in_order  # whether requests are sent in their own order
         self._answer_cost = answer_cost
         self._lock = ForkSafeLock(self._forget)
         self._forget()
@@ -55,7 +57,10 @@ class RequestRouter:
         wanted: str | None = None,
         tried: Collection[str] = (),
     ) -> Replica:
-        """Return where to send a request: the wanted candidate, or the best one."""
+        """Return where to send a request: the wanted candidate, or the best one.
+
+        Among equals the request's first block decides, by rendezvous hashing.
+        """
         by_name = {one.name: one for one in candidates(replicas, tried)}
         if wanted in by_name and wanted not in tried and not by_name[wanted].busy_s:
             return by_name[wanted]
