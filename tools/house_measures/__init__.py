@@ -1,0 +1,1 @@
+"""What `tools/house.py` measures: structure, journeys, growth and overhead."""
