@@ -24,13 +24,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The outcome of a request that was answered.
-
-    Attributes:
-        plan: What was sent.
-        completion: The answer.
-        error: None.
-    """
+    """A request that was answered: the plan that was sent, and the answer; `error` is None."""
 
     plan: Plan
     completion: Completion
@@ -39,13 +33,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The outcome of a request that failed.
-
-    Attributes:
-        plan: What was sent.
-        error: Why it failed.
-        completion: None.
-    """
+    """A request that failed: the plan that was sent, and the error; `completion` is None."""
 
     plan: Plan
     error: EngineError

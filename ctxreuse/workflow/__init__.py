@@ -1,4 +1,7 @@
-"""RAG workflows as graphs of generations and retrievals, many at once over one engine."""
+"""RAG workflows as graphs of generations and retrievals, many at once over one engine.
+
+A wrong type or value raises `InvalidRequestError`, in a graph `GraphError`, everywhere.
+"""
 
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (

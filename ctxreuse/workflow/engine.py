@@ -65,22 +65,18 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
     Every run gives what plain sequential execution gives. Searches of all runs share scans,
     sub-stage by sub-stage; a generation may begin before its retrieval has ended, and counts only
-    if it was asked the right thing. The engine works in one event loop at a time; calls from
-    another loop meanwhile are answered in that one, too.
+    if it was asked the right thing. The engine works in one event loop at a time, which answers
+    calls from others, too.
 
     Args:
         llm: The model; None if the generations of all graphs name their own, or there are none.
-        retriever: The retriever of retrieval nodes: a `VectorRetriever` is searched step by step,
-            any other is one atomic stage. A dict gives several, by name; nodes that name none ask
-            "default". None is for graphs without retrievals.
-        planner: Orders the documents of each prompt so that the LLM server's prefix cache hits;
-            None leaves them as retrieved.
+        retriever: The retriever of retrieval nodes, or a dict of several by name, of which nodes
+            that name none ask "default". A `VectorRetriever` is searched step by step, any other is
+            one stage. None is for graphs without retrievals.
+        planner: Orders the documents of each prompt; None leaves them as retrieved.
         options: Limits and techniques.
         execute: Runs blocking work; None uses threads of the engine's own.
-        clock: Seconds from any start; it must agree with the event loop's in pace.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
+        clock: Seconds from any start, at the event loop's pace.
     """
 
     def __init__(
@@ -120,7 +116,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         session: str | int | None = None,
         **inputs: Any,
     ) -> WorkflowResult:
-        """Run a graph.
+        """Run a graph; return the answer, and the state behind it.
 
         Args:
             graph: The graph.
@@ -130,9 +126,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             session: Runs of one session tell each other where to search first. None takes the
                 conversation of `request_context`.
             **inputs: The values of other inputs, by key.
-
-        Returns:
-            The answer, and the state behind it.
 
         Raises:
             WorkflowError: no graph, an input is missing, or the run has failed.
@@ -149,12 +142,9 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         session: str | int | None = None,
         **inputs: Any,
     ) -> AsyncGenerator[Event, None]:
-        """Run a graph and yield its events; arguments and errors as in `run`.
+        """Run a graph and yield its events, the result last; arguments and errors as in `run`.
 
         A caller that stops early cancels the run; with `contextlib.aclosing` it ends at once.
-
-        Yields:
-            Nodes that begin and end, texts, documents, and finally the result.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = asyncio.ensure_future(
@@ -190,7 +180,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             session: As in `run`.
 
         Raises:
-            InvalidRequestError: wrong type.
             WorkflowError: no such k or retriever, or the search has failed.
         """
         checked_kind("query", query, str, "a string")
@@ -237,21 +226,17 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         return_exceptions: bool = False,
         progress: bool = False,
     ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
-        """Run many graphs, as many at a time as the options allow.
+        """Run many graphs, as many at a time as the options allow; return their results in order.
 
         Args:
             jobs: Pairs of a graph and its input.
             deadline_s: As in `run`, for each.
             tenant: As in `run`.
-            return_exceptions: Whether an exception is returned in the place of a result; else the
-                first failure cancels the rest and is raised.
+            return_exceptions: Whether an exception takes the place of its result; else the first
+                failure cancels the rest and is raised.
             progress: Whether a bar shows how many have ended.
 
-        Returns:
-            The results, in the order of the jobs.
-
         Raises:
-            InvalidRequestError: wrong type.
             MissingExtraError: A bar is to be shown, and rich is not installed.
         """
         jobs = [_checked_job(job) for job in checked_list("jobs", jobs, "a list of pairs")]
@@ -301,7 +286,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         return_exceptions: bool = False,
         progress: bool = True,
     ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
-        """Run many graphs from code that is not asynchronous; arguments as in `arun_batch`."""
+        """`arun_batch`, for sync callers."""
         return sync_bridge.run(
             lambda: self.arun_batch(
                 jobs,
@@ -320,7 +305,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             path: A picture's name, ending in .png, .svg or .pdf.
 
         Raises:
-            MissingExtraError: If matplotlib is not installed.
+            MissingExtraError: matplotlib is not installed.
         """
         if path is not None:
             draw_timeline(self._services.timeline, path)
@@ -423,7 +408,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None, None]:
-        """Count a run by how it ends; `aclose` cancels it, not what its caller does afterwards."""
+        """Count a run by how it ends; while it runs, `aclose` can cancel it."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The errors of workflows.
+"""The errors of workflows; each is a `CtxreuseError`.
 
     WorkflowError
     ├── GraphError          a graph, or a part of one, cannot be run; found before it runs
@@ -9,7 +9,7 @@
     ├── DeadlineError       a run did not end in time
     └── EngineClosedError   the workflow engine was closed
 
-Each is a `CtxreuseError`. Every message names the node or key that is wrong, and the remedy.
+Every message names the node or key that is wrong, and the remedy.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ class GraphError(WorkflowError, ValueError):
 
 
 class StateKeyError(WorkflowError, KeyError):
-    """A key was read that no node has written, or an input is missing or unknown.
-
-    Attributes:
-        key: The key.
-    """
+    """A `key` was read that no node has written, or an input is missing or unknown."""
 
     __str__ = Exception.__str__  # KeyError shows its message quoted, as if it were a key
 
@@ -44,11 +40,7 @@ class StateKeyError(WorkflowError, KeyError):
 
 
 class VisitLimitError(WorkflowError, RuntimeError):
-    """An edge led to a node once more than its `max_visits`, and it has no `otherwise`.
-
-    Attributes:
-        node: The node's name.
-    """
+    """An edge led to `node` once more than its `max_visits`, and it has no `otherwise`."""
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message)
@@ -56,11 +48,9 @@ class VisitLimitError(WorkflowError, RuntimeError):
 
 
 class RouterError(WorkflowError, RuntimeError):
-    """A router raised (its error is the cause), or returned a target that it may not.
+    """A router behind `node` raised (its error is the cause), or returned a target that it may not.
 
-    Attributes:
-        node: The name of the node before the router; empty if several led to nodes that cannot run
-            side by side.
+    `node` is empty if several led to nodes that cannot run side by side.
     """
 
     def __init__(self, message: str, node: str = "") -> None:
@@ -69,12 +59,7 @@ class RouterError(WorkflowError, RuntimeError):
 
 
 class StageError(WorkflowError, RuntimeError):
-    """A node failed; its own error is the cause.
-
-    Attributes:
-        node: The node's name.
-        visit: Which visit of it, from 1.
-    """
+    """A visit (counted from 1) of a node failed; its own error is the cause."""
 
     def __init__(self, message: str, node: str = "", visit: int = 0) -> None:
         super().__init__(message)

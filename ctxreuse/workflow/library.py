@@ -1,8 +1,7 @@
 """Ready-made workflows: five of the literature, and the one that framework adapters run.
 
 The prompts suit small models: short, the task last. What never changes comes first (system text,
-then documents), so that an engine's prefix cache hits. Each function returns a new graph (HedraRAG,
-section 6.1).
+then documents). Each function returns a new graph (HedraRAG, section 6.1).
 """
 
 from __future__ import annotations
@@ -62,11 +61,7 @@ def one_shot(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 
     Args:
         k: How many documents are read.
-        params: Parameters of each generation; they override `temperature` 0 and a `max_tokens`
-            that suits the generation.
-
-    Raises:
-        GraphError: wrong type or out of range.
+        params: Parameters of each generation, over `temperature` 0 and a fitting `max_tokens`.
     """
     graph = WorkflowGraph(name="one_shot")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -77,14 +72,11 @@ def one_shot(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
     """Return HyDE: imagine a passage that answers, search for it, answer from what is found.
 
-    Gao et al., "Precise Zero-Shot Dense Retrieval without Relevance Labels", ACL 2023.
-
     Args:
         k: How many documents are read.
         params: As for `one_shot`.
 
-    Raises:
-        GraphError: wrong type or out of range.
+    Source: Gao et al., "Precise Zero-Shot Dense Retrieval without Relevance Labels", ACL 2023.
     """
     graph = WorkflowGraph(name="hyde")
     graph.add_generation(
@@ -101,15 +93,12 @@ def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
     """Return RECOMP: search, compress what is found into a summary, answer from the summary.
 
-    Xu et al., "RECOMP: Improving Retrieval-Augmented LMs with Context Compression and Selective
-    Augmentation", ICLR 2024.
-
     Args:
         k: How many documents are summarised.
         params: As for `one_shot`.
 
-    Raises:
-        GraphError: wrong type or out of range.
+    Source: Xu et al., "RECOMP: Improving Retrieval-Augmented LMs with Context Compression and
+    Selective Augmentation", ICLR 2024.
     """
     graph = WorkflowGraph(name="recomp")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -132,17 +121,13 @@ def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 def irg(k: int = 5, rounds: int = 3, params: Params | None = None) -> WorkflowGraph:
     """Return iterative retrieval and generation: each answer helps to search for the next.
 
-    The first query is the question, each later one the question and the last answer. Shao et al.,
-    "Enhancing Retrieval-Augmented Large Language Models with Iterative Retrieval-Generation
-    Synergy", Findings of EMNLP 2023.
-
     Args:
         k: How many documents each round reads.
         rounds: Number of searches and answers.
         params: As for `one_shot`.
 
-    Raises:
-        GraphError: wrong type or out of range.
+    Source: Shao et al., "Enhancing Retrieval-Augmented Large Language Models with Iterative
+    Retrieval-Generation Synergy", Findings of EMNLP 2023.
     """
     checked_count("rounds", rounds)
     graph = WorkflowGraph(name="irg")
@@ -160,17 +145,14 @@ def irg(k: int = 5, rounds: int = 3, params: Params | None = None) -> WorkflowGr
 def multistep(k: int = 2, max_steps: int = 3, params: Params | None = None) -> WorkflowGraph:
     """Return the workflow of sub-questions: ask, search and answer until all is known, then answer.
 
-    Trivedi et al., "Interleaving Retrieval with Chain-of-Thought Reasoning for Knowledge-Intensive
-    Multi-Step Questions", ACL 2023; Press et al., "Measuring and Narrowing the Compositionality Gap
-    in Language Models", Findings of EMNLP 2023.
-
     Args:
         k: How many documents are read for a sub-question.
         max_steps: The most sub-questions that are asked.
         params: As for `one_shot`.
 
-    Raises:
-        GraphError: wrong type or out of range.
+    Source: Trivedi et al., "Interleaving Retrieval with Chain-of-Thought Reasoning for
+    Knowledge-Intensive Multi-Step Questions", ACL 2023; Press et al., "Measuring and Narrowing the
+    Compositionality Gap in Language Models", Findings of EMNLP 2023.
     """
     checked_count("max_steps", max_steps)
     graph = WorkflowGraph(name="multistep", defaults={"notes": _NO_NOTES})
@@ -245,6 +227,7 @@ def _params(max_tokens: int, params: Params | None) -> dict[str, Any]:
 
 def asks_nothing(text: str) -> bool:
     """Return whether a model's answer says that no more sub-questions are needed."""
+    # small models say "none" in many ways; only the first line counts, behind its label
     unlabelled = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
     line = unlabelled.strip().partition("\n")[0]
     if not any(letter.isalnum() for letter in line):
@@ -253,13 +236,14 @@ def asks_nothing(text: str) -> bool:
 
 
 SEARCH, ANSWER = "search", "answer"
-"""The two nodes."""
+"""The nodes of a `speculative_rag_graph`."""
 
 
 def speculative_rag_graph(
     name: str, llm: LanguageModel, k: int, retriever: str | None = None
 ) -> Graph:
     """Return a graph that searches for its `input` and has the model answer."""
+    # what is learned of graphs of one name is kept for the next
     graph = WorkflowGraph(name=name)
     graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
     graph.add_generation(ANSWER, prompt="{docs}", llm=llm)

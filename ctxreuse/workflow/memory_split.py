@@ -5,9 +5,8 @@ A run needs both, so the slower of the two decides (Equation 2):
 
     argmax over KV_size of min{T_G(KV_size, rps_G), T_R(rps_R)}
 
-As printed, T_R does not depend on KV_size; but "the remaining GPU memory budget is allocated for
-caching index clusters", so here it depends on the bytes that remain. The paper writes both as
-throughputs of stages; here both count runs, which may have several stages of a kind.
+As printed, T_R does not depend on KV_size; here it depends on the bytes that remain. The paper
+writes both as throughputs of stages; here both count runs, which may have several stages of a kind.
 """
 
 from __future__ import annotations
@@ -25,17 +24,14 @@ from ctxreuse.errors import InvalidRequestError, describe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThroughputTable:
-    """Measured throughput of a kind of stage, over memory and load.
+    """Measured throughput of a kind of stage, over memory and load, interpolated in between.
 
-    Values between measurements are interpolated, values beyond them are those of the nearest.
+    Values beyond them are those of the nearest.
 
     Args:
         memory_bytes: (m,) sizes that were measured, ascending.
         arriving: (a,) stages that arrived in a second, ascending.
         completed: (m, a) stages that were completed in a second at that load.
-
-    Raises:
-        InvalidRequestError: wrong shape or numbers.
     """
 
     memory_bytes: Sequence[float]
@@ -56,21 +52,13 @@ class ThroughputTable:
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
-        """Return the throughput at each measured memory size: (m,) stages a second.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the throughput at each measured memory size: (m,) stages a second."""
         checked_number("arriving", arriving)
         rows = np.asarray(self.completed, dtype=np.float64)
         return np.array([np.interp(arriving, self.arriving, row) for row in rows])
 
     def at(self, memory_bytes: float, arriving: float) -> float:
-        """Return the throughput for one memory size and load, in stages a second.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the throughput for one memory size and load, in stages a second."""
         checked_number("memory_bytes", memory_bytes)
         return float(np.interp(memory_bytes, self.memory_bytes, self.over_memory(arriving)))
 
@@ -80,10 +68,10 @@ class MemorySplit:
     """How to divide a GPU's memory."""
 
     kv_bytes: int
-    hot_bytes: int
-    generation: float
-    retrieval: float
-    throughput: float
+    hot_bytes: int  # the capacity of a `GpuTier`
+    generation: float  # runs a second that the generations would allow
+    retrieval: float  # runs a second that the retrievals would allow
+    throughput: float  # the smaller of the two
 
 
 def split_memory(
@@ -98,10 +86,6 @@ def split_memory(
 ) -> MemorySplit:
     """Return the split with the largest throughput: Equation 2 of HedraRAG.
 
-    Both throughputs are straight lines between the measured sizes, so the best size is one of
-    these, or one where the two lines cross; these are all that is looked at. Of equally good sizes
-    the largest KV cache is taken.
-
     Args:
         total_bytes: Memory for the KV cache and the hot clusters together.
         generation: Measured over sizes of the KV cache.
@@ -111,8 +95,8 @@ def split_memory(
         retrievals_per_run: Retrieval stages of a run, on average.
         least_kv_bytes: The memory that the LLM server needs for its longest request.
 
-    Raises:
-        InvalidRequestError: wrong type or out of range.
+    Returns:
+        Of equally good splits the one with the largest KV cache.
     """
     checked_integer("total_bytes", total_bytes)
     if type(least_kv_bytes) is not int or not 0 <= least_kv_bytes <= total_bytes:

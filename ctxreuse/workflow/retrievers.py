@@ -37,16 +37,11 @@ class CallableRetriever:
 
     Args:
         search: From a query and k to blocks or texts, best first. An async function runs in the
-            event loop, any other one in threads, several calls at a time; a thread cannot be
-            stopped, so the search of a cancelled stage runs to its end.
-
-    Raises:
-        InvalidRequestError: wrong type.
+            event loop, any other one in threads, where the search of a cancelled stage runs to its
+            end.
 
     Example:
         >>> retriever = CallableRetriever(lambda query, k: ["one text", "another"][:k])
-        >>> [block.text for block in asyncio.run(retriever.retrieve("Which?", 1))]
-        ['one text']
     """
 
     def __init__(self, search: Callable[[str, int], Found | Awaitable[Found]]) -> None:
@@ -61,7 +56,7 @@ class CallableRetriever:
         """Return the first k blocks that the function finds.
 
         Raises:
-            InvalidRequestError: wrong type, or the function does not return blocks or texts.
+            InvalidRequestError: the function does not return blocks or texts.
         """
         check_search(query, k)
         if self._is_async:
@@ -125,24 +120,18 @@ class KeywordRetriever:
 
     Args:
         blocks: The corpus: blocks or texts; a block that occurs twice counts once.
-        stopwords: Words that do not count: a language that bm25s knows, or a list of words; None
-            counts all.
-        stemmer: Reduces words to their stems, as bm25s takes it, such as PyStemmer's
-            `Stemmer.Stemmer("english")`; None leaves words as they are.
+        stopwords: Words that do not count: a language that bm25s knows, or a list; None counts all.
+        stemmer: Reduces words to their stems, such as PyStemmer's `Stemmer.Stemmer("english")`;
+            None leaves words as they are.
         k1: BM25's saturation of repeated words.
         b: BM25's length normalisation, from 0 to 1.
 
     Raises:
-        InvalidRequestError: no blocks, or no block with a word that counts.
+        InvalidRequestError: no block has a word that counts.
         MissingExtraError: bm25s is not installed.
 
     Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond, 2009;
     Lucene's variant, as in bm25s (Lù, 2024).
-
-    Example:
-        >>> retriever = KeywordRetriever(["Paris is in France.", "Rome is in Italy."])
-        >>> [block.text for block in asyncio.run(retriever.retrieve("Where is Rome?", 5))]
-        ['Rome is in Italy.']
     """
 
     def __init__(
@@ -186,11 +175,7 @@ class KeywordRetriever:
         self._index.index(words, show_progress=False)
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
-        """Return the k blocks that fit a query best, best first; fewer if fewer share a word.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the k blocks that fit a query best, best first; fewer if fewer share a word."""
         check_search(query, k)
         return await asyncio.to_thread(self._search, query, k)
 
@@ -253,7 +238,11 @@ class RetrieverError(WorkflowError, RuntimeError):
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
 ) -> tuple[ContextBlock, ...]:
-    """Return one ranking of all blocks of several rankings, each block once."""
+    """Return one ranking of all blocks of several rankings, each block once.
+
+    A block scores the sum of 1 / (constant + rank) over the rankings that hold it (Cormack, Clarke
+    and Büttcher, Reciprocal Rank Fusion, 2009). Blocks that tie stand by their best rank.
+    """
     checked_number("constant", constant)
     checked_optional_integer("limit", limit)
     blocks: dict[BlockKey, ContextBlock] = {}
@@ -274,16 +263,10 @@ def reciprocal_rank_fusion(
 class FusedRetriever:
     """Asks several retrievers side by side and fuses their results; one atomic stage.
 
-    Blocks with the same id and text are the same.
-
     Args:
         retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`.
-        candidates: How many blocks each is asked for, at least as many as are wanted; None is twice
-            as many as are wanted.
+        candidates: How many blocks each is asked for; None is twice as many as are wanted.
         constant: That of `reciprocal_rank_fusion`.
-
-    Raises:
-        InvalidRequestError: no retrievers, wrong type or out of range.
     """
 
     def __init__(
@@ -310,7 +293,6 @@ class FusedRetriever:
         """Return the k blocks that all the retrievers together find best.
 
         Raises:
-            InvalidRequestError: wrong type or out of range.
             RetrieverError: One of them fails; the others are then cancelled.
         """
         check_search(query, k)

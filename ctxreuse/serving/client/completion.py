@@ -14,13 +14,7 @@ from ctxreuse.context.miss_reasons import ReportedMiss
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model wants to be called.
-
-    Attributes:
-        name: The tool's name.
-        arguments: Its arguments, as the JSON text that the model wrote.
-        id: The call's id; the tool's result refers to it.
-    """
+    """A model's tool call: `arguments` is its JSON text, and the tool's result refers to `id`."""
 
     name: str
     arguments: str

@@ -19,31 +19,24 @@ MOST_NODES = 1_000
 
 
 class WorkflowGraph:
-    """A workflow in the making: stages as nodes, joined by edges.
+    """A workflow in the making: stages as nodes, joined by edges; at most 1,000 nodes.
 
     Every method that adds something returns the graph, and refuses wrong arguments at once. Errors
-    that only the whole graph shows are raised by `compile`. A graph has at most 1,000 nodes.
+    that only the whole graph shows are raised by `compile`.
 
     Args:
         inputs: The keys of a run's inputs; a bare text is the value of the first.
         defaults: The values of keys that no node has written yet; an input that has one may be left
             out. Copied for each run.
-        answer: The key that holds the answer. None takes the key that the generations before END
-            write, or, if that is not a single one, the key of the last generation (or else node).
+        answer: The key of the answer. None takes the one that generations before END write, or, if
+            that is not a single one, that of the last generation (or else node).
         name: The workflow's name, for metrics and errors.
 
-    Raises:
-        GraphError: wrong type or out of range.
-
     Example:
-        >>> graph = WorkflowGraph(name="hyde")
-        >>> graph = graph.add_generation("guess", prompt="Write a passage on {input}.")
-        >>> graph = graph.add_retrieval("search", query="{guess}")
+        >>> graph = WorkflowGraph().add_retrieval("search", query="{input}")
         >>> graph = graph.add_generation("answer", prompt="Answer {input} using {docs}.")
-        >>> graph = graph.add_edge(START, "guess").add_edge("guess", "search")
-        >>> graph = graph.add_edge("search", "answer").add_edge("answer", END)
-        >>> graph.compile().answer
-        'answer'
+        >>> graph = graph.add_edge(START, "search").add_edge("search", "answer")
+        >>> graph = graph.add_edge("answer", END)
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class WorkflowGraph:
         """Add a call of the language model.
 
         Args:
-            name: The node's name.
+            name: The node's name, a new one.
             prompt: The user's message, with `{key}` for values of the state. Documents are shown
                 before it, and called "the documents above" in it.
             output: The key that the answer is written to; None takes the node's name.
@@ -103,9 +96,6 @@ class WorkflowGraph:
             llm: The model; None asks the workflow engine's.
             max_visits: How often the node runs in one run at most.
             otherwise: The node, or END, to go to after the last visit. None fails the run then.
-
-        Raises:
-            GraphError: wrong type or out of range, or the name is taken.
         """
         place = f"of node {quoted([name])}"
         return self._add(
@@ -135,16 +125,13 @@ class WorkflowGraph:
         """Add a search.
 
         Args:
-            name: The node's name.
+            name: The node's name, a new one.
             query: The query, with `{key}` for values of the state.
             k: How many documents are wanted.
             output: The key that the documents are written to.
             retriever: Which of the workflow engine's retrievers is asked; None takes the default.
             max_visits: As in `add_generation`.
             otherwise: As in `add_generation`.
-
-        Raises:
-            GraphError: wrong type or out of range, or the name is taken.
         """
         return self._add(
             Retrieval(
@@ -170,14 +157,11 @@ class WorkflowGraph:
         """Add a function of the state, such as one that collects notes.
 
         Args:
-            name: The node's name.
+            name: The node's name, a new one.
             function: Sync or async; its result is written. It must not change values of the state.
             output: The key that the result is written to; None takes the node's name.
             max_visits: As in `add_generation`.
             otherwise: As in `add_generation`.
-
-        Raises:
-            GraphError: wrong type or out of range, or the name is taken.
         """
         return self._add(
             Function(
@@ -201,11 +185,8 @@ class WorkflowGraph:
             source: A node's name, or START. The node may be added later.
             target: A node's name, END, or a router: a function, sync or async, that is given the
                 state and returns a name, END, or a list of them.
-            targets: What a router may return, END included if it may. None allows anything, and
-                so makes a cycle of every node: give `targets`, or some `max_visits`.
-
-        Raises:
-            GraphError: wrong type, or the edge goes into START or out of END.
+            targets: What a router may return, END included. None allows anything, and so makes a
+                cycle of every node: give `targets`, or some `max_visits`.
         """
         if not isinstance(source, str):
             raise GraphError(f"an edge comes from a node's name or START, not {describe(source)}")
@@ -232,11 +213,7 @@ class WorkflowGraph:
         return self
 
     def compile(self) -> Graph:
-        """Return the graph, validated. It is kept until something is added.
-
-        Raises:
-            GraphError: The graph cannot be run; the message names node, key and remedy.
-        """
+        """Return the graph, validated, or raise GraphError; it is kept until something is added."""
         if self._compiled is None:
             graph = self._assembled()
             check_flow(graph)

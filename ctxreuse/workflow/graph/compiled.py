@@ -25,7 +25,7 @@ class Router:
     """An edge whose target is decided when it is taken."""
 
     function: RouteFunction
-    targets: tuple[str, ...] | None = None
+    targets: tuple[str, ...] | None = None  # None: any node, and END
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ class Graph:
 
     A run goes in wavefronts, as in Pregel. The nodes of a wavefront run side by side and read the
     same state. When all have ended, what they wrote is committed in the order of `nodes`; then
-    their edges give the next wavefront, in which a node that is reached twice runs once. A run ends
-    when all branches have led to END. So its result does not depend on how long anything takes.
+    their edges give the next wavefront. So the result does not depend on how long anything takes.
 
     Args:
         name: The workflow's name.
@@ -55,7 +54,6 @@ class Graph:
 
     Raises:
         GraphError: a node, or START, has no entry in `edges`.
-        InvalidRequestError: wrong type.
     """
 
     name: str
@@ -121,7 +119,6 @@ class Graph:
         """Return the state in which a run begins; defaults are copied for it.
 
         Raises:
-            InvalidRequestError: wrong type.
             StateKeyError: An input is missing or unknown.
         """
         checked_kind("inputs", inputs, Mapping, "a dict of keys and values")
@@ -139,15 +136,9 @@ class Graph:
         return State({**deepcopy(dict(self.defaults)), **inputs})
 
     def routed(self, source: str, router: Router, returned: object) -> tuple[str, ...]:
-        """Return the targets that a router has chosen.
-
-        Args:
-            source: The node before the router, or START.
-            router: The router.
-            returned: The result of its function, awaited.
+        """Return the targets of a router behind `source` whose function returned something.
 
         Raises:
-            InvalidRequestError: wrong type of source or router.
             RouterError: not one or several names that the router may lead to.
         """
         checked_kind("source", source, str, "a node's name or START")
@@ -182,11 +173,8 @@ class Graph:
             state: The committed state, whose visits count the last wavefront.
 
         Raises:
-            GraphError: There is no such node.
-            InvalidRequestError: wrong type.
             VisitLimitError: A node is reached once too often and has no `otherwise`.
-            RouterError: Two of the nodes write the same key; a router that returns several targets
-                can lead there.
+            RouterError: Two of the nodes write the same key; a router led there.
         """
         checked_kind("state", state, State, "a State")
         known = checked_list("targets", targets, "a list of nodes' names and END")
@@ -203,18 +191,11 @@ class Graph:
         return tuple(writer_of.values())
 
     def successor(self, name: str, state: State | None = None) -> Node | None:
-        """Return the node that certainly comes next, and alone, when a node has ended.
-
-        Nothing else may lead on from the node. The caller knows whether other nodes run beside it.
+        """Return the node that certainly comes next, and alone, if no other node runs beside it.
 
         Args:
-            name: The node.
-            state: The state before the node's visit is committed: a node that may not be visited
-                again is replaced by its `otherwise`. None ignores visit limits.
-
-        Raises:
-            GraphError: There is no such node.
-            InvalidRequestError: wrong type.
+            name: The node that ends.
+            state: The state before its visit is committed, for visit limits; None ignores them.
         """
         if state is not None:
             checked_kind("state", state, State, "a State or None")
@@ -299,6 +280,7 @@ def _lines(graph: Graph) -> Iterator[str]:
 
 def _shape(node: Node) -> str:
     label = "".join(
+        # no name is read as Mermaid's syntax or as HTML
         letter if letter.isalnum() or letter in " _-" else f"#{ord(letter)};"
         for letter in node.name
     )

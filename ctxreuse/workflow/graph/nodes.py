@@ -29,8 +29,8 @@ class Stage:
 
     name: str
     output: str
-    max_visits: int | None = None
-    otherwise: str | None = None
+    max_visits: int | None = None  # in one run; None sets no bound
+    otherwise: str | None = None  # goes here after the last visit; None: fails the run
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name in (START, END):
@@ -115,7 +115,7 @@ class Retrieval(Stage):
 class Function(Stage):
     """A user's function of the state, sync or async, whose result is written."""
 
-    function: Callable[[State], Any]
+    function: Callable[[State], Any]  # must not change values of the state
 
     def __post_init__(self) -> None:
         Stage.__post_init__(self)

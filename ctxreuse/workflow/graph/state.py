@@ -17,16 +17,13 @@ from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
 class State(Mapping[str, Any]):
     """The values of a run; how often nodes have written them, and how often nodes have run.
 
-    Users read it as a mapping. What nodes write gives a new state: a stage under way that holds an
-    old one sees no change. Values are shared between states, so do not change them.
+    Users read it as a mapping. What nodes write gives a new state, so a stage under way sees no
+    change. Values are shared between states: do not change them.
 
     Args:
         values: The values that the run begins with. Their version is 0.
         versions: How often each key was written.
         visits: How often each node has run.
-
-    Raises:
-        InvalidRequestError: wrong type.
     """
 
     __slots__ = ("_values", "_versions", "_visits")
@@ -69,19 +66,11 @@ class State(Mapping[str, Any]):
         return f"{type(self).__name__}({quoted(self)})"  # values may be whole documents
 
     def visits(self, node: str) -> int:
-        """Return how often a node has run.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return how often a node has run."""
         return self._visits[checked_kind("node", node, str, "a node's name")]
 
     def version(self, key: str) -> int:
-        """Return how often nodes have written a key; 0 for a value that the run began with.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return how often nodes have written a key; 0 for a value that the run began with."""
         return self._versions[checked_kind("key", key, str, "a string")]
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
@@ -90,9 +79,6 @@ class State(Mapping[str, Any]):
         Args:
             writes: What its nodes have written.
             visited: The nodes that have run, each once.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         checked_kind("writes", writes, Mapping, "a dict")
         ran = checked_texts("visited", visited, "a list of nodes' names")
@@ -103,11 +89,7 @@ class State(Mapping[str, Any]):
         )
 
     def overlay(self, writes: Mapping[str, Any]) -> Overlay:
-        """Return this state as it would be if those values had been written.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return this state as it would be if those values had been written."""
         return Overlay(self, checked_kind("writes", writes, Mapping, "a dict"))
 
 
@@ -120,7 +102,7 @@ def _counts(name: str, given: Mapping[str, int] | None) -> Counter[str]:
 
 
 class Overlay(State):
-    """A state with values that are only expected. It is read, and never committed on."""
+    """A state with values that are only expected; it is read, and never committed on."""
 
     __slots__ = ()
 
@@ -140,19 +122,11 @@ class Overlay(State):
 class Documents(tuple[ContextBlock, ...]):
     """Retrieved documents, best first: a tuple whose slices and sums are documents, too.
 
-    A prompt shows them before all that changes with each request, where a prefix cache finds them
-    again. A user's function that ranks or selects documents should return `Documents`, too.
+    A prompt shows them before all that changes with each request. A user's function that ranks or
+    selects documents should return `Documents`, too.
 
     Args:
         blocks: The documents. Plain strings become blocks with derived ids.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> documents = Documents(["Paris is in France.", "Rome is in Italy."])
-        >>> documents[:1], [block.text for block in documents[:1]]
-        (Documents(1), ['Paris is in France.'])
     """
 
     __slots__ = ()
@@ -211,13 +185,17 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class RenderedPrompt:
     """A prompt that is ready to be planned."""
 
-    query: str
+    query: str  # documents are only referred to in it
     blocks: tuple[ContextBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text with `{name}` variables; `{{` and `}}` are braces."""
+    """A text with `{name}` variables; `{{` and `}}` are braces.
+
+    A variable has no attributes, indexes or formats, and values are not read as templates. So a
+    template from elsewhere shows nothing but values of the state.
+    """
 
     literals: tuple[str, ...]
     names: tuple[str, ...]
@@ -270,7 +248,7 @@ class Template:
         return "".join(text)
 
     def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the text with the state's values, and the documents apart."""
+        """Return the text with the state's values, and apart the documents, which stand first."""
         blocks: dict[BlockKey, ContextBlock] = {}
         values = {name: state[name] for name in self.names if name in state}
         for name, value in values.items():

@@ -1,8 +1,8 @@
 """The checks of a graph before it is run; each error names node, key and remedy.
 
 Every run of a graph that passes ends, at END or with a `VisitLimitError`, and no two nodes of a
-wavefront write the same key unless a router chooses several targets at once (which raises an error
-then). A variable may still be missing at run time: if only some paths write it.
+wavefront write the same key unless a router chooses several targets at once. A variable may still
+be missing at run time, if only some paths write it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,13 @@ def _suggestion(name: object, known: Iterable[str]) -> str:
 
 
 class Flow:
-    """Where the runs of a graph can go: answers all questions about paths."""
+    """Where the runs of a graph can go: answers all questions about paths.
+
+    An edge leads to its target, or to where visit limits send it on. From that follows which nodes
+    can run before, behind or beside each other, over nodes and pairs of them; wavefronts, of which
+    there are exponentially many, are never enumerated. A set of nodes is an integer with a bit for
+    each, END last. So the work is at most nodes times edges, in operations on such sets.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._names = (*graph.nodes, END)
@@ -235,6 +241,7 @@ class Flow:
         queue = deque(range(len(self._nodes)))
         while queue:
             number = queue.popleft()
+            # every wavefront before a node's holds a node that leads to it
             known = before[number] | self._beside[number] | 1 << number
             for following in _numbers(self._successors[number]):
                 if known & ~before[following]:
@@ -255,6 +262,8 @@ class Flow:
         while pairs.queue:
             one, others = pairs.take()
             for following in _numbers(self._successors[one] & ~self._end):
+                # the first node of a pair steps on, then the second, once for each node that the
+                # first steps on
                 new = others & ~stepped[following]
                 if new:
                     stepped[following] |= new

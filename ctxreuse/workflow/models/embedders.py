@@ -33,19 +33,14 @@ class Embedder(Protocol):
 class TfidfEmbedder:
     """TF-IDF vectors reduced to few dimensions by a truncated SVD: latent semantic analysis.
 
-    Fast, local and deterministic; made by `fit` or `load`. A text without a known word gets the
-    zero vector, all others have length 1.
+    Made by `fit` or `load`. A text without a known word gets the zero vector, others length 1.
 
     Args:
         words: The words that count, n of them, each once.
         idf: (n,) their inverse document frequencies.
         components: (dimension, n) the rows of the SVD.
 
-    Attributes:
-        dimension: Length of a vector.
-
     Raises:
-        InvalidRequestError: wrong type, or sizes that do not agree.
         MissingExtraError: scikit-learn is not installed.
 
     Source: Deerwester et al., Indexing by Latent Semantic Analysis, 1990.
@@ -72,12 +67,8 @@ class TfidfEmbedder:
         """Return an embedder for texts like these.
 
         Args:
-            texts: The corpus, or a sample of it.
+            texts: The corpus, or a sample of it, with 2 different words that count at least.
             dimensions: Length of a vector; at most the number of words, and of texts.
-
-        Raises:
-            InvalidRequestError: The texts have fewer than 2 different words that count.
-            MissingExtraError: scikit-learn is not installed.
         """
         try:
             from sklearn.decomposition import TruncatedSVD
@@ -104,7 +95,7 @@ class TfidfEmbedder:
         )
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the texts' vectors, shape (n, dimension); queries and passages are alike."""
+        """Return the texts' vectors, shape (n, dimension)."""
         known = checked_texts("texts", texts)
         if not known:
             return np.zeros((0, self.dimension), np.float32)
@@ -113,7 +104,7 @@ class TfidfEmbedder:
         return _normalized(vectors)
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
-        """Return the texts' vectors, as `embed` does."""
+        """`embed`, since queries and passages are alike."""
         return self.embed(texts)
 
     def save(self, path: str | Path) -> None:
@@ -134,7 +125,6 @@ class TfidfEmbedder:
 
         Raises:
             InputFileError: not such a file.
-            MissingExtraError: scikit-learn is not installed.
         """
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -175,13 +165,9 @@ def _tfidf_parts(
 
 
 class WordLlamaEmbedder:
-    """Static embeddings that come with the package wordllama: the mean of a text's token vectors.
+    """Static English embeddings of the package wordllama: the mean of a text's token vectors.
 
-    Small, fast, deterministic and English; nothing is downloaded. A text without a token gets the
-    zero vector, all others have length 1.
-
-    Attributes:
-        dimension: Length of a vector, 256.
+    Nothing is downloaded. Vectors have 256 components and length 1, or are zero without a token.
 
     Raises:
         MissingExtraError: wordllama is not installed.
@@ -207,7 +193,7 @@ class WordLlamaEmbedder:
         self.dimension = self._vectors.shape[1]
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the texts' vectors, shape (n, dimension); queries and passages are alike."""
+        """Return the texts' vectors, shape (n, dimension)."""
         known = checked_texts("texts", texts)
         means = np.zeros((len(known), self.dimension), np.float32)
         for mean, text in zip(means, known, strict=True):
@@ -218,7 +204,7 @@ class WordLlamaEmbedder:
         return _normalized(means)
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
-        """Return the texts' vectors, as `embed` does."""
+        """`embed`, since queries and passages are alike."""
         return self.embed(texts)
 
     def _tokens(self, text: str) -> NDArray[np.int64]:
@@ -228,7 +214,7 @@ class WordLlamaEmbedder:
 
 
 class SentenceTransformerEmbedder:
-    """A model of sentence-transformers.
+    """A model of sentence-transformers, whose results must be vectors.
 
     Args:
         model: Its name, its folder, or the `SentenceTransformer` itself.
@@ -237,11 +223,7 @@ class SentenceTransformerEmbedder:
         batch_size: Texts of one batch.
         normalize: Whether vectors get length 1, as for inner products and cosine.
 
-    Attributes:
-        dimension: Length of a vector.
-
     Raises:
-        InvalidRequestError: wrong type of model, or its results are not vectors.
         MissingExtraError: sentence-transformers is not installed.
     """
 
@@ -298,12 +280,6 @@ class LangChainEmbedder:
     Args:
         embeddings: The embeddings.
         dimension: Length of a vector; None embeds a word to find out.
-
-    Attributes:
-        dimension: Length of a vector.
-
-    Raises:
-        InvalidRequestError: A method is missing, or its results are not vectors.
     """
 
     def __init__(self, embeddings: Any, *, dimension: int | None = None) -> None:

@@ -19,31 +19,16 @@ from ctxreuse.workflow.models.language_model import Piece
 class EmulatedLLM:
     """Gives the answers of a function, as fast as an engine with continuous batching would.
 
-    A step of the engine takes what its rates say, prompts are served from a prefix cache as far as
-    it holds them, and a request whose stream is closed early stops costing anything. A token is a
-    word, or eight letters of a long one. For one event loop, which may have a virtual clock.
+    Prompts are served from a prefix cache as far as it holds them; a stream that is closed early
+    stops costing anything. A token is a word, or eight letters of a long one. For one event loop.
 
     Args:
         answer: From a prompt's messages to what the model says, at best always the same.
         rates: How long a step takes.
         speed: How many times faster than its rates the engine runs.
-        capacity_tokens: Size of the prefix cache, the one block included that vLLM keeps back;
-            None is unlimited.
+        capacity_tokens: Size of the prefix cache, vLLM's null block included; None is unlimited.
         chunk_tokens: Tokens of a piece; the last one may have fewer.
         max_running: Requests that run at a time; others wait for their turn.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Example:
-        >>> import asyncio
-        >>> async def main():
-        ...     llm = EmulatedLLM(lambda messages: "It is in France.", speed=1_000, chunk_tokens=2)
-        ...     prompt = [{"role": "user", "content": "Where is Paris?"}]
-        ...     async with aclosing(llm.stream(prompt, {"max_tokens": 4})) as pieces:
-        ...         return [piece async for piece in pieces]
-        >>> asyncio.run(main())
-        [Piece(text='It is', tokens=2), Piece(text=' in France', tokens=2)]
     """
 
     def __init__(
@@ -84,18 +69,11 @@ class EmulatedLLM:
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        """Answer a prompt piece by piece; see `ctxreuse.workflow.LanguageModel`.
+        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`.
 
         Args:
-            prompt: A plan, or chat messages.
+            prompt: A plan, or chat messages; not larger than the cache.
             params: Of these, `max_tokens` or `max_completion_tokens` ends the answer.
-
-        Yields:
-            The pieces. An empty answer is one without text, which costs a token.
-
-        Raises:
-            InvalidRequestError: The prompt is of the wrong type or larger than the cache, or the
-                function returns no text.
         """
         check_params(params)
         messages = messages_of(prompt)

@@ -12,12 +12,7 @@ from ctxreuse.serving.client.request import Prompt, check_params
 
 
 class Piece(NamedTuple):
-    """A piece of an answer.
-
-    Attributes:
-        text: Its text; the pieces' texts together are the answer.
-        tokens: How many tokens the model has generated for it, from 0.
-    """
+    """A piece of an answer, and how many tokens (from 0) the model has generated for it."""
 
     text: str
     tokens: int
@@ -28,19 +23,14 @@ class LanguageModel(Protocol):
     """A model that answers a workflow's generations."""
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        """Return the answer to a prompt, piece by piece.
+        """Return the answer to a prompt, piece by piece; the first one that is asked for sends it.
 
-        The request is sent when the first piece is asked for. A caller that stops early, by
-        `aclose` or because its task is cancelled, ends the request at the engine at once; iterate
-        inside `contextlib.aclosing`, since `async for` alone leaves the closing to the garbage
-        collector.
+        Iterate inside `contextlib.aclosing`: a caller that stops early then ends the request at the
+        engine at once.
 
         Args:
             prompt: A plan, or chat messages.
             params: The generation's parameters: `max_tokens`, `temperature`, ...
-
-        Returns:
-            The pieces, in order.
         """
 
 
@@ -57,9 +47,7 @@ def checked_llm(llm: object) -> LanguageModel:
 class OpenAILLM(AsyncClosing):
     """Sends prompts to an OpenAI-compatible server; closing a stream aborts the request there.
 
-    A server usually streams one piece a token, except for thoughts, and for engines that predict
-    several tokens at once. Tokens that only its usage counts come at the end, as a piece without
-    text; of an answer that is left early they are unknown.
+    Tokens that only the server's usage counts come at the end, as a piece without text.
 
     Args:
         client: An engine's client, which the caller closes, or an address, with or without `/v1`,
@@ -68,7 +56,6 @@ class OpenAILLM(AsyncClosing):
             parameters override them.
 
     Raises:
-        InvalidRequestError: wrong type of client, or a parameter that the client sets.
         MissingExtraError: `openai` or `tenacity` is not installed.
     """
 
@@ -85,17 +72,13 @@ class OpenAILLM(AsyncClosing):
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        """Answer a prompt piece by piece; see `ctxreuse.workflow.LanguageModel`.
+        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`.
 
         Args:
             prompt: A plan, or chat messages.
             params: Parameters of `chat.completions.create`.
 
-        Yields:
-            The pieces.
-
         Raises:
-            InvalidRequestError: wrong type of prompt or parameter.
             EngineError: The engine did not answer, or broke off.
         """
         check_params(params)

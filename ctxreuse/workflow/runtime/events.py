@@ -35,8 +35,7 @@ class SearchResult:
 
     Attributes:
         documents: The documents, best first.
-        scores: How near each of them is, the higher the nearer: inner products, or negated squared
-            distances. None if the retriever gives no scores.
+        scores: Inner products, or negated squared distances; None if the retriever gives none.
     """
 
     documents: Documents
@@ -51,35 +50,19 @@ class _NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted(_NodeEvent):
-    """A node begins.
-
-    Attributes:
-        node: Its name.
-        visit: Which visit of it in this run, from 1.
-    """
+    """A node begins; `visit` counts its visits in this run, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(_NodeEvent):
-    """A generation has a new piece of text.
-
-    Attributes:
-        node: The node's name; `visit` counts its visits.
-        text: The piece of text.
-    """
+    """A generation has a new piece of text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentsFound(_NodeEvent):
-    """A retrieval has ended.
-
-    Attributes:
-        node: The node's name; `visit` counts its visits.
-        documents: The documents, best first.
-        scores: As in `SearchResult`.
-    """
+    """A retrieval has ended, with documents and scores as in `SearchResult`."""
 
     documents: Documents
     scores: tuple[float, ...] | None = field(default=None, compare=False)
@@ -87,23 +70,14 @@ class DocumentsFound(_NodeEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeFinished(_NodeEvent):
-    """A node has ended.
-
-    Attributes:
-        node: Its name; `visit` counts its visits.
-        value: The value that it has written.
-    """
+    """A node has ended, and has written `value`."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The run has ended; this is the last event.
-
-    Attributes:
-        result: Its result.
-    """
+    """The run has ended; this is the last event."""
 
     result: WorkflowResult
 

@@ -20,15 +20,15 @@ from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 class SpeculationCounters:
     """The gains and costs of speculation."""
 
-    retrievals: int = 0
-    launched: int = 0
-    committed: int = 0
+    retrievals: int = 0  # before a generation, so that one could be launched
+    launched: int = 0  # generations, before their retrieval had ended
+    committed: int = 0  # how many of them were right
     wasted_tokens: int = 0
     wasted_prompts: int = 0
-    generated_tokens: int = 0
-    searches: int = 0
-    searches_committed: int = 0
-    hints: int = 0
+    generated_tokens: int = 0  # of all generations that were not wasted
+    searches: int = 0  # that began with a part of a generation's text
+    searches_committed: int = 0  # for the final text
+    hints: int = 0  # others that told the real search where to scan first
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class WorkflowMetrics:
     finished: int
     failed: int
     cancelled: int
-    waiting: int
+    waiting: int  # for a slot
     in_flight: int
-    generations: int
-    searches: SearchCounters
+    generations: int  # speculative ones included
+    searches: SearchCounters  # of all step-wise retrievers together
     speculation: SpeculationCounters
-    planning_failures: int
+    planning_failures: int  # prompts with the documents as retrieved
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
     @property
@@ -78,12 +78,12 @@ _ROW_INCHES = 0.28
 class Span:
     """A stage, from its beginning to its end."""
 
-    run: int
+    run: int  # its number, from 1
     workflow: str
     node: str
     visit: int
     kind: Kind
-    began_s: float
+    began_s: float  # seconds of the engine's clock
     ended_s: float
     outcome: Outcome
 

@@ -62,15 +62,10 @@ class WorkflowOptions:
         speculation: When to start a generation before its retrieval has ended.
         speculative_retrieval: Whether a search begins with a part of the text that will be its
             query, to tell the real one which clusters to scan first.
-        max_generations: No speculation while this many generations are under way; the 16 of
-            HedraRAG, section 4.3, unless measured otherwise.
-        max_retrievals: No speculative retrieval while this many searches are under way; its 32.
-        max_wasted_share: The part of all generated tokens that wrong speculations may have cost;
-            beyond it none is launched.
+        max_generations: No speculation while this many generations are under way (HedraRAG, 4.3).
+        max_retrievals: No speculative retrieval while this many searches are under way.
+        max_wasted_share: The part of all generated tokens that wrong speculations may have cost.
         workers: Scans at a time, each in a thread; None takes one for each CPU.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
     """
 
     max_in_flight: int = 256
@@ -140,13 +135,13 @@ class PreviewStability:
         self._learn()
 
     def observe(self, changed_at: float) -> None:
-        """Learn from a search that has ended."""
+        """Learn from a search whose best k changed last after a part of it, from 0 to 1."""
         self._ended *= _FADING
         self._ended[min(_BINS, int(np.ceil(changed_at * _BINS)))] += 1
         self._learn()
 
     def probability(self, progress: float) -> float:
-        """Return the probability that a preview is final."""
+        """Return the probability that a preview is final, after a part (0 to 1) of the search."""
         return float(self._final[min(_BINS, int(progress * _BINS))])
 
     def launch_at(self) -> float:
@@ -175,7 +170,11 @@ class PreviewStability:
 
 
 class Services:
-    """What the runs of a workflow engine share."""
+    """What the runs of a workflow engine share.
+
+    A tenant gets nothing of what others asked or found: a session's last searches are its tenant's.
+    Common are averages, which say how long a node takes and how soon its searches are final.
+    """
 
     def __init__(
         self,
@@ -260,7 +259,7 @@ class RunContext:
     services: Services
     graph: Graph
     emit: Emit
-    number: int
+    number: int  # in its engine, from 1
     tenant: str = ""
     session: str | int | None = None
 

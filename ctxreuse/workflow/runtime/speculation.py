@@ -1,9 +1,8 @@
 """What a run starts before it is due: one generation and one search at most.
 
 The first clusters often hold all of the final result. A generation that starts from a preview gains
-the time of the rest of the search if the preview is final, and nothing else (HedraRAG, section
-4.3). A speculation goes one stage deep. Nothing outside sees it until it is committed, and no run
-fails because of it.
+the time of the rest of the search if the preview is final (HedraRAG, section 4.3). A speculation
+goes one stage deep. Nothing outside sees it until it is committed, and no run fails because of it.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _FREE_TOKENS = 1_000
 class Decision(NamedTuple):
     """The policy's answer: what a run does now about the generation behind a search."""
 
-    drops: bool = False
-    launch: tuple[int, ...] | None = None
-    previews: PreviewSchedule | None = None
+    drops: bool = False  # whether to stop the speculative generation under way
+    launch: tuple[int, ...] | None = None  # ids of the documents to launch one from
+    previews: PreviewSchedule | None = None  # when to decide again
 
 
 class LaunchPolicy:
@@ -111,13 +110,16 @@ class LaunchedGeneration:
 
 
 class SpeculativeGeneration:
-    """The speculative generation of a run (HedraRAG, section 4.3)."""
+    """The speculative generation of a run (HedraRAG, section 4.3).
+
+    It is committed only to a request that equals its own, byte for byte.
+    """
 
     def __init__(self, context: RunContext, background: BackgroundTasks) -> None:
         self._context = context
         self._services = context.services
         self._background = background
-        self.ids: tuple[int, ...] | None = None
+        self.ids: tuple[int, ...] | None = None  # the preview that it rests on
         self._launched: LaunchedGeneration | None = None
 
     def launch(self, node: Generation, state: State, ids: tuple[int, ...]) -> bool:
@@ -172,7 +174,11 @@ class SpeculativeGeneration:
 
 
 class SpeculativeRetrieval:
-    """The speculative search of a run, begun before its query is written to the end."""
+    """The speculative search of a run, begun before its query is written to the end.
+
+    Its result is used only for the very text that it searched for; else it tells the real search
+    which clusters to scan first (HedraRAG, section 4.3).
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services

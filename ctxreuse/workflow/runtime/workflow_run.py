@@ -53,7 +53,11 @@ class _Launcher:
 
 
 class Stages:
-    """Runs the generations and retrievals of one run, and the speculation that joins them."""
+    """Runs the generations and retrievals of one run, and the speculation that joins them.
+
+    Speculation goes one stage deep: only from a node that runs alone, over an edge without a
+    router, into the one node behind it.
+    """
 
     def __init__(self, context: RunContext) -> None:
         services = context.services
@@ -117,7 +121,7 @@ class Stages:
     async def retrieval(
         self, node: Retrieval, state: State, visit: int, is_alone: bool
     ) -> Documents:
-        """Search, and return what was found; arguments as in `generation`."""
+        """Search, and return what was found."""
         name = node.retriever or DEFAULT_RETRIEVER
         text = node.query.render_text(state)
         executor = self._services.executors.get(name)
@@ -182,6 +186,7 @@ class Stages:
                 self._generation_ahead.drop()
             launcher.policy.learn(search, best)
         if self._remembers and (record := search.record_of(best)) is not None:
+            # at once, since the next node may be a search, too
             self._keep(name, record)
             if self._may_prepare(executor):
                 self._background.start(self._add_vectors(executor, name, record))

@@ -26,13 +26,13 @@ _LONGEST_FACTOR = 20.0
 class ScanLoad(NamedTuple):
     """The size of a scan."""
 
-    clusters: int
-    codes: int
-    compared: int
+    clusters: int  # pairs of a query and a cluster
+    codes: int  # vectors in the distinct clusters: each is read from memory once
+    compared: int  # pairs of a query and a vector
 
 
 class ScanCosts:
-    """A linear model of the seconds of a scan, fitted to the latest scans."""
+    """A linear model of the seconds of a scan, fitted to the latest scans; no term is negative."""
 
     def __init__(self, dimension: int) -> None:
         per_pair, read, compare = _PRIOR_S
@@ -117,7 +117,13 @@ def sub_stage_s(
     shortest_s: float = 0.001,
     longest_s: float = 0.1,
 ) -> float:
-    """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1)."""
+    """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
+
+    Of a second, sub-stages of length mb spend b/mb on the overhead b of scheduling, for which all n
+    searches wait; each of the r newcomers waits mb/(w+1) for the first of w workers. The sum n b/mb
+    + r mb/(w+1) is least at sqrt((w+1) n b / r). The paper's equation, its overhead term with the
+    right sign, is the case of one worker, one search, and one newcomer.
+    """
     overhead_of_all_s = max(searches, 1) * overhead_s
     best = math.sqrt((workers + 1) * overhead_of_all_s / max(arriving_per_s, 1e-6))
     return min(max(best, shortest_s), longest_s)

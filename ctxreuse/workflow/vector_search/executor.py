@@ -36,7 +36,7 @@ class SearchExecutor:
         retriever: VectorRetriever,
         execute: Execute,
         *,
-        threads: Threads | None = None,
+        threads: Threads | None = None,  # for the workers; None: `execute` runs each job
         workers: int = 1,
         reorder: bool = True,
         clock: Callable[[], float] = time.perf_counter,

@@ -74,7 +74,7 @@ def _remedy(faiss: Any, index: Any) -> str:
 
 
 def view_of(faiss: Any, index: Any, lists: Any) -> Any:
-    """Return an index of the same kind that shares the quantizer and searches the lists."""
+    """Return an index that shares the quantizer of another one, and searches the lists."""
     if type(index) is faiss.IndexIVFFlat:
         view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)
     else:

@@ -64,13 +64,9 @@ def gpu_is_usable() -> bool:
 def fastest_tier(
     index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
 ) -> GpuTier | HotTier:
-    """Return a tier on the GPU if there is one and it can hold the index, else one in RAM.
+    """Return a `GpuTier` if there is a GPU and it can hold the index, else a `HotTier`.
 
-    Args:
-        index: As for `ClusterTier`, and so are the others.
-        capacity_bytes: Bytes on the device of the tier.
-        every: Sub-stages from one rebuild to the next.
-        decay: The share of the counts that remains after a rebuild.
+    The arguments are theirs; `capacity_bytes` are on the device of the tier.
     """
     if gpu_is_usable() and _is_plain(index):
         return GpuTier(index, capacity_bytes, every=every, decay=decay)
@@ -81,9 +77,9 @@ def fastest_tier(
 class GpuCluster:
     """A cluster on the GPU, and in RAM, where the CPU scores its vectors again."""
 
-    vectors: Any
-    squared_norms: Any
-    stored: Vectors
+    vectors: Any  # (n, d) float32 tensor on the device
+    squared_norms: Any  # (n,) float32 tensor on the device
+    stored: Vectors  # (n, d) as faiss stores them, in RAM
     ids: Ids
     largest_norm: float
 
@@ -92,15 +88,14 @@ class GpuTier(ClusterTier[GpuCluster]):
     """The tier on a GPU, for an `IndexIVFFlat`.
 
     Matrix products must be done in full float32, torch's default
-    (`torch.set_float32_matmul_precision("highest")`). With any other setting faiss scans all.
+    (`torch.set_float32_matmul_precision("highest")`); else faiss scans all.
 
     Args:
         index: An index that stores plain vectors.
-        capacity_bytes: Size limit on the device. The same vectors are kept in RAM a second time,
-            to be scored again.
+        capacity_bytes: Size limit on the device; RAM holds the same vectors a second time.
         device: torch's name of it.
-        every: As for `ClusterTier`.
-        decay: As for `ClusterTier`.
+        every: As for `HotTier`.
+        decay: As for `HotTier`.
 
     Raises:
         InvalidRequestError: The index compresses its vectors.
@@ -208,10 +203,12 @@ class _GpuScanner:
                 if self._higher_is_better:
                     scores = -(some @ cluster.vectors.T)
                 else:
+                    # without the queries' squared norms, which change no order
                     scores = torch.addmm(
                         cluster.squared_norms, some, cluster.vectors.T, beta=1, alpha=-2
                     )
                 best, offsets = torch.topk(scores, min(width, size), dim=1, largest=False)
+                # scores that a small cluster lacks are infinite
                 missing = (0, width - best.shape[1])
                 pad = torch.nn.functional.pad
                 parts.append((pad(best, missing, value=float("inf")), pad(offsets, missing)))
@@ -259,12 +256,14 @@ class _GpuScanner:
         self, norms: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
         """Return 2 * (E + F) for each pair, where E and F bound the errors of the scores."""
+        # 4 for the operations around the sum: differences, squares, norms, their addition
         terms = self._dimension + 4
         gamma = terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)
         if self._higher_is_better:
             both = 2 * gamma * norms * largest
         else:
             both = 3 * gamma * (norms + largest) ** 2
+        # of products
         underflow = 4 * terms * _SMALLEST_NORMAL * (1 + norms + largest)
         return 2 * (both + underflow) * (1 + 1e-6)
 

@@ -21,13 +21,17 @@ results tend to be among the next best of this one's."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRecord:
-    """A search that has ended, or the part of one that has been done, for the next search."""
+    """A search that has ended, or the part of one that has been done, for the next search.
 
-    vector: Vectors
-    clusters: Ids
-    ids: Ids
-    found_in: Ids
-    vectors: Vectors | None = None
+    Consecutive queries of a workflow are close: what the last one found lies in the same clusters
+    (HedraRAG, section 4.3, observations 1 to 3).
+    """
+
+    vector: Vectors  # (d,) the query
+    clusters: Ids  # that were probed, the paper's C_v
+    ids: Ids  # at most `KEPT`, best first
+    found_in: Ids  # the cluster of each, together H_v
+    vectors: Vectors | None = None  # (n, d) the stored vector of each, if looked up
 
     @property
     def size_bytes(self) -> int:
@@ -54,15 +58,15 @@ class SearchRecord:
 class PreviewSchedule(NamedTuple):
     """When the owner of a search gets a preview of its results."""
 
-    first: float = 0.0
-    every: float = 0.0
+    first: float = 0.0  # after which part of the search, from 0 to 1
+    every: float = 0.0  # after which further part; 0 leaves it to the batches
 
 
 class SearchProgress(NamedTuple):
     """How far a search is."""
 
-    share: float = 0.0
-    unchanged: float = 0.0
+    share: float = 0.0  # done without a gap, from 0 to 1
+    unchanged: float = 0.0  # since the best k changed last, from 0 to 1
     best: TopK | None = None
 
 
@@ -72,19 +76,19 @@ class SearchHandle:
 
     text: str
     k: int
-    due: float
-    kept: int = 0
+    due: float  # the least is served first
+    kept: int = 0  # results, k at least
     record: SearchRecord | None = None
-    previews: PreviewSchedule | None = None
+    previews: PreviewSchedule | None = None  # None: never
     vector: Vectors = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     clusters: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    recalled: Ids | None = field(default=None, init=False)
-    scanned: int = field(default=0, init=False)
-    changed_at: int = field(default=0, init=False)
-    previewed_at: int = field(default=-1, init=False)
-    pause_at: int = field(default=0, init=False)
+    recalled: Ids | None = field(default=None, init=False)  # the last search's results, by nearness
+    scanned: int = field(default=0, init=False)  # clusters
+    changed_at: int = field(default=0, init=False)  # clusters, when the best k changed
+    previewed_at: int = field(default=-1, init=False)  # clusters, when the owner was told
+    pause_at: int = field(default=0, init=False)  # clusters, for a preview; 0: none
     pause_every: int = field(default=0, init=False)
-    slot: int = field(default=-1, init=False)
+    slot: int = field(default=-1, init=False)  # of its results; -1: none
     in_flight: int = field(default=0, init=False)
     is_done: bool = field(default=False, init=False)
     is_gone: bool = field(default=False, init=False)

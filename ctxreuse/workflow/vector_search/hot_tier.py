@@ -1,9 +1,7 @@
 """Keeps the clusters that are searched most in faster memory (HedraRAG, section 4.4).
 
-Queries are skewed: few clusters get most of the searches. A tier counts the searches, chooses the
-clusters that are worth their bytes, copies them aside and swaps the new set in. `HotTier` holds
-them in RAM over an index whose lists are memory-mapped (`IVFIndex.read`), `GpuTier` holds them on a
-GPU. The results do not depend on where a cluster lies.
+A tier counts the searches, chooses the clusters that are worth their bytes, copies them aside and
+swaps the new set in. The results do not depend on where a cluster lies.
 """
 
 from __future__ import annotations
@@ -41,33 +39,23 @@ class TierCounters:
     """What a tier has done."""
 
     sub_stages: int = 0
-    codes: int = 0
-    hot_codes: int = 0
+    codes: int = 0  # vectors that were compared, for all pairs of query and cluster
+    hot_codes: int = 0  # those in clusters that the tier held
     swaps: int = 0
 
 
 class ClusterTier(ABC, Generic[_Copy]):
     """Chooses the clusters of a tier by how often they are searched, and exchanges them.
 
-    The workflow engine notes each sub-stage, and when a rebuild is `due`, it calls `build` in a
-    background thread and then `swap`. Searches go on meanwhile: a scan ends with the set that it
-    began with.
-
-    The cost of a cluster and its bytes both grow with its vectors, so the gain of a byte is the
-    number of accesses alone. Clusters are taken in this order as long as they fit, except those
-    that were never searched. A rebuild copies only the new clusters. Until the last scan of the old
-    set has ended, both sets are in memory; they share the clusters that stayed.
+    The workflow engine notes each sub-stage. When a rebuild is `due`, it calls `build` in a
+    background thread and then `swap`; a scan ends with the set that it began with. Until the last
+    one has, both sets are in memory, with the clusters that stayed only once.
 
     Args:
         index: The index whose clusters are held.
         capacity_bytes: Size limit of one set of copies: vectors and 8 bytes for each id.
         every: Sub-stages from one rebuild to the next; the paper's 50.
-        decay: The share of the counts that remains after a rebuild, from 0 (forget all) to 1
-            (forget nothing), so that clusters that were popular once give way.
-
-    Attributes:
-        index: The index whose clusters are held.
-        counters: What the tier has done.
+        decay: The share of the counts that remains after a rebuild, from 0 (forget all) to 1.
     """
 
     def __init__(
@@ -107,11 +95,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         return counters.hot_codes / counters.codes if counters.codes else 0.0
 
     def note(self, clusters: npt.NDArray[np.int64]) -> None:
-        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
         known = integers(clusters, "clusters", -1, self.index.nlist - 1)
         accesses = np.bincount(known[known >= 0], minlength=self.index.nlist)
         codes = accesses * self.index.cluster_sizes
@@ -156,6 +140,7 @@ class ClusterTier(ABC, Generic[_Copy]):
     def _chosen(self, accesses: npt.NDArray[np.float64]) -> tuple[list[int], int]:
         """Return the clusters to hold in ascending order, and their bytes."""
         sizes = self.index.cluster_sizes * (self.index.code_size + _ID_BYTES)
+        # cost and bytes both grow with the vectors: the gain of a byte is the number of accesses
         order = np.argsort(-accesses, kind="stable")
         chosen = []
         used = 0
@@ -178,8 +163,8 @@ class ClusterTier(ABC, Generic[_Copy]):
 class HotTier(ClusterTier[Any]):
     """The tier in RAM, over an index that was read with `IVFIndex.read(path, memory_map=True)`.
 
-    The system caches a memory-mapped file, too, but a scan through many cold clusters pushes the
-    hot ones out of that cache; the copies here stay.
+    A scan through many cold clusters pushes the hot ones out of the system's cache, not out of
+    this.
     """
 
     def _copy(self, cluster: int) -> Any:

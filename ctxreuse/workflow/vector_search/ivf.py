@@ -1,10 +1,9 @@
 """Step-wise search in a stock faiss IVF index: any clusters, in any order, for any queries.
 
-faiss searches all of a query's clusters in one call. A workflow engine cuts that into sub-stages
-of a few clusters, in an order of its own, for many queries at once (HedraRAG, sections 4.2 and 5).
-The paper extends faiss for it. Here no fork is needed: a *row* asks for one cluster of one query,
-and `search_preassigned` takes thousands of rows. Rows that are sorted by cluster find it in the
-CPU's cache, where queries share clusters (3 times faster, measured with 64 queries).
+A workflow engine cuts a search into sub-stages of a few clusters, in an order of its own, for many
+queries at once (HedraRAG, sections 4.2 and 5). The paper extends faiss for it. Here a *row* asks
+for one cluster of one query, and `search_preassigned` takes thousands of rows. Rows that are sorted
+by cluster find it in the CPU's cache (3 times faster, measured with 64 queries).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ScannedPairs(NamedTuple):
     """The findings of a `ClusterScanner`."""
 
     found: Candidates
-    is_certain: npt.NDArray[np.bool_]
+    is_certain: npt.NDArray[np.bool_]  # (r,); faiss scans the other pairs again
 
 
 class ClusterScanner(Protocol):
@@ -54,7 +53,10 @@ class ClusterScanner(Protocol):
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
-        """Begin what `IVFIndex.scan` does, for clusters that it holds."""
+        """Begin what `IVFIndex.scan` does, for clusters that it holds; return what ends it.
+
+        The other clusters are searched before the returned function is called.
+        """
         ...
 
 
@@ -63,7 +65,7 @@ class _Serving:
     """What scans use; a scan keeps the one that it began with."""
 
     view: Any
-    lists: Any
+    lists: Any  # kept alive here, because faiss has a bare pointer to them
     scanner: ClusterScanner | None
 
 
@@ -71,15 +73,14 @@ class IVFIndex:
     """A faiss `IndexIVFFlat` or `IndexIVFScalarQuantizer` that is searched cluster by cluster.
 
     Several threads may scan at a time; faiss releases the GIL. The index's own settings (`nprobe`,
-    `parallel_mode`, its lists) are neither used nor changed. The index must not be changed (add,
-    remove, replace_invlists) while it is searched; after a change build a new `IVFIndex`.
+    `parallel_mode`, its lists) are neither used nor changed. It must not be changed while it is
+    searched; after a change build a new `IVFIndex`.
 
     Args:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
-            encode residuals together with inner products, as their scores would need the
-            distances to the centroids.
-        threads: OpenMP threads of a scan: 1 for a workflow engine, which scans in threads of its
-            own; None leaves what faiss has in the calling thread.
+            encode residuals together with inner products.
+        threads: OpenMP threads of a scan: 1 for a workflow engine, which has threads of its own;
+            None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
@@ -92,7 +93,6 @@ class IVFIndex:
         nprobe: The faiss index's own setting, as a default for callers.
 
     Raises:
-        InvalidRequestError: wrong kind of index, or wrong threads.
         MissingExtraError: faiss is not installed.
     """
 
@@ -124,14 +124,12 @@ class IVFIndex:
 
         Args:
             path: The file; a plain `IndexIVFFlat` that was built in memory will do.
-            memory_map: True leaves the clusters in the file, and the system reads what is
-                searched; they may be larger than the memory, and the file must not change. False
-                reads all of it.
+            memory_map: True leaves the clusters in the file, which must not change, and may be
+                larger than the memory. False reads all of it.
             threads: As in the constructor.
 
         Raises:
             InputFileError: faiss cannot read the file.
-            InvalidRequestError: wrong kind of index.
         """
         faiss = require_faiss()
         try:
@@ -153,11 +151,7 @@ class IVFIndex:
         return self._index.invlists
 
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
-        """Return the clusters to search for each vector, nearest first.
-
-        A vector's clusters do not depend on the others of the batch. For several vectors at once
-        faiss may use BLAS, which rounds differently, so each is asked for alone, and in one thread,
-        since starting more takes longer than a vector.
+        """Return the clusters to search for each vector, nearest first, as if each were alone.
 
         Args:
             vectors: (n, dimension) numbers.
@@ -182,14 +176,12 @@ class IVFIndex:
         Args:
             vectors: (n, dimension) queries.
             rows: (r,) integers: the query of each pair.
-            clusters: (r,) integers: its cluster; -1 is an empty one. A scan is fastest if they are
-                sorted.
+            clusters: (r,) integers: its cluster; -1 is an empty one. Sorted ones are fastest.
             k: Number of results of each pair.
 
         Returns:
-            Arrays of shape (r, k), best first, padded with (`worst`, -1). Merging all pairs of a
-            query with `best_by_group` gives what faiss finds in these clusters in one search; if
-            more than k vectors of one cluster tie, those that faiss keeps.
+            Arrays of shape (r, k), best first, padded with (`worst`, -1). `best_by_group` merges a
+                query's pairs to what faiss finds in one search; of ties those that faiss keeps.
         """
         queries = self._checked_vectors(vectors)
         which = integers(rows, "rows", 0, len(queries) - 1)
@@ -215,14 +207,11 @@ class IVFIndex:
         return found
 
     def vectors_of(self, ids: npt.ArrayLike, clusters: npt.ArrayLike) -> Vectors:
-        """Return stored vectors (decoded, where the index compresses them).
+        """Return stored vectors (decoded, where the index compresses them): (m, dimension) float32.
 
         Args:
             ids: (m,) the vectors' ids.
             clusters: (m,) the cluster that holds each.
-
-        Returns:
-            (m, dimension) float32.
 
         Raises:
             InvalidRequestError: An id is not in its cluster.
@@ -250,19 +239,11 @@ class IVFIndex:
         return vectors
 
     def ids_of(self, cluster: int) -> Ids:
-        """Return the ids of a cluster's vectors, in the order in which they are stored.
-
-        Raises:
-            InvalidRequestError: there is no such cluster.
-        """
+        """Return the ids of a cluster's vectors, in the order in which they are stored."""
         return self._ids_in(self._serving.lists, self._checked_cluster(cluster))
 
     def codes_of(self, cluster: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8.
-
-        Raises:
-            InvalidRequestError: there is no such cluster.
-        """
+        """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8."""
         lists = self._serving.lists
         self._checked_cluster(cluster)
         size = lists.list_size(cluster)
@@ -279,8 +260,7 @@ class IVFIndex:
         """Search in other lists from now on; a scan under way ends in those that it began with.
 
         Args:
-            lists: faiss inverted lists with the same vectors in the same order; None for the
-                index's own.
+            lists: faiss lists with the same vectors in the same order; None for the index's own.
         """
         chosen = self._index.invlists if lists is None else lists
         view = view_of(self._faiss, self._index, chosen)

@@ -5,12 +5,11 @@ A search is a query and the clusters that it has to scan. Its nodes are split (H
 searches join and leave between batches. Four rules make up a batch:
 
 - The search that is due first chooses: its next clusters, in its own order, as far as the budget
-  goes. What ends it is a batch of its own, because results come with whole batches: with equal
-  searches that is first come, first served, which has the least mean wait. A batch ends several
-  searches only if one more batch's overhead would cost all that wait more.
-- Other searches that need a chosen cluster scan it now, too: the cluster is read from memory once
-  and then compared with all of them, at a third of the cost. Beyond some queries that gains nothing
-  more, so only the most urgent ones join.
+  goes. What ends it is a batch of its own, because results come with whole batches. A batch ends
+  several searches only if one more batch's overhead would cost all that wait more.
+- Other searches that need a chosen cluster scan it now, too: it is read from memory once, and
+  comparing it costs a third. Beyond some queries that gains nothing more, so only the most urgent
+  ones join.
 - Searches whose result no run waits for yet take part only if there are no others.
 - Pairs of one cluster stand together.
 
@@ -55,11 +54,11 @@ class ScanBatch:
     """Pairs of query and cluster to scan in one call; it shares no memory with the queue."""
 
     searches: tuple[SearchHandle, ...]
-    vectors: Vectors
-    thresholds: Scores
-    rows: NDArray[np.intp]
-    clusters: Ids
-    k: int
+    vectors: Vectors  # (n, d) their queries
+    thresholds: Scores  # (n,) scores that a result must reach
+    rows: NDArray[np.intp]  # (r,) which search each pair is of
+    clusters: Ids  # (r,) equal ones together
+    k: int  # results that each pair may bring
     load: ScanLoad
 
     @property
@@ -106,6 +105,7 @@ class ScanQueue:
         self._needed[clusters, slot] = self._lacking[slot, clusters] = True
         self._demand[clusters] += 1
         self._found.clear(slot)
+        # clusters without codes count as scanned
         search.scanned = len(search.clusters) - len(clusters)
         search.is_done = not len(clusters)
         if not search.is_done:
@@ -177,7 +177,7 @@ class ScanQueue:
         )
 
     def take_in(self, batch: ScanBatch, found: ClusterFindings) -> list[SearchHandle]:
-        """Take in what a batch has found."""
+        """Take in what a batch has found; return its searches, but for removed ones."""
         scans = np.bincount(batch.rows, minlength=len(batch.searches)).tolist()
         present = []
         for search, number in zip(batch.searches, scans, strict=True):
@@ -250,6 +250,8 @@ class ScanQueue:
 
     def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
         """Return whether a batch that ends m searches should end one more of w seconds."""
+        # The m wait w longer. Batches of m + 1 instead of m searches are fewer by 1 in m (m + 1) a
+        # search, and all n under way wait for the overhead b of each: m w < n b / (m + 1).
         return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
     def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:

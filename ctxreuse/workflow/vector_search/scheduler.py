@@ -1,8 +1,7 @@
 """Decides which job a worker does next for the searches of one vector index.
 
-The scheduler starts no thread, holds no lock and knows no event loop. Its caller takes jobs (embed
-queries, scan clusters), runs them in any thread, brings back the outcomes, and gets the updates for
-the owners of searches.
+It starts no thread, holds no lock and knows no event loop. Its caller takes jobs (embed queries,
+scan clusters), runs them in any thread, brings back the outcomes, and gets the owners' updates.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class ScanJob:
     batch: ScanBatch
     index: IVFIndex
     clock: Callable[[], float]
-    began_s: float
-    is_speculative: bool
+    began_s: float  # when a worker began to choose the clusters
+    is_speculative: bool  # whether no run waits for any of the searches
 
     def run(self) -> Scanned | Exception:
         """Return what reaches the searches' thresholds, or what went wrong."""
@@ -79,7 +78,7 @@ class ScanJob:
             nearness = candidates.scores if index.higher_is_better else -candidates.scores
             least = batch.thresholds if index.higher_is_better else -batch.thresholds
             least = np.maximum(least, _least_of_best(nearness, batch))
-            counts = nearness >= least[batch.rows][:, None]
+            counts = nearness >= least[batch.rows][:, None]  # an equal score may win by its id
             counts &= candidates.ids >= 0
             pairs, places = np.nonzero(counts)
             found = ClusterFindings(
@@ -99,6 +98,7 @@ Outcome: TypeAlias = Embedded | Scanned | Exception
 
 def _least_of_best(nearness: Scores, batch: ScanBatch) -> Scores:
     """Return what the k best of each search in this batch alone reach, or less; shape (n,)."""
+    # only the first few of each pair, its best: one pair rarely has all k
     width = -(-batch.k // _PAIRS)
     counts = np.bincount(batch.rows, minlength=len(batch.searches))
     order = np.argsort(batch.rows, kind="stable")
@@ -132,8 +132,8 @@ class SearchCounters:
     batches: int = 0
     pairs: int = 0
     clusters: int = 0
-    scan_s: float = 0.0
-    scheduling_s: float = 0.0
+    scan_s: float = 0.0  # of the index, over all workers
+    scheduling_s: float = 0.0  # that workers spent on choosing what to scan
 
 
 class SearchScheduler:
@@ -286,6 +286,7 @@ class SearchScheduler:
     def _choose(self, now_s: float) -> None:
         """Choose what to scan next."""
         budget_s, overhead_s = self._budget_s(now_s), self._overhead_s.value
+        # the first batch brings the queue back into the CPU's caches; the others cost a third
         for _ in range(max(1, min(len(self._queue) // _SEARCHES_A_BATCH, _MOST_BATCHES))):
             batch = self._queue.next_batch(
                 budget_s, overhead_s, only_awaited=self._keeps_one_free or bool(self._chosen)

@@ -25,20 +25,18 @@ Blocks: TypeAlias = Sequence[ContextBlock | str] | Callable[[int], ContextBlock]
 
 
 class VectorRetriever:
-    """A vector index whose searches a workflow engine runs step by step.
-
-    It is an atomic retriever, too: `retrieve` searches in one call.
+    """A vector index whose searches a workflow engine runs step by step, or `retrieve` in one call.
 
     Args:
         index: A stock faiss IVF index, or an `IVFIndex`.
         blocks: The block of each id: a sequence, or a function.
         embedder: Makes a query's vector.
         nprobe: Clusters that each search scans; the index's own by default.
-        hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over
-            the same `IVFIndex`.
+        hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over the
+            same `IVFIndex`.
 
     Raises:
-        InvalidRequestError: wrong nprobe, or the parts do not fit each other.
+        InvalidRequestError: the parts do not fit each other.
     """
 
     def __init__(
@@ -89,11 +87,7 @@ class VectorRetriever:
         return vectors, self.index.nearest_clusters(vectors, self.nprobe)
 
     async def retrieve(self, query: str, k: int) -> Documents:
-        """Return the k blocks nearest to a query, searched in one call in a thread.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the k blocks nearest to a query, searched in one call in a thread."""
         check_search(query, k)
         return await asyncio.to_thread(self._search, query, k)
 
@@ -109,11 +103,7 @@ class VectorRetriever:
         return self.blocks_of(best.ids[best.ids >= 0].tolist())
 
     def blocks_of(self, ids: Iterable[int]) -> Documents:
-        """Return the blocks of ids, in their order.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return the blocks of ids, in their order."""
         blocks = self._blocks
         wanted = checked_list("ids", ids, "a list of ids of the index")
         for one in wanted:
