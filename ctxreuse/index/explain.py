@@ -1,10 +1,7 @@
 """Why a prompt hits or misses the prefix cache, in words.
 
-Compares a prompt with those sent before it: which one is closest, at which block they part, and
-what was computed again for no better reason than order, system text, tenant or eviction; for a
-hosted cache also because it was too short, not marked or too late. Counted in block tokens; labels,
-questions and annotations are left out. Each cause has its reason in the words that all providers'
-diagnostics are told in, too.
+A prompt is compared with those sent before it: which one is closest, where they part, and what is
+computed again. Counted in block tokens; labels, questions and annotations are left out.
 """
 
 from __future__ import annotations
@@ -80,21 +77,21 @@ class SentPrompt(NamedTuple):
 
     request_id: str | int
     tenant: str
-    system: str | bytes | None
+    system: str | bytes | None  # equal for equal texts; so are `tools` and `conversation`
     is_later_turn: bool
-    after: str | int | None
-    keys: tuple[BlockKey, ...]
+    after: str | int | None  # the request that the history ends with
+    keys: tuple[BlockKey, ...]  # of its own blocks, in order
     ids: tuple[BlockId, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # each at most `MOST_BLOCK_TOKENS`
     is_labelled: bool = False
     model: str = ""
-    key: str = ""
+    key: str = ""  # routes it to a cache
     tools: str | bytes = ""
-    front_tokens: int = 0
-    marks: tuple[int, ...] | None = None
-    time_s: float | None = None
+    front_tokens: int = 0  # of tools and system text
+    marks: tuple[int, ...] | None = None  # after how many blocks, ascending; None is not known
+    time_s: float | None = None  # of any clock
     conversation: bytes | None = None
-    history: int = 0
+    history: int = 0  # messages in front of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +101,11 @@ class Explanation:
     Attributes:
         request_id: The prompt's request.
         cause: What decided it.
-        closest: The request of the earlier prompt that shares the longest beginning, or, if none
-            shares any, the most block tokens; None if there is none to compare with.
-        shared_blocks: How many of the prompt's first blocks are that one's first blocks, too.
-        shared_tokens: Their tokens: the first block token at which the two part.
-        block: The id of the prompt's own block there; None at its end.
+        closest: The request of the earlier prompt that shares the longest beginning or, if none
+            does, the most block tokens; None if there is none to compare with.
+        shared_blocks: How many first blocks the two have in common.
+        shared_tokens: Their tokens.
+        block: The id of the prompt's own block where the two part; None at its end.
         other_block: The id of the earlier prompt's block there; None at its end.
         lost_tokens: Tokens of blocks that the closest prompt has, too, and that are computed again.
         words: All this as a sentence.
@@ -143,7 +140,7 @@ class Explanation:
 
     @property
     def comparison(self) -> str:
-        """What the provider says beside what the planner says, in words; "" if it says nothing."""
+        """What provider and planner say, in words; "" if the provider says nothing."""
         if self.reported is None:
             return ""
         ours, theirs = self.reason or "no miss", self.reported
@@ -157,7 +154,7 @@ class Explanation:
 
 
 class PromptLog:
-    """The latest prompts of one tenant with the times at which they were planned."""
+    """The latest prompts of one tenant; a copy shares the original's, an unpickled one is empty."""
 
     __slots__ = ("_prompts", "size")
 
@@ -206,12 +203,12 @@ class LoggedPrompt(NamedTuple):
 def explain(
     prompt: SentPrompt,
     earlier: Iterable[SentPrompt],
-    cached_tokens: int | None = None,
+    cached_tokens: int | None = None,  # of blocks; None takes all as still cached
     *,
-    across_tenants: bool = False,
+    across_tenants: bool = False,  # reveals what other tenants sent
     cache: CacheProfile = VLLM,
 ) -> Explanation:
-    """Return why a prompt hits or misses."""
+    """Return why a prompt hits or misses, compared with earlier ones, the latest last."""
     before = list(earlier)
     if prompt.is_later_turn:
         return _later_turn(prompt, before, cache)
@@ -256,7 +253,7 @@ _IN_FRONT = {
 def _narrowed(
     prompt: SentPrompt, opening: list[SentPrompt], cache: CacheProfile
 ) -> Iterator[tuple[Cause | None, list[SentPrompt]]]:
-    """Yield fewer and fewer of the prompts: those that are the same in more of what is in front."""
+    """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
     for name, cause in _IN_FRONT.items():
         if name == "key" and cache.key == "none":
             continue
@@ -304,7 +301,7 @@ def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: Cach
 
 
 def _is_alive(one: SentPrompt, now: SentPrompt, cache: CacheProfile) -> bool:
-    """Return whether what a prompt has written or read is still kept when another is sent."""
+    """Return whether what a prompt has written or read is kept until another is sent."""
     if cache.lifetime is None or one.time_s is None or now.time_s is None:
         return True
     return now.time_s - one.time_s <= cache.lifetime
@@ -392,7 +389,7 @@ def _unread(cause: Cause, tokens: int, cache: CacheProfile) -> str:
 
 
 def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
-    """Explain by what the index knows, where the prompts that are remembered say less."""
+    """Explain by what the index knows, where the remembered prompts say less."""
     total, blocks, shared = sum(prompt.tokens), 0, 0
     while blocks < len(prompt.tokens) and shared + prompt.tokens[blocks] <= cached_tokens:
         shared += prompt.tokens[blocks]
@@ -500,7 +497,7 @@ def _explained(
 
 
 def _closest(prompt: SentPrompt, others: Iterable[SentPrompt]) -> SentPrompt | None:
-    """Return the prompt of the longest common beginning; of these the one of most common tokens."""
+    """Return the prompt of the longest common beginning, among equals of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
 
     def closeness(numbered: tuple[int, SentPrompt]) -> tuple[int, int, int]:

@@ -21,7 +21,10 @@ _WAITING = 2
 
 
 class LeafQueue:
-    """All leaves by their last use, one place each."""
+    """All leaves by their last use.
+
+    A used leaf goes to the end of a list. A new leaf that was used in between waits in a heap.
+    """
 
     __slots__ = ("_entries", "_former", "_listed", "_tree")
 
@@ -63,7 +66,7 @@ class LeafQueue:
             self._shrink()
 
     def remove(self, node: int) -> None:
-        """Take out a node that is no leaf any more, or goes."""
+        """Take out a node that is no leaf any more, or leaves the tree."""
         if self._tree.queued[node] == _LISTED:
             self._listed.remove(node)
         self._tree.queued[node] = 0
@@ -104,7 +107,7 @@ class LeafQueue:
         return is_waiting and self._tree.last_uses[node] == entry >> _NODE_BITS
 
     def _shrink(self) -> None:
-        """Go on with dropping what is out of date, if there is much."""
+        """Go on dropping what is out of date, if that is much."""
         if not self._former:
             if len(self._entries) <= 64 + 4 * self._tree.node_count:
                 return

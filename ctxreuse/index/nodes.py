@@ -1,8 +1,6 @@
-"""The nodes of the context index as flat arrays.
+"""The nodes of the context index, as flat arrays that the garbage collector does not look into.
 
-A node is a number, and each array has an entry for it. A million nodes are no objects of their own
-then: they take little memory, and the garbage collector has nearly nothing to look at. What has to
-be an object stands in arrays of numpy, into which the collector does not look.
+A node is a number, and each array has an entry for it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,11 @@ _UNSHARED_KEYS = 256
 
 
 class NodeTree:
-    """A forest of runs of blocks; node 0 is none, and has no children."""
+    """A forest of runs of blocks; node 0 is none, and has no children.
+
+    Up to eight children of a node stand in a list, more in a dictionary by their first block. A
+    later turn is found by no block, so it stands there by its own number.
+    """
 
     __slots__ = (
         "_born",
@@ -51,20 +53,20 @@ class NodeTree:
     )
 
     def __init__(self, births: int = 0) -> None:
-        self.births = births
+        self.births = births  # in trees before this one, too, so that no name comes again
         self.node_count = self.block_count = self.tokens = 0
         self.runs = with_room()  # of tuples
         self._weights = with_room()
-        self.edges = array("q", [0])
-        self.parents = array("i", [0])
-        self.first_children = array("i", [0])
-        self.next_siblings = array("i", [0])
+        self.edges = array("q", [0])  # hashes of the first blocks
+        self.parents = array("i", [0])  # 0 of a root, and of a free number
+        self.first_children = array("i", [0])  # 0 is none, -1 in `wide`
+        self.next_siblings = array("i", [0])  # of a free number, the next free one
         self.wide: dict[int, dict[BlockKey | int, int]] = {}
         self.opens_turn = bytearray(1)
-        self.uses = array("q", [0])
-        self.last_uses = array("q", [0])
-        self.ends = array("i", [0])
-        self.queued = bytearray(1)
+        self.uses = array("q", [0])  # requests that went through
+        self.last_uses = array("q", [0])  # of a node with children, when one ended there
+        self.ends = array("i", [0])  # the tops in `RequestEnds`
+        self.queued = bytearray(1)  # where `LeafQueue` has it
         self._born = array("q", [0])
         self._free = self._used_up = 0
         self._same_keys: dict[BlockKey, BlockKey] = {}
@@ -106,7 +108,7 @@ class NodeTree:
         return 0
 
     def children(self, node: int) -> Sequence[int]:
-        """Return the children of a node, in the order of their places."""
+        """Return the children of a node, in order."""
         child = self.first_children[node]
         if child < 0:
             return list(self.wide[node].values())
@@ -144,7 +146,7 @@ class NodeTree:
         return node
 
     def split(self, node: int, length: int) -> int:
-        """Cut a node's run in two; return the upper part, which is new."""
+        """Cut a node's run in two; return the upper part, which is new and ends no request."""
         run, weights, parent = self.runs[node], self.weights(node), self.parents[node]
         upper = self._new(
             parent, run[:length], _packed(weights[:length]), self.uses[node], self.last_uses[node]
@@ -185,7 +187,7 @@ class NodeTree:
             self.next_siblings[first] = self.next_siblings[node]
 
     def cut_children(self, node: int) -> dict[BlockKey | int, int]:
-        """Let a node have no children; return those that it had, by whatever."""
+        """Take all children from a node, and return them."""
         children = self.wide.pop(node, None)
         if children is None:
             children = {child: child for child in self.children(node)}
@@ -193,7 +195,7 @@ class NodeTree:
         return children
 
     def pop_child(self, node: int) -> int:
-        """Take a child, which there is, from a node that is no part of the tree; return it."""
+        """Take a child from a node that is cut off and has one; return it."""
         child = self.first_children[node]
         if child > 0:
             self.first_children[node] = self.next_siblings[child]
@@ -206,7 +208,7 @@ class NodeTree:
         return child
 
     def free(self, node: int) -> int:
-        """Free a node that stands in no list and below which nothing stands; return its weight."""
+        """Free a node that stands in no list and has no children; return its weight."""
         weight = 0
         if self.parents[node]:
             weight = self.shorten(node, 0)
@@ -217,7 +219,7 @@ class NodeTree:
         return weight
 
     def drop(self) -> Iterator[None]:
-        """Free all nodes at once, and their memory a little at a time, between the yields."""
+        """Free the memory of all nodes, a little at a time, between the yields."""
         yield from drop_objects(self.runs)
         yield from drop_objects(self._weights)
         yield from drop_items(self._same_keys)
@@ -259,7 +261,7 @@ class NodeTree:
             self.runs, self._weights = with_room(self.runs), with_room(self._weights)
 
     def _edge(self, node: int) -> BlockKey | int:
-        """Return by what a node stands in its parent's dictionary."""
+        """Return the key of a node in its parent's dictionary."""
         key: BlockKey = self.runs[node][0]
         return node if self.opens_turn[node] else key
 

@@ -1,4 +1,8 @@
-"""The search of the context index: which sequence that was sent covers most of a new context."""
+"""The search of the context index: which sent sequence covers most of a new context.
+
+Depth first, the heaviest child first: exact up to 256 nodes, greedy from there on. So the work does
+not grow with the tree.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ class Match(NamedTuple):
 
     path: tuple[BlockKey, ...]
     weight: int
-    is_cut_short: bool = False
-    is_greedy: bool = False
+    is_cut_short: bool = False  # the search ended at its bound
+    is_greedy: bool = False  # it was not exact
 
     def note_limits(self, note_limit: Callable[[str], object]) -> None:
         """Call a function with the name of each bound that was reached."""
@@ -32,7 +36,7 @@ class Match(NamedTuple):
 
 
 class SearchBudget:
-    """What searches for the requests of one batch and one tenant may compare together."""
+    """What the searches of one batch and tenant may compare: linear in the batch."""
 
     __slots__ = ("left",)
 
@@ -47,7 +51,11 @@ def heaviest_path(
     budget: SearchBudget | None = None,
     first: BlockKey | None = None,
 ) -> Match:
-    """Return the path of most weight that uses only blocks of the context."""
+    """Return the path of most weight that uses only blocks of the context.
+
+    Among equal weights the path that more requests share wins, then the one with the better ranks.
+    `first` is the block that the path begins with; None is any.
+    """
     best_gain = best_uses = 0
     best_end: tuple[int, int] | None = None
     rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
@@ -125,7 +133,7 @@ def heaviest_path(
 
 
 def _branches(tree: NodeTree, node: int, best: int) -> tuple[int, int]:
-    """Return the nodes with which the paths to two nodes part; 0 for a node above the other."""
+    """Return the nodes at which the paths to two nodes part; 0 for a node above the other."""
     parents = tree.parents
     above: dict[int, int] = {}
     branch, parent = best, parents[best]

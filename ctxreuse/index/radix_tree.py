@@ -1,12 +1,8 @@
 """The context index: the tree of block sequences that were sent, so probably stand in the cache.
 
-A path from a root is a block sequence that was sent; there is a root for each system text, since
-that text comes first in the prompt. Nodes hold *runs* of blocks (a radix tree): most contexts end
-in a long tail that nothing shares, which costs one node instead of one a block.
-
-Children are found by their first block. The papers' descent (ContextPilot Algorithm 1) compares
-with every child of a node instead; `ordering.paper.paper_order` does that, for
-`strategy="paper"`.
+A path from a root is a sent sequence; there is a root for each system text. Nodes hold *runs* of
+blocks (a radix tree), and children are found by their first block; the papers' descent
+(ContextPilot Algorithm 1) is `ordering.paper.paper_order`.
 """
 
 from __future__ import annotations
@@ -32,11 +28,11 @@ _SMALL = 50
 """Nodes that are freed at once: hundreds of tenants may be forgotten in one call."""
 
 _NO_REQUESTS = RequestEnds(NodeTree())
-"""Of any index whose requests have no ids: fewer objects for the collector to look at."""
+"""Of any index whose requests have no ids."""
 
 
 class Inserted(NamedTuple):
-    """Where a sequence ended, and how many of its blocks were there before."""
+    """The name of the node where a sequence ended, and how many blocks were there before."""
 
     end: int
     blocks_before: int
@@ -49,7 +45,7 @@ class Evicted:
     Attributes:
         requests: How many of the given request ids were known.
         tokens: Block tokens that left the index.
-        unknown: The given request ids that the index does not hold (any more).
+        unknown: The given request ids that the index does not hold.
     """
 
     requests: int = 0
@@ -61,10 +57,12 @@ class Evicted:
 class IndexStatistics:
     """Size of an index or, of a planner, of all its indexes together."""
 
-    nodes: int = 0
-    tokens: int = 0
-    requests: int = 0
+    nodes: int = 0  # without roots
+    tokens: int = 0  # of blocks
+    requests: int = 0  # ids that are remembered
+    # of a planner: all that grows with traffic, named as in `planning.tenants.Bounds`
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
+    # of a planner: searches that ended at their bound, so that a plan may reuse less
     limits_reached: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -74,14 +72,20 @@ class IndexStatistics:
 
 
 def root_of(system: bytes | None, is_labelled: bool) -> bytes | None:
-    """Return what a root is named after: the system text, and whether blocks have labels."""
+    """Return the name of a root; prompts with labels share no block with those without."""
     if not is_labelled:
         return system
     return b"labelled" if system is None else system + b" labelled"
 
 
 class ContextIndex:
-    """The tree of sent block sequences of one tenant."""
+    """The tree of sent block sequences of one tenant.
+
+    No two children of a node begin with the same block, later turns apart. `capacity_tokens` and
+    `max_nodes` bound it, by evicting the least recently used leaves, last blocks first, as engines
+    do. Each call takes a bounded number of steps beside those for its arguments; `tidy` does the
+    rest. A weight is a block's tokens, at least 1.
+    """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
         self.max_nodes = max_nodes
@@ -146,7 +150,7 @@ class ContextIndex:
             node = self.tree.parents[node]
             if not node:
                 return True
-        return False
+        return False  # below more nodes than that, it counts as taken out
 
     def insert(
         self,
@@ -196,7 +200,7 @@ class ContextIndex:
         request_id: RequestId,
         now: int,
     ) -> Inserted:
-        """Record a later turn of a conversation: blocks behind everything that an end ends."""
+        """Record a later turn behind an end; no other context may continue there."""
         tree = self.tree
         node = tree.named(end) if self.holds(end) else self._root_for(system)
         if path:
@@ -223,7 +227,7 @@ class ContextIndex:
         return tree.node_count > self.max_nodes or tree.tokens > self._most_tokens
 
     def tidy(self) -> bool:
-        """Go on with what is being taken out, then with the least recently used over the bounds."""
+        """Go on taking out what was cut off or is over the bounds; return whether more has to."""
         tree = self.tree
         if self._removal is not None:
             self._go_on()
@@ -262,12 +266,12 @@ class ContextIndex:
         self._start_with(NodeTree(tree.births))
 
     def evict(self, request_id: RequestId) -> Removal | None:
-        """Begin to forget a request that the engine dropped (ContextPilot section 4.1)."""
+        """Begin to forget a request that the engine dropped (ContextPilot 4.1); `tidy` goes on."""
         node = self._requests.forget(request_id)
         return self._begin(Removal(node, goes_up=True)) if node else None
 
     def trim(self, request_id: RequestId, blocks: int) -> Removal | None:
-        """Keep only the first blocks that a request sent; change nothing if it sent no more."""
+        """Keep only a request's first blocks, and cut what others sent behind; `tidy` goes on."""
         tree, node = self.tree, self._requests.end(request_id)
         if not node:
             return None
@@ -285,14 +289,14 @@ class ContextIndex:
         return nothing
 
     def oldest_use(self) -> int | None:
-        """Return when the least recently used leaf was used; None for an empty index."""
+        """Return when the oldest leaf was used, or an earlier time; None for an empty index."""
         oldest = self._leaves.oldest_use()
         if oldest is None and self._removal is not None:
             return self.tree.last_uses[self._removal.end]  # may be a leaf then
         return oldest
 
     def evict_oldest(self, tokens: float) -> int:
-        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can."""
+        """Shorten the oldest leaf by at least `tokens`; return what left within some steps."""
         removal = self._removal
         if removal is not None:
             self._go_on()
@@ -315,7 +319,7 @@ class ContextIndex:
             self._remove_leaf(leaf)
 
     def forget_oldest_request(self) -> None:
-        """Forget the id that was remembered first; what the request sent stays."""
+        """Forget the id that was remembered first; the blocks that it sent stay."""
         if end := self._requests.forget_oldest():
             self._note_leaf(end)
 
@@ -326,7 +330,7 @@ class ContextIndex:
         return removal
 
     def _cut(self, node: int, keep: int) -> Removal:
-        """Shorten a node's run to `keep` blocks, and cut off all below it; without any, itself."""
+        """Shorten a node's run to `keep` blocks and cut off all below; with 0, cut off the node."""
         tree = self.tree
         if keep:
             removal = Removal(node, tree.cut_children(node), tree.births)

@@ -7,7 +7,11 @@ from ctxreuse.index.nodes import NodeTree
 
 
 class Removal:
-    """What is being taken out of a tree, a few nodes at a time."""
+    """What is being taken out of a tree, a few nodes at a time.
+
+    What was cut off is no part of the tree from the first moment. Its requests end at `end`, which
+    goes, too, with its parents, as far as nothing ends there and `goes_up` is set.
+    """
 
     __slots__ = (
         "births",
@@ -31,14 +35,14 @@ class Removal:
         goes_up: bool = False,
     ) -> None:
         self.end = end
-        self.tops = tops or {}
-        self.births = births or 0
+        self.tops = tops or {}  # the subtrees that were cut off
+        self.births = births or 0  # of nodes, when all children of the end were cut off
         self.only = 0 if births is not None else next(iter(self.tops.values()), 0)
         self.shortened = 0 if births is None else end
         self.goes_up = goes_up
-        self.path: list[tuple[int, bool]] = []
-        self.tokens = 0
-        self.is_by_age = False
+        self.path: list[tuple[int, bool]] = []  # down to the next node; is it of the end's turn?
+        self.tokens = 0  # that have left so far
+        self.is_by_age = False  # the bounds have asked for it, not a caller who waits
         self.is_done = False
 
     def has_cut_off(self, node: int, tree: NodeTree) -> bool:

@@ -30,7 +30,13 @@ _OF_NUMBER = hash("number")
 
 
 class RequestEnds:
-    """Ids of requests, by the nodes at which they end."""
+    """Ids of requests, by the nodes at which they end.
+
+    A forest of disjoint sets, united by rank: where a path is cut, all requests behind the cut move
+    to its end in one step. A forgotten id keeps its place while others stand behind it. Of an id
+    only the hash is kept; of a million ids, two have the same with a probability of 3 in 100
+    million, and the first is forgotten.
+    """
 
     __slots__ = ("_fields", "_free", "_hashes", "_tree", "number")
 
@@ -131,7 +137,7 @@ class RequestEnds:
             fields[top + _RANK] += 1
 
     def _free_bare(self, number: int, node: int) -> None:
-        """Free a number that no id has and nothing stands behind, then those before it, too."""
+        """Free a number that no id has and nothing stands behind, then those before it."""
         fields = self._fields
         while fields[number + _OLDER] == _FORGOTTEN and not fields[number + _BEHIND]:
             top = fields[number + _TOP]

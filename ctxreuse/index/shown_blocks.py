@@ -1,10 +1,8 @@
 """What each conversation has been shown: de-duplication across turns.
 
-A block is left out only if its text, under its label, really stands in the messages that will be
-sent (ContextPilot Algorithm 3 trusts its own record instead, and so refers to turns that were
-edited, branched or cut away). The record here only says where to look: for each block that was
-sent its label and the digest of its text, never the text itself. Forgetting a conversation costs
-reuse, never content.
+A block is left out only if its text, under its label, stands in the messages that will be sent;
+ContextPilot Algorithm 3 trusts its own record instead. The record here only says where to look, and
+holds digests but no text. Forgetting a conversation costs reuse, never content.
 """
 
 from __future__ import annotations
@@ -49,13 +47,13 @@ class ShownBlock:
 class History:
     """What the messages before this turn show."""
 
-    labels: Mapping[str, BlockId]
+    labels: Mapping[str, BlockId]  # of recorded blocks that stand there
     label_of: Mapping[BlockKey, str]
-    used: frozenset[int]
+    used: frozenset[int]  # every ordinal in a label, whatever stands under it
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
     keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
-    unlabelled: frozenset[BlockKey] = frozenset()
-    is_cut_short: bool = False
+    unlabelled: frozenset[BlockKey] = frozenset()  # stand there without a label
+    is_cut_short: bool = False  # more may be shown
 
     @property
     def blocks(self) -> dict[str, ContextBlock]:
@@ -66,7 +64,7 @@ class History:
         }
 
     def next_ordinals(self, number: int) -> list[int]:
-        """Return the ordinals of the next blocks: those that follow the ones in use."""
+        """Return the ordinals of the next blocks, none of which a text of the history holds."""
         start = max((used for used in self.used if used <= _TRUSTED_ORDINALS), default=0) + 1
         return list(islice((n for n in count(start) if n not in self.used), number))
 
@@ -77,16 +75,17 @@ EMPTY_HISTORY = History({}, {}, frozenset())
 class _Record(NamedTuple):
     """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
-    end: int
+    end: int  # names the index node
     system: bytes | None
     last_use: int
-    opening_mark: int
+    opening_mark: int  # after how many blocks of its first turn a mark stands; -1 is none
+    # (ordinal, identity, id, length, digest), the latest last
     shown: tuple[tuple[int, BlockKey, BlockId, int, bytes], ...]
     shown_size: int
 
 
 class Conversations:
-    """The records of one tenant's conversations, bounded by count and age."""
+    """The records of one tenant's conversations, bounded by count and age; evictions keep them."""
 
     def __init__(
         self, max_conversations: int = 10_000, max_idle: int = 1_000_000, max_blocks: int = 2_000
@@ -97,8 +96,8 @@ class Conversations:
         # the fields of a `_Record`
         self._records = FlatOrderedDict[str | int, tuple[Any, ...]]()
         self._requests = 0
-        self.size = 0
-        self.shown_size = 0
+        self.size = 0  # of the conversations' ids
+        self.shown_size = 0  # of the blocks' ids
 
     def __len__(self) -> int:
         return len(self._records)
@@ -199,7 +198,7 @@ def shown_in(
     blocks: Iterable[ContextBlock] = (),
     outdated: Iterable[ContextBlock] = (),
 ) -> History:
-    """Return what messages show of recorded blocks."""
+    """Return what messages show of recorded blocks and, without a label, of other ones."""
     standing: dict[str, ShownBlock] = {}
     texts: dict[str, str] = {}
     used: set[int] = set()
@@ -215,6 +214,7 @@ def shown_in(
                 texts[found[0]] = text[first : first + block.length]
     label_of = {shown.key: label for label, shown in reversed(standing.items())}
     paragraphs = _Paragraphs(messages, templates)
+    # shorter ones may stand there by chance
     wanted = [one for one in blocks if len(one.text) >= _LEAST_UNLABELLED]
     unlabelled = [
         one.key
@@ -247,7 +247,7 @@ def with_blocks_anywhere(
 
 
 def said_outdated(messages: Iterable[Message], templates: Templates) -> set[str]:
-    """Return the labels of which messages say that their blocks no longer hold."""
+    """Return the labels of blocks that messages say no longer hold."""
     words = templates.outdated_words  # nearly all histories have none, which is seen fast
     texts = (text for message in messages for text in message_texts(message))
     saying = (text for text in texts if any(one in text for one in words))
@@ -261,7 +261,7 @@ def without_blocks(
     ids: Collection[BlockId],
     templates: Templates,
 ) -> list[dict[str, Any]]:
-    """Return messages without the texts of blocks that stand in them."""
+    """Return copies of messages without the texts of blocks that stand in them."""
     wanted = {(type(one), one) for one in ids}
     copied = [copied_message(message) for message in messages]
     characters = sum(len(text) for message in copied for text in message_texts(message))
@@ -301,7 +301,7 @@ class _Paragraphs:
         self._texts = [
             text
             for message in messages
-            if message.get("role") != "assistant"
+            if message.get("role") != "assistant"  # it may repeat a document, or make one up
             for text in message_texts(message)
         ]
         self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, self._texts))
@@ -343,7 +343,7 @@ class _Paragraphs:
                 at = text.find(self._separator, at + 1)  # blocks may end with line breaks
 
     def show(self, block: str) -> bool:
-        """Return whether a text stands in the messages, and nothing else in its paragraphs."""
+        """Return whether a text stands in the messages, as whole paragraphs, and still holds."""
         last = self._last(block)
         return last >= 0 and last >= self._last(self._templates.quoted_outdated(block))
 
@@ -364,13 +364,17 @@ class _Paragraphs:
 
 
 def _text_start(label: re.Match[str], templates: Templates) -> int:
-    """Return where the text of a block begins whose label was found."""
+    """Return where the text of the block begins whose label was found."""
     before = templates.before_text(label[0])
     return label.start() - before.index(label[0]) + len(before)
 
 
 class _Places:
-    """Looks for recorded blocks under the labels of a history."""
+    """Looks for recorded blocks under the labels of a history.
+
+    The work is bounded, since a hostile text may hold thousands of labels. What is not found by
+    then counts as not shown, so it is sent again.
+    """
 
     def __init__(
         self,
@@ -389,7 +393,7 @@ class _Places:
         return self._work < 0
 
     def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
-        r"""Return which of the blocks stands in a text under a label, if one does."""
+        """Return the longest of the blocks that stands in a text under a label, if one does."""
         templates = self._templates
         ordinal = int(label[1])
         if ordinal not in self._recorded or self.is_cut_short:
@@ -402,7 +406,7 @@ class _Places:
             return None
         first = start + len(before)
         digests: dict[int, bytes] = {}
-        for ending in (templates.separator, "\n"):
+        for ending in (templates.separator, "\n"):  # users join blocks in their own way
             for length, blocks in self._blocks_by_length(ordinal).items():
                 self._work -= _WORK_A_CHARACTER
                 last = first + length
