@@ -1,8 +1,7 @@
 """A batch: every context's order, and which request runs when.
 
-Requests run in depth-first order of the prefix tree that their contexts or, where only texts are
-known, their prompts form: those that share a prefix run back to back, so even a small cache keeps
-it.
+Requests run in depth-first order of the prefix tree that they form, so that those that share a
+prefix run back to back, and even a small cache keeps it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ctxreuse.ordering.marks import MarkPrices, short_chains_first
 from ctxreuse.ordering.paper import paper_orders, paper_schedule
 
 _GRAIN = 64
-"""Characters; about one engine block of 16 tokens. Shorter common beginnings save nothing."""
+"""Characters; about one engine block of 16 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class BatchContext:
     """What is arranged of one request."""
 
     request: ContextRequest
-    weights: Mapping[BlockKey, int]
-    cached: tuple[BlockKey, ...]
+    weights: Mapping[BlockKey, int]  # in the retriever's order
+    cached: tuple[BlockKey, ...]  # the best path for it in the cache
     is_labelled: bool = False
     system_tokens: int = 0
-    first: BlockKey | None = None
+    first: BlockKey | None = None  # what it begins with, whatever is cached
 
     @property
     def front(self) -> tuple[BlockKey, ...]:
@@ -49,8 +48,8 @@ class BatchContext:
 class Arrangement:
     """An arranged batch."""
 
-    orders: list[list[BlockKey]]
-    execution: list[int]
+    orders: list[list[BlockKey]]  # by position in the input, permutations of the blocks
+    execution: list[int]  # a permutation of the positions
 
 
 def arrange(
@@ -61,7 +60,11 @@ def arrange(
     prices: MarkPrices | None = None,
     minimum: int = 0,
 ) -> Arrangement:
-    """Order the contexts of a batch and schedule its requests."""
+    """Order the contexts of a batch and schedule its requests.
+
+    Later turns keep the retriever's order and run behind their conversation's first turn, or at the
+    end; turns of one conversation keep the order of the input.
+    """
     orders = [list(context.weights) for context in batch]
     # only requests of one tenant and one system text, all with labels or none, share a prefix
     groups: dict[tuple[str, str | None, bool], list[int]] = {}
@@ -90,7 +93,7 @@ def _arrange_reuse(
     prices: MarkPrices | None,
     minimum: int,
 ) -> list[int]:
-    """Put each context behind its cached path and merge the remainders of those that share one."""
+    """Put each context behind its cached path, and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
     with importing_late:
         from ctxreuse.ordering.bill_tree import cheap_orders
@@ -140,6 +143,7 @@ def _moved_for_too_little(
 ) -> list[int]:
     """Return the positions of moved contexts that share no more than the words on it cost."""
     shared = [0] * len(batch)
+    # in depth-first order a context shares most with a neighbour
     for one, other in pairwise(execution):
         common = 0
         for key, same in zip(orders[one], orders[other], strict=False):
@@ -212,7 +216,10 @@ def _conversation(request: ContextRequest) -> Hashable | None:
 
 
 def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Return the positions of the sequences in depth-first order of their prefix tree."""
+    """Return the positions of the sequences in depth-first order of their prefix tree.
+
+    At each node sequences that end there come first, then larger branches, then earlier ones.
+    """
     order: list[int] = []
     stack: list[tuple[list[int], int]] = [(list(range(len(sequences))), 0)]
     while stack:
@@ -233,7 +240,7 @@ def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
 
 
 def prefix_order(prompts: Sequence[str]) -> list[int]:
-    """Return positions such that prompts with a long common beginning stand next to each other."""
+    """Return positions in `depth_first_order` of the prompts' texts."""
     by_text = sorted(range(len(prompts)), key=lambda position: (prompts[position], position))
     open_groups = [_Group(0)]  # of the prompts that share a beginning with the next one
     for number, position in enumerate(by_text):

@@ -1,24 +1,16 @@
 """Building the tree for a known batch (offline).
 
-The size of the prefix tree *is* the prefill cost. If two clusters of contexts whose common blocks
-weigh `w` tokens are put under one node, exactly `w` tokens are prefilled once less. So clusters are
-merged bottom-up, a merged cluster's content being the intersection, until nothing is shared.
-
-Which pair first? The heaviest is the natural greedy choice, and average linkage on the papers'
-normalised distance approximates it. But a merge also shrinks what its two clusters could share with
-others. So among the pairs that are nearly as heavy as the heaviest, the one with the best score
-goes first: what the merge saves now, plus half of the change in what its clusters can save next,
+The size of the prefix tree is the prefill cost: two clusters of contexts whose common blocks weigh
+`w` tokens save `w` tokens under one node. So clusters are merged bottom-up, a merged one's content
+being the intersection, until nothing is shared. Among pairs nearly as heavy as the heaviest, the
+one with the best score goes first: what the merge saves now, and half of the change in what its
+clusters can save next,
 
     score(i, j) = w(i, j) + (next(i, j) - other(i) - other(j)) / 2
 
-with next(i, j) the weight that the merged cluster shares with its best partner, and other(i) what i
-shares with its best partner besides j. Looking ahead like this saves 0.8% more hits on real traces
-than the weight alone; half the change does as well as the whole of it, a quarter does worse, and a
-score without the restriction to heavy pairs (a simpler loop) gains only a third as much.
-
-No N x N matrix is needed: an inverted index block -> clusters gives a cluster's partners, and a
-heap the heaviest pairs. A merge only shrinks contents, so a stale entry can only be too heavy, and
-is looked up again when its partner is gone.
+with next(i, j) what the merged cluster shares with its best partner, and other(i) what i shares
+with its best partner besides j. Looking ahead saves 0.8 % more hits on real traces than the weight
+alone. A merge only shrinks contents, so a stale pair in the heap can only be too heavy.
 """
 
 from __future__ import annotations
@@ -62,10 +54,14 @@ _Entry = tuple[int, int, int]
 
 
 class _Clusters:
-    """Clusters of contexts by number; a merge makes a new number or keeps one of the two."""
+    """Clusters of contexts by number; a merge makes a new number or keeps one of the two.
+
+    Of blocks that very many contexts share only the newest holders are looked at as partners.
+    Weights are exact all the same; partners that share nothing but such blocks may be missed.
+    """
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
-        self.content = contents
+        self.content = contents  # sorted block numbers, common to all contexts of a cluster
         self.parent = [_NOBODY] * len(contents)
         self._partners: dict[int, _Partners] = {}
         self._following: dict[tuple[int, int], _Partners] = {}
@@ -108,6 +104,7 @@ class _Clusters:
     def merge(self, one: int, two: int) -> int:
         """Put two clusters under one node and return its number."""
         content = self._common(one, two)
+        # who holds no more than the other stays, so whatever names it as a partner stays right
         if content == self.content[two]:
             self._close(one, two)
             return two
@@ -146,7 +143,7 @@ class _Clusters:
         )
 
     def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
-        """Find the living clusters, other than `besides`, that share most with a content."""
+        """Find the living clusters that share most with a content, the newest among equals."""
         if sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES:
             return self._search_few(content, besides)
         return self._search_many(content, besides)
@@ -262,7 +259,7 @@ class _Pairs:
 def merge_heaviest(
     contents: list[tuple[int, ...]], weights: Sequence[int]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Merge clusters greedily by the score above until nothing is shared."""
+    """Merge clusters by the score above until nothing is shared; return contents and parents."""
     clusters = _Clusters(list(contents), weights)
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
@@ -282,7 +279,10 @@ def merge_heaviest(
 def reuse_orders(
     contexts: Sequence[Sequence[int]], weights: Sequence[int] | npt.NDArray[np.int64]
 ) -> list[list[int]]:
-    """Order every context of a batch so that their prefix tree weighs little."""
+    """Order every context of a batch so that their prefix tree weighs little.
+
+    What clusters have in common stands first, from the largest down; other blocks keep their order.
+    """
     numbers: dict[tuple[int, ...], int] = {}
     cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
     contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])

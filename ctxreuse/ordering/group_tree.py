@@ -1,11 +1,8 @@
 """Groups of requests by their heaviest shared blocks, counted batch by batch.
 
-The heaviest shared block of a request is the block b, of those that it holds, that would save most
-tokens if all n requests that hold b began with it: tokens(b) * (n - 1). A block that more than half
-of the requests hold tells them apart badly, so it names no group; wherever they go, it is computed
-once. Within a group the same is counted anew, so that it can be cut again.
-
-Nothing depends on the order of the requests, nor on how they come in batches.
+A request's heaviest shared block is the block b that would save most tokens if all n requests that
+hold it began with it: tokens(b) * (n - 1). A block that more than half of a group holds names no
+part of it. Nothing depends on the order of requests, nor on how they come in batches.
 """
 
 from __future__ import annotations
@@ -36,13 +33,13 @@ _NEIGHBOURS = 3
 class Contexts:
     """What decides where requests go, as arrays; digests of 64 bits stand for names."""
 
-    scopes: Digests
-    digests: Digests
-    conversations: Digests
-    are_later: Booleans
-    lengths: Integers
-    blocks: Digests
-    weights: Integers
+    scopes: Digests  # tenant and system text
+    digests: Digests  # of all that is planned of a request
+    conversations: Digests  # 0 for none
+    are_later: Booleans  # behind a history
+    lengths: Integers  # in blocks
+    blocks: Digests  # of all requests, one after the other
+    weights: Integers  # the tokens of each, at least 1
 
     def where(self, chosen: Booleans) -> Contexts:
         """Return some of them."""
@@ -63,10 +60,10 @@ class Contexts:
 
 
 class Leading(NamedTuple):
-    """Requests that follow no other one of the batch."""
+    """Requests that follow no other one; of a stray later turn only its conversation counts."""
 
     contexts: Contexts
-    sizes: Integers
+    sizes: Integers  # of each, how many requests go where it goes, it included
     are_first: Booleans
 
 
@@ -74,7 +71,7 @@ class Turns:
     """Conversations: later turns go where the first one goes."""
 
     def __init__(self, conversations: Digests, later: Integers) -> None:
-        self.conversations = conversations
+        self.conversations = conversations  # with the first turn in the batch, sorted
         self._later = later
 
     @classmethod
@@ -118,7 +115,7 @@ class Pairs(NamedTuple):
 
     ones: Integers
     others: Integers
-    tokens: Integers
+    tokens: Integers  # of blocks that requests of the first share with the second
 
 
 class _Candidates(NamedTuple):
@@ -169,7 +166,7 @@ class GroupTree:
             groups = below
 
     def cut(self, batches: Iterable[Contexts], turns: Turns, large: Booleans) -> Pairs:
-        """Cut groups by the blocks that are heaviest within them, where there are any."""
+        """Cut groups by the blocks that are heaviest within them; return what the parts share."""
         candidates = self._candidates(batches, turns, large)
         count = len(candidates.codes)
         order = np.argsort(candidates.codes)
@@ -213,7 +210,7 @@ class GroupTree:
     def _candidates(
         self, batches: Iterable[Contexts], turns: Turns, large: Booleans
     ) -> _Candidates:
-        """Return the blocks of some groups that several, and at most half, of the requests hold."""
+        """Return the blocks that several, and at most half, of a group's requests hold."""
         tally = Tally(np.add, np.maximum, np.maximum)
         for leading, groups in self._members(batches, turns, large):
             contexts = leading.contexts
@@ -227,7 +224,7 @@ class GroupTree:
         return _Candidates(codes[wanted][order], owners[wanted][order])
 
     def _grow(self, candidates: _Candidates, named: Integers, rest: Integers) -> Integers:
-        """Add the parts that candidates name, and one for the rest of each group that is cut."""
+        """Add the parts that candidates name, and one for each group's rest; return them."""
         used = named[1] > 0
         cut = np.unique(candidates.owners[used])
         left = cut[rest[1][cut] > 0]

@@ -1,9 +1,4 @@
-"""The order of an arriving context where short prefixes save nothing.
-
-As `online.continuation`, but what counts is what earlier requests could have shared of a prefix
-from a shortest length on: ten blocks that three requests hold save something, two blocks that
-thirty hold may save nothing.
-"""
+"""The order of an arriving context where short prefixes save nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which prefixes a prompt marks, where a cache keeps only what is marked, and charges for it.
 
-A token that is written costs `1 + premium`, one that is read `1 - saving`. A mark pays if what is
-behind the last one before it is read again: among `n` requests that share it, the first pays
-`premium` more a token, and each other `saving` less.
+A written token costs `1 + premium`, a read one `1 - saving`. Among `n` requests that share what a
+mark adds, the first pays `premium` more a token, and each other `saving` less.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class MarkPrices:
 
     premium: float
     saving: float
-    minimum: int
+    minimum: int  # tokens of the shortest prefix, the system text included
     marks: int
-    lifetime: float | None
+    lifetime: float | None  # seconds after the last use
 
     @classmethod
     def of(cls, profile: CacheProfile) -> MarkPrices:
@@ -50,21 +49,22 @@ class MarkPrices:
 
     def gain(self, again: float) -> float:
         """Return what writing a token gains, if it is wanted once more with a probability."""
+        # else it is written when it comes again: one saving later, at the same premium
         return (self.saving + self.premium) * again - self.premium
 
 
 class Markable(NamedTuple):
     """A place where a mark may stand."""
 
-    blocks: int
-    tokens: int
-    again: float
+    blocks: int  # before it
+    tokens: int  # before it, the system text included
+    again: float  # the probability that these are wanted again while they live
 
 
 def marks_of_arrival(
     places: Sequence[Markable], read_tokens: int, most: int, prices: MarkPrices
 ) -> tuple[int, ...]:
-    """Choose the marks of a prompt by what is expected to be read again."""
+    """Return the blocks before each mark that gain most by what is expected to be read again."""
     long = [place for place in places if place.tokens >= prices.minimum]
     # best[k][i]: the gain with k + 1 marks, the last at place i, and the place before it
     best: list[list[tuple[float, int]]] = []
@@ -109,8 +109,8 @@ class _Fork:
 class BatchMarks(NamedTuple):
     """The marks of a batch."""
 
-    marks: list[tuple[int, ...]]
-    bill: float
+    marks: list[tuple[int, ...]]  # the blocks before each, by request
+    bill: float  # in uncached tokens
 
 
 def marks_of_batch(
@@ -120,7 +120,11 @@ def marks_of_batch(
     written: Sequence[int],
     prices: MarkPrices,
 ) -> BatchMarks:
-    """Choose the marks of requests that run one after the other, in depth-first order."""
+    """Choose the marks of requests that run one after the other, in depth-first order.
+
+    Exact where the first request that has a prefix writes it, as far as it has marks left: dynamic
+    programming over the prefix tree, by the last written prefix above a fork and the marks left.
+    """
     totals = [_cumulated(one, system_tokens) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]
     groups: dict[tuple[Hashable, ...] | None, list[int]] = {}

@@ -1,8 +1,7 @@
 """The papers' own algorithms, as printed, for `strategy="paper"`.
 
-The distance of two contexts (Equation 1 of ContextPilot), the order of an arriving context
-(Algorithms 1 and 2), the order of a known batch (Algorithm 4) and its schedule (Algorithm 5). They
-exist to reproduce the papers and to be compared with.
+ContextPilot's Equation 1 and Algorithms 1 and 2 (an arriving context), 4 (a known batch) and 5 (its
+schedule).
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ def context_distance(
 def pairwise_distances(
     contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
 ) -> npt.NDArray[np.float64]:
-    """Return Equation 1 for all pairs of contexts."""
+    """Return Equation 1 for all pairs, as scipy's `linkage` takes it: n * (n - 1) / 2 in row order.
+
+    Only pairs that share a block are looked at, a bounded number at a time; all others are at 1.
+    """
     with importing_late:
         import numpy as np  # only known batches under the papers' strategy need it
 
@@ -104,13 +106,18 @@ class PaperOrder(NamedTuple):
     """The order of an arriving context."""
 
     order: list[BlockKey]
-    is_cut_short: bool
+    is_cut_short: bool  # the descent ended at the bound on its work
 
 
 def paper_order(
     context: Mapping[BlockKey, int], tree: NodeTree, root: int, alpha: float
 ) -> PaperOrder:
-    """Order a context as ContextPilot does (Algorithms 1 and 2)."""
+    """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
+
+    Blocks that the context lacks are not put in front, so a child is a candidate only if its first
+    block is in the context, and counts as far as its run is. Of children at equal distance the one
+    that more requests share wins, then the older. The work is bounded.
+    """
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
     moved = 0  # the sum of the rank differences of the prefix, all of whose blocks are shared
@@ -157,7 +164,7 @@ def _distance_below(
 
 @dataclass(frozen=True, slots=True)
 class AlignedContexts:
-    """The reordered contexts of a batch, and where each stands in the tree."""
+    """The reordered contexts of a batch, and where each stands in the tree, from the root on."""
 
     orders: list[list[int]]
     search_paths: list[list[int]]
@@ -165,7 +172,7 @@ class AlignedContexts:
 
 def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedContexts:
     """Order the contexts of a batch as ContextPilot's Algorithm 4 does."""
-    leaf_of: dict[frozenset[int], int] = {}
+    leaf_of: dict[frozenset[int], int] = {}  # contexts of the same blocks share one (line 7)
     leaves: list[Sequence[int]] = []
     positions: list[int] = []
     for context in contexts:
@@ -229,6 +236,7 @@ def _aligned(
             leaf = first_leaf[child]
             if leaf not in ranks:
                 ranks[leaf] = {block: rank for rank, block in enumerate(leaves[leaf])}
+            # in the order of the first context; the paper sorts, which is the same to a cache
             # the content, not the leaf, is walked: a long leaf may give many nodes their order
             own = content[child].difference(order)
             aligned = order + sorted(own, key=ranks[leaf].__getitem__)
@@ -242,7 +250,7 @@ def _aligned(
 def _without_empty(
     nodes: list[int], content: list[frozenset[int]], leaves: int, children: list[list[int]]
 ) -> list[int]:
-    """Return the nodes, internal ones without content replaced by what is below them (line 16)."""
+    """Return the nodes, those without content replaced by what is below them (line 16)."""
     kept: list[int] = []
     stack = nodes[::-1]
     while stack:
@@ -255,7 +263,7 @@ def _without_empty(
 
 
 def paper_schedule(search_paths: Sequence[Sequence[int]]) -> list[int]:
-    """Return the execution order of ContextPilot's Algorithm 5."""
+    """Return the execution order of ContextPilot's Algorithm 5; ties keep the input order."""
     groups: dict[int | None, list[int]] = {}
     for position, path in enumerate(search_paths):
         groups.setdefault(path[0] if path else None, []).append(position)

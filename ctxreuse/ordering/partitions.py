@@ -1,15 +1,9 @@
 """Cutting a batch that no single process plans into partitions, so that little sharing is lost.
 
-Requests of different partitions are planned apart, so what they could have shared is computed once
-for each partition. A request therefore goes with those that hold its heaviest shared block
-(`group_tree`). Groups that are larger than a partition are cut again; parts of one group are joined
-while they fit into one partition, those first that have most in common. So a request that was
-retrieved without the block that its likes go by comes into a group of its own, and back to them.
-
-Everything is counted batch by batch, in several passes, so memory grows with the number of
-different blocks, not of requests. Nothing depends on the order of the requests, nor on how they
-come in batches. What one scope holds changes nothing for another but with which small scopes it is
-in one partition, and what is planned there does not depend on that.
+A request goes with those that hold its heaviest shared block (`group_tree`). Groups larger than a
+partition are cut again; parts are joined while they fit, those first that have most in common. All
+is counted batch by batch, so memory grows with the number of different blocks, not of requests.
+Nothing depends on the order of the requests, nor on how they come in batches.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ _MOST_LEVELS = 16
 class Partitioning:
     """Where each request of a large batch goes."""
 
-    count: int
+    count: int  # partitions are numbered from 0, small ones last
     _turns: Turns
     _tree: GroupTree
     _leaves: _LeafPartitions
@@ -47,7 +41,10 @@ class Partitioning:
 
 
 def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
-    """Cut a large batch of requests into partitions."""
+    """Cut requests, iterated over several times, into partitions of at most `most`.
+
+    Turns of one conversation, and requests of equal digests, stay together however many they are.
+    """
     turns = Turns.of(batches)
     tree = GroupTree.of(batches, turns)
     pairs: list[Pairs] = []
@@ -67,7 +64,7 @@ class _LeafPartitions:
     """The partition of each leaf of the tree."""
 
     first: Integers
-    bounds: Mapping[int, Digests]
+    bounds: Mapping[int, Digests]  # of spread leaves, the smallest digest of each but the first
 
     def of(self, tree: GroupTree, leading: Contexts) -> Integers:
         """Return the partitions of leading requests."""
@@ -136,7 +133,7 @@ def _bounds(
 def _numbered(
     tree: GroupTree, leaders: Integers, bounds: Mapping[int, Digests], most: int
 ) -> tuple[int, Integers]:
-    """Number the partitions."""
+    """Return how many partitions there are, and each leaf's, or the first of several."""
     leaves = np.flatnonzero(tree.are_leaves)
     sizes = np.zeros(len(leaders), dtype=np.int64)
     np.add.at(sizes, leaders[leaves], tree.sizes[leaves])

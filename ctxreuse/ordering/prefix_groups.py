@@ -1,8 +1,6 @@
 """Groups of requests that share a prefix, each within one of the batches that they are sent in.
 
-A client that sends a batch to one of several engines has the prefix of a group computed by each
-engine that gets a part of it. So groups are cut from the prefix tree such that each fits into a
-batch, and put into an order in which few of them stand across the end of one.
+So each prefix is computed by one of the engines that get the batches.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[int]:
-    """Cut requests that stand in depth-first order of their prefix tree into groups."""
+    """Return the sizes of groups, subtrees that fit, of sequences in depth-first order."""
     sizes: list[int] = []
     stack = [(0, len(sequences), 0)]
     while stack:
@@ -75,7 +73,7 @@ def batch_order(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _filling(counts: Mapping[int, int], room: int) -> list[int]:
-    """Return sizes that fill a room best, of the groups that there are of each; few small ones."""
+    """Return sizes that fill a room best, few of them small, of the groups that there are."""
     sizes = sorted((size for size in counts if size <= room), reverse=True)
     sums = [1]  # for each number of sizes the sums that the largest make, as bits
     for size in sizes:

@@ -1,8 +1,4 @@
-"""Exact repeats: a context that comes again as it was retrieved before keeps its order.
-
-Where several cached paths hold all its blocks, each would do for the blocks. What stands behind
-them, the annotation and a question that is asked again, is cached behind one of them only.
-"""
+"""Exact repeats: a context that comes again as it was retrieved before keeps its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting by digest, batch by batch; and how arrays of digests are looked up in."""
+"""Counting by digest, batch by batch; and looking up in arrays of digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUMMED_AT_ONCE = 1 << 22
 
 
 class Tally:
-    """Columns of numbers by digest. What waits is summed up now and then, so memory stays small."""
+    """Columns of numbers by digest, summed up now and then, so that memory stays small."""
 
     def __init__(self, *reducers: np.ufunc) -> None:
         self._reducers = reducers
@@ -76,7 +76,7 @@ def at(values: Integers, found: Integers, otherwise: int = NONE) -> Integers:
 
 
 def largest_first(rows: Integers, values: Integers, height: int, width: int) -> Integers:
-    """Return where the largest values of each row stand."""
+    """Return the positions of the largest values of each row, the largest first, -1 behind them."""
     order = np.lexsort((-values, rows))
     starts = np.searchsorted(rows, np.arange(height))
     column = np.arange(len(rows)) - starts[rows]

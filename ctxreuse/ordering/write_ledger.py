@@ -1,17 +1,10 @@
 """How much a tenant may pay for writing prefixes that may never be read.
 
-Whoever writes pays at once and saves later, if ever. So writing is paid out of what reading has
-saved. Until something is saved, what counts is what would have been: a policy that nothing limits
-is followed beside what is sent, as if it wrote; that costs nothing. Only after it would have gained
-several times what a write costs, that may be paid in advance, up to a small bound. The first few
-prompts need no such proof for one write: most that repeat at all do so at once.
-
-For any sequence of prompts, with prompts planned one by one for a cache that keeps what it is told:
+Writing is paid out of what reading has saved. A policy that nothing limits is followed beside it;
+once it would have gained several times what a write costs, a small bound may be paid in advance, as
+the first few prompts may for one write. For prompts that are planned one by one:
 
     bill <= (1 + 1/4,096) * uncached + 2 * premium * longest prompt
-
-and where writing would never have gained, nothing is written after the first few prompts. What
-reading has saved may be lost again, never more.
 """
 
 from __future__ import annotations

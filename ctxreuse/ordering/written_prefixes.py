@@ -1,11 +1,4 @@
-"""What a tenant has written into a cache with marks, and what it is likely to ask for again.
-
-A tree of the block sequences that were sent, as the context index is; but it knows for each prefix
-until when it can be read, and how often it came while it would have lived. From that it learns how
-likely a prefix comes again that came once, twice, or more often: by how many blocks it has, because
-long prefixes seldom do. That does not depend on what was written. Nor does what would have been
-written if nothing limited it, which tells `WriteLedger` whether writing would gain.
-"""
+"""What a tenant has written into a cache with marks, and what it is likely to ask for again."""
 
 from __future__ import annotations
 
