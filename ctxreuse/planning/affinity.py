@@ -1,9 +1,7 @@
 """Which requests belong together: an id by which caches and routers keep them in one place.
 
-Two requests that share a prefix hit only where that prefix is kept. Their id is a keyed hash of the
-tenant and of the top node of their prefix group: the system text, where it is kept on its own, or
-else the block that the prompt begins with. A place serves only some requests a minute; a group that
-is asked for more often is divided by the next block, so that what shares more stays together.
+It is a keyed hash of the tenant and of the prefix group: the system text, where that is kept on its
+own, or else the first block. A group that is asked for too often is divided by the next block.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def keyed_digest(key: str, *parts: str) -> str:
 
 
 def group_of(plan: Plan) -> tuple[str, ...]:
-    """Return what names the prefix group of a plan, the tenant first."""
+    """Return the names of a plan's prefix group, the tenant first."""
     request = plan.request
     if plan.cache.has_marks and 0 in plan.marks:
         return request.tenant, "system", request.system or ""
@@ -50,7 +48,7 @@ def group_of(plan: Plan) -> tuple[str, ...]:
 
 
 def shard_of(plan: Plan) -> tuple[str, ...]:
-    """Return what names the prefix group of a plan and, where that is divided, its shard."""
+    """Return the names of a plan's prefix group and, where that is divided, its shard."""
     group = group_of(plan)
     if plan.shards == 1:
         return group

@@ -16,16 +16,16 @@ from ctxreuse.planning.plan import Plan
 class Conversation:
     """One conversation. Made by `ReusePlanner.conversation`.
 
-    What was sent is never rendered again, so every turn's prompt begins with the bytes of the turn
-    before, and blocks that stand there are left out with a location annotation.
+    Every turn's prompt begins with the bytes of the turn before, and blocks that stand there are
+    left out. Threads may share it.
 
     Example:
         >>> from ctxreuse import ReusePlanner
-        >>> chat = ReusePlanner().conversation("c1")
+        >>> chat = ReusePlanner(labels=True).conversation("c1")
         >>> _ = chat.plan(["Paris is in France."], query="Where is Paris?")
         >>> chat.record("In France.")
         >>> chat.plan(["Paris is in France."], query="Sure?").location_annotations
-        ('Please refer to [Doc_1] in the previous conversation.',)
+        ('See also [Doc_1] above.',)
     """
 
     def __init__(
@@ -62,6 +62,10 @@ class Conversation:
             request_id: The engine's id of the request, for eviction.
             outdated: Blocks of earlier turns that no longer hold; this turn says so.
             now: As in `ReusePlanner.plan`.
+
+        Raises:
+            InvalidRequestError: wrong type.
+            InvalidBlockError: a block of the wrong type.
         """
         with self._lock:
             request = ContextRequest(
@@ -88,6 +92,7 @@ class Conversation:
         """Append the model's answer to the turn that was planned last.
 
         Raises:
+            InvalidRequestError: wrong type.
             ConversationError: no turn waits for an answer.
         """
         checked_kind("answer", answer, str, "a string")
@@ -104,13 +109,9 @@ class Conversation:
             ]
 
     def forget(self, block_ids: Iterable[BlockId]) -> None:
-        """Take the texts of blocks out of the history, such as those of deleted memories.
+        """Take the texts of blocks with these ids out of the history.
 
-        What the model said of them stays. A turn that waits for its answer keeps the messages it
-        was planned with and is forgotten.
-
-        Args:
-            block_ids: Ids of the blocks.
+        What the model said of them stays. A turn that waits for its answer is forgotten.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -123,13 +124,13 @@ class Conversation:
             self._unanswered = None
 
     def compact(self, summary: str) -> None:
-        """Replace the history by a summary.
+        """Replace the history by a summary, which becomes its first message.
 
         Blocks that the summary does not show are sent again when they come up. A turn that waits
-        for its answer keeps the messages it was planned with and is forgotten.
+        for its answer is forgotten.
 
-        Args:
-            summary: What to keep of the conversation; becomes its first message.
+        Raises:
+            InvalidRequestError: wrong type.
         """
         checked_kind("summary", summary, str, "a string")
         with self._lock:

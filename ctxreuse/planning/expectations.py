@@ -33,7 +33,7 @@ _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_
 
 
 class Mismatch(NamedTuple):
-    """What is wrong with the latest answers."""
+    """What is wrong with 200 answers: they report no cached token, or far too few."""
 
     kind: Literal["silent", "missing"]
     expected_tokens: int
@@ -62,13 +62,13 @@ class CacheExpectations:
         self._shares = 0.0
 
     def note(self, expected: int, confirmed: int) -> Mismatch | None:
-        """Take note of an answer."""
-        if expected < _LEAST_EXPECTED_TOKENS:
+        """Take note of an answer; return what is to be said, each kind once."""
+        if expected < _LEAST_EXPECTED_TOKENS:  # may be less than a block of the engine
             return None
         self._answers += 1
         self._expected += expected
         self._found += confirmed
-        self._shares += confirmed / expected
+        self._shares += confirmed / expected  # no long prompt outweighs the others
         if self._answers < ANSWERS:
             return None
         mismatch: Mismatch | None = None
@@ -84,6 +84,6 @@ class CacheExpectations:
 
 
 def confirmed_tokens(expected: int, before: int, prompt: int, cached: int) -> int:
-    """Return how many of the expected tokens an answer confirms to be cached."""
+    """Return how many of the expected tokens, behind others, an answer confirms to be cached."""
     due = min(expected + before, prompt)
     return expected * min(cached, due) // due if due else 0

@@ -13,7 +13,7 @@ _MAX_BLOCKS = 100_000
 class Noted(NamedTuple):
     """An entry of a journal."""
 
-    time: int
+    time: int  # on the planner's clock, by which tenants' journals are merged
     entry: Entry
 
 

@@ -38,22 +38,19 @@ class Plan:
     Attributes:
         request: The request that was planned.
         request_id: The request's own id, or the planner's count.
-        parts: What this turn shows, in order: sent blocks and references.
-        labels: Label -> block id, for every label in the prompt, earlier turns included; empty
-            where blocks have none.
-        order_annotation: The retriever's ranking in words; None where the blocks that it would name
-            stand first, best first.
+        parts: What this turn shows, in order: sent blocks, references and notices.
+        labels: Label -> block id, for every label in the prompt, earlier turns included.
+        order_annotation: The retriever's ranking in words; None if there is nothing to say.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
         is_labelled: Whether the message shows the blocks under their labels.
-        marks: Where the prompt is to be marked for a cache that keeps marked prefixes only: after
-            how many of `blocks`, ascending; 0 is behind the system text. Empty for other caches.
+        marks: After how many of `blocks` a mark stands, ascending; 0 is behind the system text.
         opening_mark: Of a later turn: after how many blocks of the conversation's first one a mark
-            stands, which others may have kept alive; None for none.
+            stands; None for none.
         cache: The rules of the cache that it was planned for.
-        shards: Into how many parts its prefix group is divided, because it is asked for so often.
+        shards: Into how many parts its prefix group is divided.
         expected_bill: Of its system text and blocks, tokens that are expected to be read, written
-            and neither, if it is marked; None for caches without marks, and for later turns.
+            and neither; None for caches without marks, and for later turns.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -144,10 +141,8 @@ class Plan:
     def content_parts(self, query: str | None = None) -> tuple[ContentPart, ...]:
         """Return `content` cut into parts, which add up to it: each block is a part of its own.
 
-        Two prompts that begin with the same blocks begin with the same parts. Where a mark stands
-        behind a block, its part is marked; so is the last part of a conversation's turn, because
-        the next turn begins with this one. A later turn's documents are marked for who asks that
-        turn again, if there is room.
+        Prompts that begin with the same blocks begin with the same parts. A part is marked where a
+        mark stands behind its block; so is the last part of a conversation's turn.
 
         Args:
             query: Another question than the request's; "" for none. The turn ends in front of it.
@@ -158,7 +153,7 @@ class Plan:
         asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
         order, words, marks = self._shown_order(), self.templates, self.marks
         parts = turn_parts(self.parts, order, asked, words, marks, is_labelled=self.is_labelled)
-        if self.request.history:
+        if self.request.history:  # for who asks that turn again, if there is room
             parts = [part.as_spare() if part.is_marked else part for part in parts]
         if parts and query is None and self._is_in_conversation:
             parts[-1] = parts[-1].as_end()
@@ -177,14 +172,13 @@ class Plan:
         """Return the prompt as chat messages: system, history, this turn.
 
         Args:
-            parts: Whether this turn is a list of content parts, one a block, with marks where the
-                cache of the plan has any. What the history says stays as it is, marks, images and
-                names included; there are never more marks than the provider takes.
-            form: With parts: the protocol: "openai" for chat completions, "responses" for OpenAI's
-                responses, "anthropic" for messages, "bedrock" for Amazon Bedrock's Converse. In the
-                last two the system text is no message; `body` has it.
-            citations: With parts and "anthropic": whether blocks become search results, which
-                answers cite.
+            parts: Whether this turn is a list of content parts, one a block, with the plan's marks,
+                as far as the provider takes them. The history stays as it is.
+            form: With parts, the protocol: "openai" (chat completions), "responses" (OpenAI's),
+                "anthropic" (messages) or "bedrock" (Converse). In the last two the system text is
+                no message; `body` has it.
+            citations: With parts and "anthropic": whether blocks become search results, to be
+                cited.
 
         Raises:
             InvalidRequestError: wrong type, or an option that needs another one.
@@ -212,8 +206,8 @@ class Plan:
 
         Returns:
             `messages`, `input`, or `system` and `messages`; `tools` if there are any (`toolConfig`
-            for Bedrock); where OpenAI's cache has marks, also `prompt_cache_options`, and where a
-            key routes, `prompt_cache_key`.
+            for Bedrock); for OpenAI also `prompt_cache_options` and `prompt_cache_key`, where it
+            has them.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -246,17 +240,11 @@ class Plan:
         return body
 
     def explain(self, response: object = None) -> Explanation:
-        """Return why this prompt hits or misses the cache, compared with those planned before it.
-
-        The planner remembers the latest 256 prompts of each tenant. Other tenants' prompts are not
-        looked at.
+        """Return why this prompt hits or misses, compared with the 256 that its tenant sent before.
 
         Args:
-            response: The provider's answer, or its diagnostics alone, as a dict or an object of its
-                library: what it says of the miss then stands beside the planner's reason. Providers
-                compare with a request that they are named: OpenAI's responses in
-                `prompt_cache_options.comparison_response_id`, Anthropic's messages in
-                `diagnostics.previous_message_id`.
+            response: The provider's answer, or its diagnostics alone, as a dict or an object: what
+                it says of the miss then stands beside the planner's reason.
 
         Raises:
             InvalidRequestError: no planner made this plan.

@@ -1,4 +1,9 @@
-"""What would be in the engine's cache if everything were sent as it was retrieved: an estimate."""
+"""What would be in the engine's cache if everything were sent as it was retrieved: an estimate.
+
+Prompts share a prefix only if they begin with the same block. So all that begin with one block are
+followed, or none: the first 8 families, and one in 16 of the others. They have a share of the cache
+that is their share of all tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ class Front(NamedTuple):
     """What stands before the blocks of a request."""
 
     tenant: bytes
-    system: str | bytes | None
+    system: str | bytes | None  # the text, or what stands for it
     is_labelled: bool = False
 
     def root(self) -> bytes:
@@ -40,7 +45,7 @@ class Front(NamedTuple):
 
 
 class RetrievedOrder:
-    """Follows the retriever's order of some requests, to say what an engine would have cached."""
+    """Says what would be cached of some requests as retrieved; not locked, its owner does that."""
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
         self._capacity = inf if capacity_tokens is None else capacity_tokens
@@ -101,7 +106,7 @@ class RetrievedOrder:
         return cached
 
     def evict(self, tokens: int) -> None:
-        """Forget as large a share as the engine has dropped; what is much, step by step."""
+        """Forget as large a share as the engine has dropped, some of it later."""
         self._owed = min(self._owed + tokens * self._share(), float(self._blocks.weight))
         self._make_room()
 

@@ -21,7 +21,7 @@ PLANNING_BOUNDS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Upper bounds of the buckets that planning times are counted in, in seconds; one more has none."""
+"""Upper bounds, in seconds, of the buckets for planning times; one more bucket has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class PlanningTime:
         count: Requests that were planned.
         total_s: Seconds together.
         max_s: The longest, in seconds.
-        buckets: How many requests took up to each of `PLANNING_BOUNDS_S`, and no less than the
-            bound before; the last number is of those that took longer than all.
+        buckets: Requests in each bucket of `PLANNING_BOUNDS_S`, and above all of them.
 
     Example:
         >>> PlanningTime(4, 0.004, 0.003, (0, 0, 0, 3, 0, 1) + (0,) * 10).quantile_s(0.5)
@@ -57,8 +56,7 @@ class PlanningTime:
             share: From 0 to 1; 0.99 is the 99th percentile.
 
         Returns:
-            The upper bound of the bucket in which it lies, or `max_s` if that is less; 0 before
-            the first request.
+            The upper bound of its bucket, or `max_s` if that is less; 0 before the first request.
 
         Raises:
             InvalidRequestError: `share` is no number from 0 to 1.
@@ -77,19 +75,14 @@ class ReportedUsage:
     """What engines reported of answered prompts.
 
     Attributes:
-        answers: Answers whose usage told the cached tokens.
-        unreported: Answers whose usage told the prompt's tokens, and not how many were cached. They
-            count in no other number here. What an engine leaves out counts as 0 once it has
-            reported any, because vLLM names them only where there are some.
+        answers: Answers whose usage told the cached tokens. What an engine leaves out counts as 0
+            once it has reported any.
+        unreported: Other answers whose usage told the prompt's tokens; they count nowhere else.
         prompt_tokens: Tokens of the prompts, as the engine counts them.
         cached_tokens: Of these, served from the engine's prefix cache.
-        expected_cached_tokens: Block tokens that the planner expected in the cache for the same
-            answers.
-        confirmed_cached_tokens: Of these, cached as far as the answers say: each one's cached
-            tokens count up to what was expected of it. What else is cached, such as histories, is
-            in `cached_tokens` alone.
-        written: Tokens of the prompts that were written into the cache, by time to live; empty
-            where engines report none. `prompt_tokens` include them.
+        expected_cached_tokens: Block tokens that the planner expected in the cache.
+        confirmed_cached_tokens: Of these, cached as far as the answers say.
+        written: Of the prompt tokens, those written into the cache, by time to live.
 
     Example:
         >>> ReportedUsage(answers=2, prompt_tokens=400, cached_tokens=100).hit_ratio
@@ -125,8 +118,8 @@ class ReportedUsage:
 class ExpectedBill:
     """What prompts come to on a hosted cache, as they were retrieved and as planned.
 
-    Blocks of first turns count, and as planned the words that planning adds, which are never read;
-    where a cache has marks, system texts, too, and both ways have the marks that the planner sets.
+    Blocks of first turns count, words that planning adds and, where a cache has marks, system
+    texts; both ways have the planner's marks.
 
     Attributes:
         as_retrieved: Tokens in the retriever's order, by what is paid for them.
@@ -167,28 +160,18 @@ class ExpectedBill:
 class Savings:
     """What planning has saved so far or, in shadow mode, would have; tokens are block tokens.
 
-    What is saved is the block tokens that the engine need not compute, less the tokens of the words
-    that planning adds: the line on the ranking, those on blocks that are left out, and labels,
-    which prompts as retrieved would not have. Questions, system texts and whatever else a prompt
-    holds count as none. `print(savings)` says it in words.
-
-    Three ways to send the same requests are compared: as they were sent, as they were or would have
-    been planned, and as they were retrieved. An active planner sends them as planned, one in shadow
-    mode as retrieved.
+    Three ways to send the same requests are compared: as they were sent, as planned, and as
+    retrieved. Tokens of words that planning adds are taken off. `print(savings)` says it in words.
 
     Attributes:
         requests: Requests that were planned.
-        changed: Those that planning sends otherwise: in another order, or without blocks that their
-            conversation shows already.
+        changed: Those that planning sends in another order, or without some blocks.
         block_tokens: Tokens of their blocks, those that are left out included.
         cached_as_sent: Of these, expected to be served from the cache as they were sent.
         cached_if_planned: The same, as planned.
         left_out: Tokens of the blocks that planning leaves out.
-        cached_as_retrieved: Of `block_tokens`, expected to be served from the cache if all had been
-            sent in the retriever's order. Exact in shadow mode. In active mode it is an estimate:
-            that order is followed for the first 8 blocks that contexts begin with, and of the
-            others for one in 16, which stands for the rest; over some thousands of requests that
-            was right to 0.02 of `block_tokens`.
+        cached_as_retrieved: The same as `cached_as_sent`, in the retriever's order. Exact in shadow
+            mode; else an estimate, right to 0.02 of `block_tokens` over some thousands of requests.
         references: How many blocks planning leaves out.
         word_tokens: About how many tokens of words planning adds that the engine has to compute.
         mode: The planner's.
@@ -196,8 +179,8 @@ class Savings:
         reported: What engines reported of the answers.
         planning_failures: How often an internal error let a prompt through as retrieved.
         prompts_without_context: Prompts in which a wrapper around a model found no context.
-        by_class: The same for each class of tenants, by its name; empty without `tenant_class`.
-            Planning times, failures and prompts without a context are counted for all together.
+        by_class: The same for each class of tenants, without times, failures and prompts without a
+            context; empty without `tenant_class`.
         parts: How much is remembered for these numbers, and may be.
         bill: What prompts come to on a hosted cache, in shadow mode; else None.
 
@@ -253,7 +236,7 @@ class Savings:
         return self.saved_tokens / before if before else 0.0
 
     def __str__(self) -> str:
-        """Return what people want to know of it, as a sentence or two."""
+        """Return the numbers as a sentence or more."""
         return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:

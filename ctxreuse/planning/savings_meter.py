@@ -43,7 +43,7 @@ _LONGEST_CLASS = 64
 
 
 class SavingsMeter:
-    """Counts for one planner; threads may share it."""
+    """Counts for one planner; threads may share it. Its lock is held for some microseconds."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class SavingsMeter:
                 tally.bill_if_planned += bills[1]
 
     def sent_elsewhere(self, entry: SentEntry) -> None:
-        """Take note of what another planner has sent to the same engine, as it was retrieved."""
+        """Take note of what another planner has sent to the same engine."""
         blocks = entry.as_retrieved()
         if not blocks or self._mode != "active":
             return
@@ -179,7 +179,7 @@ class SavingsMeter:
         cached_tokens: object,
         written_tokens: Mapping[str, int] | None = None,
     ) -> Mismatch | None:
-        """Count what an engine reports of an answer; impossible numbers count as unreported."""
+        """Count what an engine reports of an answer; return what the log should say, if any."""
         prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
         if prompt is None:
             return None
@@ -187,7 +187,7 @@ class SavingsMeter:
         with self._lock:
             self._has_reported |= bool(cached)
             if cached is None and cached_tokens is None and self._has_reported:
-                cached = 0
+                cached = 0  # vLLM names them only where there are some
             tally = self._tally(name)
             for life, tokens in (written_tokens or {}).items():
                 tally.written[life] = tally.written.get(life, 0) + tokens
@@ -266,7 +266,7 @@ def added_tokens(plan: Plan) -> int:
     if plan.request.history:  # only there is anything left out
         words += sum(map(word_tokens, filter(None, plan.location_annotations)))
     if plan.is_labelled and plan.logged is not None:
-        cached = plan.expected_cached_tokens
+        cached = plan.expected_cached_tokens  # it has their labels, too
         reached = accumulate(plan.logged.prompt.tokens)
         words += plan.templates.label_tokens * sum(tokens > cached for tokens in reached)
     return words
@@ -317,7 +317,7 @@ class _Tally:
     prompt_tokens: int
     references: int
     requests: int
-    unfollowed: int
+    unfollowed: int  # tokens of first turns since the latest sample
     unreported: int
     word_tokens: int
 

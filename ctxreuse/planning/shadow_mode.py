@@ -24,9 +24,9 @@ class _Arrived(NamedTuple):
     sent: Plan
     tokens: int
     shown: Sequence[int]
-    cached_tokens: int
+    cached_tokens: int  # in the retriever's order, with marks; so is the bill
     bill: BilledTokens | None
-    words: int
+    words: int  # tokens that planning would have added to a later turn
 
 
 class ShadowPlanner:

@@ -1,8 +1,4 @@
-"""What planners of one engine tell each other: what each has sent, and in which order.
-
-What a planner knows follows from the sequence of what was sent. Planners that share that sequence
-choose orders that do not contradict each other, whichever process serves a request.
-"""
+"""What planners of one engine tell each other: what each has sent, and in which order."""
 
 from __future__ import annotations
 
@@ -18,22 +14,22 @@ from ctxreuse.ordering.repeats import Ranks, ranks_of
 class Marking(NamedTuple):
     """How a prompt was marked for a cache that keeps only what is marked."""
 
-    marks: tuple[int, ...]
+    marks: tuple[int, ...]  # the blocks before each, ascending
     system_tokens: int
-    now: float | None
-    is_alone: bool
+    now: float | None  # seconds on the clock that planners share
+    is_alone: bool  # it counts for how likely prefixes come again
 
 
 class SentEntry(NamedTuple):
     """A context that was sent; conversations' later turns are nobody else's."""
 
-    uid: bytes
-    tenant: bytes
+    uid: bytes  # 16 bytes that name the request among those of all planners
+    tenant: bytes  # digests, as `system` and `keys`
     system: bytes | None
-    keys: tuple[BlockKey, ...]
-    weights: tuple[int, ...]
-    ranks: tuple[int, ...]
-    is_learnt: bool
+    keys: tuple[BlockKey, ...]  # as sent
+    weights: tuple[int, ...]  # the tokens of each, at least 1
+    ranks: tuple[int, ...]  # the place of each as retrieved, from 0
+    is_learnt: bool  # continuations were tried on it
     is_labelled: bool = False
     marking: Marking | None = None
 
@@ -53,7 +49,7 @@ class LostEntry(NamedTuple):
 
     uid: bytes
     tenant: bytes
-    blocks: int | None
+    blocks: int | None  # still held, from the first on; None is an eviction of the request
 
 
 class RatioEntry(NamedTuple):
@@ -61,7 +57,7 @@ class RatioEntry(NamedTuple):
 
     tenant: bytes
     system: bytes | None
-    learnt: tuple[float, ...]
+    learnt: tuple[float, ...]  # of `TokenRatio`
 
 
 Entry: TypeAlias = SentEntry | LostEntry
@@ -115,7 +111,7 @@ class Sharing(Keyed, Protocol):
 class IndexedContext(NamedTuple):
     """The weights of a context's blocks, by the names that the index has for them."""
 
-    own: Mapping[BlockKey, int]
+    own: Mapping[BlockKey, int]  # by the blocks' own keys, in the retriever's order
     weights: Mapping[BlockKey, int]
 
     def ranks(self, order: Sequence[BlockKey]) -> Ranks:

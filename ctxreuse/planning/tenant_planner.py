@@ -114,7 +114,11 @@ class _Recorded(NamedTuple):
 
 
 class TenantPlanner:
-    """Plans requests, each with what its own tenant sent before."""
+    """Plans requests, each with what its own tenant sent before.
+
+    A tenant's state is held for short steps only: to order a request and to record it. Meanwhile
+    others change what is expected in the cache, never which blocks a plan has.
+    """
 
     def __init__(
         self,
@@ -270,6 +274,7 @@ class TenantPlanner:
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, where they are estimated."""
         request = plan.request
+        # what stands before a later turn is no part of its plan
         if request.history or not self._settings.estimates:
             return
         estimated = sum(estimate_tokens(one.text) for one in plan.blocks if one.tokens is None)
@@ -354,7 +359,7 @@ class TenantPlanner:
             if ratio != 1.0 and number:
                 number = min(max(round(ratio * number), 1), MOST_BLOCK_TOKENS)
             tokens[key] = number
-        if counted:
+        if counted:  # the tenant is held only now, because a counter may take its time
             with self._tenants.holding(tenant) as state:
                 state.token_counts.update(counted)
         return tokens
@@ -394,6 +399,7 @@ class TenantPlanner:
             gain = self._cached_path(state, labelled, context).weight
             gain -= self._cached_path(state, plain, context).weight
         cost = len(context.weights) * self._settings.templates.label_tokens
+        # later requests of both kinds can share long blocks with labels
         is_cheap = cost * _CHEAP_LABELS <= sum(context.weights.values())
         return gain > cost or (is_cheap and gain >= 0)
 
@@ -404,7 +410,7 @@ class TenantPlanner:
         budget: SearchBudget,
         now: float | None,
     ) -> BatchContext:
-        """Return what is arranged of a request: of a first turn, behind what is cached of it."""
+        """Return what is arranged of a request: a first turn behind what is cached of it."""
         request, context, root = counted.request, counted.context, counted.root
         cached: Sequence[BlockKey] = ()
         first: BlockKey | None = None
@@ -439,7 +445,7 @@ class TenantPlanner:
         return BatchContext(request, context.own, tuple(order), labelled, system_tokens, best)
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
-        """Return what the messages before a turn show of the blocks that were sent there."""
+        """Return what the messages before a turn show of its blocks, whoever planned them."""
         if not request.history:
             return EMPTY_HISTORY
         with self._tenants.holding(tenant) as state:
@@ -636,7 +642,7 @@ class TenantPlanner:
         marks: tuple[int, ...] | None = None,
         system_tokens: int = 0,
     ) -> _Recorded:
-        """Record that a turn sends its blocks in an order; without marks, they are chosen here."""
+        """Record what a turn sends; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         of_turn = ranks, sent, keys, weights = SentTurn.of(turn, ranks)
@@ -716,7 +722,7 @@ class TenantPlanner:
         recorded: _Recorded | None,
         previewed: TurnMarks | None = None,
     ) -> Plan:
-        """Return the plan for an order; None is recorded of a preview, but marks may be known."""
+        """Return the plan for an order, as recorded or, of a preview, with marks alone."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
         known = () if recorded is None or shown else recorded.logged.prompt.keys
         order = list(known) or turn.order(ranks)
@@ -784,7 +790,7 @@ class TenantPlanner:
         )
 
     def _needs_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool | None:
-        """Return whether a turn shows its blocks under labels."""
+        """Return whether something may refer to a turn's blocks; None where labels may be."""
         settings = self._settings
         if request.labels:
             return True
@@ -805,7 +811,7 @@ class TenantPlanner:
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
     def journal(self, keyed: Keyed) -> list[SavedEntry]:
-        """Return what was sent of late, as keyed digests, oldest first; and what was learnt."""
+        """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
             noted.entry if self._is_keyed else names.renamed(tenant, noted.entry)
@@ -817,7 +823,7 @@ class TenantPlanner:
         return entries
 
     def restore(self, entries: Iterable[SavedEntry]) -> None:
-        """Learn of what a planner has sent that this one goes on for; its index is empty yet."""
+        """Learn what a planner has sent that this one, still empty, goes on for."""
         for entry in entries:
             if isinstance(entry, RatioEntry):
                 with self._tenants.holding(entry.tenant.hex()) as state:
@@ -830,7 +836,7 @@ class TenantPlanner:
                 state.journal.note(next(self._clock), entry)
 
     def take_in(self, entry: Entry, *, is_own: bool = False) -> None:
-        """Learn of what another planner has sent, or of what its engine has lost."""
+        """Learn what another planner has sent, or what its engine has lost."""
         name = entry.tenant.hex()
         if isinstance(entry, LostEntry):
             if entry.blocks is None:

@@ -22,7 +22,7 @@ from ctxreuse.planning.token_ratio import TokenRatios
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much a planner remembers of all tenants together."""
+    """How much a planner remembers of all tenants; a long id counts by `id_size`."""
 
     tenants: int = 1_000
     index_nodes: int = 1_000_000
@@ -39,7 +39,7 @@ class Bounds:
 
 
 class TenantState:
-    """What is remembered of one tenant."""
+    """What is remembered of one tenant; who reads or changes it holds `lock`."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class TenantState:
         self._prices = prices
         self._keeps_best = keeps_best
         self.lock = ForkSafeLock(self._forget)
-        self.name_in_order = 0, name
-        self.sizes = (0,) * len(DROP_OLDEST)
-        self.oldest_use: int | None = None
+        self.name_in_order = 0, name  # by the first request; the common lock guards it
+        self.sizes = (0,) * len(DROP_OLDEST)  # when the lock was last released
+        self.oldest_use: int | None = None  # of the index, likewise
         self._forget()
 
     def _forget(self) -> None:
@@ -74,6 +74,7 @@ class TenantState:
         self.journal = Journal()
         self.conversations = Conversations()
         self.log = PromptLog()
+        # another tenant's counts would tell by time which texts it has
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
         self.prefixes = None if self._prices is None else WrittenPrefixes(self._prices)
         self.ratios: TokenRatios | None = None
@@ -81,7 +82,7 @@ class TenantState:
 
 
 def sizes_of(state: TenantState) -> tuple[int, ...]:
-    """Return the size of each part in `DROP_OLDEST`; every plan asks, so in one go."""
+    """Return the size of each part in `DROP_OLDEST`; every plan asks."""
     index, online, conversations = state.index, state.online, state.conversations
     return (
         index.node_count + online.node_count,
@@ -125,6 +126,6 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
     "token_counts": lambda state: state.token_counts.popitem(last=False),
     "written_blocks": _shrink_prefixes,
 }
-"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart."""
+"""How the oldest entry of each part of `Bounds` goes, but for the number of tenants."""
 
 PARTS = tuple(DROP_OLDEST)

@@ -1,11 +1,8 @@
 """What a planner remembers of each tenant, within bounds that all tenants share.
 
-An order reveals what others asked, so nothing here is common to two tenants but the bounds.
-
-Each tenant's state has a lock, so that a plan waits for its own tenant only. What tenants share,
-the map of states and the sizes, has a common lock, which is taken for a few assignments at a time.
-No thread can wait for itself: who holds the common lock takes no other one, and who holds a
-tenant's lock takes the common one only, never a second tenant's.
+Each tenant's state has a lock, so that a plan waits for its own tenant only; the map of states and
+the sizes have a common one, taken for a few assignments. No deadlock: who holds the common lock
+takes no other one, and who holds a tenant's lock takes the common one only.
 """
 
 from __future__ import annotations
@@ -70,6 +67,7 @@ class _Hold:
 
     def __exit__(self, *error: object) -> None:
         needs_tidying = self._release()
+        # in holds of a few steps; what was untidy before is left to who has caused it
         while needs_tidying and not self._is_untidy:
             time.sleep(0)  # as in `Tenants._remove`
             self._state.lock.acquire()
@@ -108,12 +106,16 @@ class _EvictedOldest(NamedTuple):
     """What left the indexes, least recently used first."""
 
     tokens: int
-    busy: TenantState | None
+    busy: TenantState | None  # the tenant that was next
     is_empty: bool = False
 
 
 class Tenants:
-    """The states of all tenants, within common bounds."""
+    """The states of all tenants, within common bounds.
+
+    Where a part is over its bound, the tenant that has most of it gives up its oldest entries: who
+    has no more than an equal share loses nothing to another tenant.
+    """
 
     def __init__(
         self,
@@ -219,14 +221,14 @@ class Tenants:
                 self._are_over = any(map(gt, self._totals, self._bounds))
 
     def _number(self, state: TenantState) -> None:
-        """Let a tenant come behind all that have sent something before; the common lock is held."""
+        """Let a tenant come behind all that have sent something; the common lock is held."""
         for shares in self._shares.values():
             shares.note(state.name_in_order, 0)
         self._senders += 1
         state.name_in_order = self._senders, state.name
 
     def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds, evict what is owed, and free a little."""
+        """Bring all parts back within their bounds; hold no lock, and wait for nobody."""
         if self._dropped:
             self._free_some()
         if self._owed:
@@ -275,7 +277,7 @@ class Tenants:
         return shares
 
     def _shrink(self, part: int, state: TenantState, share: float) -> None:
-        """Drop the oldest entries of a part of a state that is held; a few, for others may wait."""
+        """Drop a few of the oldest entries of a part of a state that is held."""
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
         enough = max(share, sizes_of(state)[part] - excess)
@@ -332,7 +334,7 @@ class Tenants:
         return [] if state is None else [state]
 
     def evict_tokens(self, tokens: int) -> Evicted:
-        """Shorten the least recently used leaves of all tenants: the engine's cache is one."""
+        """Shorten the oldest leaves of all tenants; where one is busy, the next call goes on."""
         evicted = self._evict_oldest(tokens, _LEAVES_A_CALL)
         if evicted.tokens >= tokens or evicted.is_empty:
             self.enforce_bounds()  # others may have left to us what we held

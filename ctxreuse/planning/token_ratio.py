@@ -1,4 +1,8 @@
-"""How long texts are in an engine's tokens, learnt from what it reports of its prompts."""
+"""How long texts are in an engine's tokens, learnt from what it reports of its prompts.
+
+Question and instructions are about as long whatever the blocks. So the ratio is the slope of the
+line that fits reported to estimated lengths best (least squares); older prompts count less.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +61,13 @@ class TokenRatio:
         if self._number < _LEAST_WEIGHT or self._variance <= least:
             return
         slope = min(max(self._covariance / self._variance, _LEAST), _MOST)
+        # in steps, since known blocks keep the weight that they were sent with
         if abs(slope - self.value) >= _STEP:
             self.value = round(slope / _STEP) * _STEP
 
 
 class TokenRatios:
-    """The ratios of one tenant, by the system text: 16 of them, the least recently used goes."""
+    """The ratios of one tenant, by the system text; 16 at most, the least recently used goes."""
 
     __slots__ = ("_ratios",)
 

@@ -36,6 +36,7 @@ def chosen_marks(
     request, root = turn.request, turn.root
     if request.history:
         opening = state.conversations.opening_mark_of(request.conversation_id, root)
+        # the whole turn is written for the next one, so this mark costs nothing
         return TurnMarks((len(sent.keys),) if sent.keys else (), opening)
     assert state.prefixes is not None, "only with marks"
     path = sent.named, sent.weights
@@ -50,7 +51,7 @@ def note_marking(
     marking: Marking,
     name: RequestId,
 ) -> None:
-    """Note in a state that is held what a prompt has written, and by which id it is taken back."""
+    """Note in a state that is held what a prompt has written, and the id to take it back by."""
     if state.prefixes is not None:
         marks, system_tokens, now, is_alone = marking
         given = root, system_tokens, keys, weights, marks, now

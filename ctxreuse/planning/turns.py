@@ -16,12 +16,12 @@ class CountedRequest(NamedTuple):
     """A request with what follows from it and the sizes of its blocks."""
 
     request: ContextRequest
-    tenant: str
+    tenant: str  # as `IndexNames` names it; so is `system`
     tokens: Mapping[BlockKey, int]
     system: bytes | None
     is_labelled: bool
     context: IndexedContext
-    digest: bytes
+    digest: bytes  # of a first turn's context
 
     @property
     def root(self) -> bytes | None:
@@ -41,10 +41,10 @@ class PreparedRequest(NamedTuple):
     digest: bytes
     blocks: Mapping[BlockKey, ContextBlock]
     history: History
-    shown: Mapping[BlockKey, str]
-    outdated: Mapping[str, BlockKey]
-    withdrawn: Sequence[str]
-    ordinals: Sequence[int]
+    shown: Mapping[BlockKey, str]  # blocks to leave out, with their labels there, or ""
+    outdated: Mapping[str, BlockKey]  # labels of what no longer holds, and is not yet said
+    withdrawn: Sequence[str]  # words on those without a label
+    ordinals: Sequence[int]  # of the others
 
     @property
     def root(self) -> bytes | None:
