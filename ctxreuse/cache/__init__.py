@@ -1,8 +1,4 @@
-"""The engine's prefix cache, as seen from outside.
-
-Nothing is imported here that needs an optional package; `pyzmq` and `msgspec` are imported when a
-`KVEventSync` is made.
-"""
+"""The engine's prefix cache, as seen from outside."""
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks

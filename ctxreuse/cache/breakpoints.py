@@ -1,11 +1,4 @@
-"""A simulator of hosted caches that keep a prefix only up to the marks that a prompt carries.
-
-A prompt is a list of content parts, some of them marked. What is written is the prefix that ends
-with a marked part, if it is long enough; it lives for a time that begins anew whenever it is read
-or written again. What is read is the longest living prefix that ends at a mark, or at one of the
-parts before it as far as the provider looks back. All numbers come from a `CacheProfile`; time is
-an argument.
-"""
+"""A simulator of hosted caches that keep a prefix only up to the marks that a prompt carries."""
 
 from __future__ import annotations
 
@@ -28,7 +21,14 @@ from ctxreuse.errors import InvalidRequestError, describe
 
 
 class PromptPiece(NamedTuple):
-    """A content part of a prompt, as a cache sees it."""
+    """A content part of a prompt, as a cache sees it.
+
+    Attributes:
+        content: What stands there; equal texts are equal content.
+        tokens: Its length in tokens.
+        is_marked: Whether the prefix that ends with it is to be kept.
+        life: The name of the time to live of what is written here; None is the profile's own.
+    """
 
     content: str
     tokens: int
@@ -48,7 +48,28 @@ def checked_pieces(pieces: Iterable[PromptPiece], key: str) -> list[PromptPiece]
 
 
 class BreakpointCache:
-    """What a hosted cache with marks serves and charges."""
+    """What a hosted cache with marks serves and charges.
+
+    The prefix that ends with a marked part is written, if it is long enough; the longest living
+    prefix that ends at a mark, or as far before it as the provider looks back, is read. Of too many
+    marks the latest count. Requests with different keys share nothing.
+
+    Args:
+        profile: The rules; one with marks.
+        marks_end: Whether the provider itself marks the end of each prompt, as one of the marks.
+
+    Raises:
+        InvalidRequestError: wrong type, or a cache without marks.
+
+    Example:
+        >>> from ctxreuse import cache_profile
+        >>> cache = BreakpointCache(cache_profile("anthropic"))
+        >>> document = PromptPiece("document", 2_000, is_marked=True)
+        >>> cache.serve([document, PromptPiece("Why?", 2)], now=0.0)
+        BilledTokens(uncached=2, read=0, written={'5m': 2000})
+        >>> cache.serve([document, PromptPiece("How?", 2)], now=299.0).read
+        2000
+    """
 
     def __init__(self, profile: CacheProfile, *, marks_end: bool = False) -> None:
         checked_kind("profile", profile, CacheProfile, "a CacheProfile")
@@ -74,7 +95,19 @@ class BreakpointCache:
         return self._unread.tokens
 
     def serve(self, pieces: Iterable[PromptPiece], *, now: float, key: str = "") -> BilledTokens:
-        """Run one prompt; what it writes can be read by the next one."""
+        """Run one prompt; what it writes can be read by the next one.
+
+        Args:
+            pieces: The prompt.
+            now: Seconds, of any clock; not before those of an earlier call.
+            key: The request's `prompt_cache_key`, or whatever routes it.
+
+        Returns:
+            Its tokens, by what is paid for them.
+
+        Raises:
+            InvalidRequestError: wrong type, or a time to live that the profile lacks.
+        """
         checked_number("now", now)
         prompt = checked_pieces(pieces, key)
         self._sweep(now)

@@ -22,14 +22,14 @@ _MOST_BLOCKS = 500_000
 """The most blocks that these answers may have together, about 250 bytes each."""
 
 _Block: TypeAlias = tuple[str, BlockKey]
-"""A block of a tenant."""
+"""A block of a tenant; that of another one is not the same."""
 
 
 class _ObservedPrompt(NamedTuple):
     """What one answered request stored anew and found, in the engine's cache."""
 
-    tokens: int
-    blocks: tuple[tuple[_Block, int, bool], ...]
+    tokens: int  # that it stored
+    blocks: tuple[tuple[_Block, int, bool], ...]  # with its tokens, and whether it was found
 
 
 @dataclass(slots=True)
@@ -44,17 +44,10 @@ class _Use:
 class CapacityTracker:
     """Evicts from the planner's index what the engine must have evicted.
 
-    The engine's cache holds whole prompts and answers: system texts, labels, annotations,
-    questions, chat markup. The index counts the tokens of context blocks only, as the planner
-    counts or estimates them. An index bounded by the engine's capacity would therefore remember
-    far more than the engine holds, and plan for prefixes that are gone. So each answer is used as
-    a measurement: it says how many tokens the engine stored anew (prompt less cached, and the
-    answer), and how many of these were block tokens. Over the requests that fill the engine's
-    cache once, the ratio of the two sums is the share of the cache that block tokens take. What
-    these requests found in the cache is there for certain, however long ago it was stored, so it
-    counts in full, and the ratio for the rest. The index is cut to that share of the capacity,
-    least recently used first over all tenants, because the engine has one cache and does the same.
-    Whether tenants send the same blocks makes no difference: each one's count on their own.
+    The engine's cache holds whole prompts and answers, the index context blocks only. So over the
+    latest answers that fill the cache once, the share of block tokens in what was stored anew is
+    measured; blocks that were found are there for certain. The index is cut to that share of the
+    capacity, least recently used first over all tenants.
 
     For an engine that publishes its evictions use `KVEventSync` instead. Requests that were planned
     count as sent; `forget` takes out those that failed. Threads may share it.
@@ -69,11 +62,11 @@ class CapacityTracker:
     Example:
         >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
         >>> planner = ReusePlanner()
-        >>> shadow = CapacityTracker(planner, capacity_tokens=1_000)
+        >>> tracker = CapacityTracker(planner, capacity_tokens=1_000)
         >>> for number in range(9):
         ...     block = ContextBlock(id=number, text="...", tokens=150)
         ...     plan = planner.plan(ContextRequest([block], "Why?"))
-        ...     shadow.observe(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
+        ...     tracker.observe(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
         >>> planner.statistics().tokens  # of 1,000 tokens, three in five are blocks
         600
     """
@@ -108,7 +101,7 @@ class CapacityTracker:
             metrics: The engine's `/metrics`, as text or parsed.
 
         Raises:
-            InvalidRequestError: the metrics do not tell the size.
+            InvalidRequestError: wrong type, or the metrics do not tell the size.
         """
         if not isinstance(metrics, PrefixCacheMetrics):
             metrics = PrefixCacheMetrics.parse(metrics)
@@ -127,7 +120,7 @@ class CapacityTracker:
 
     @property
     def parts(self) -> dict[str, PartSize]:
-        """How many answers a measurement looks back on, of how many blocks, and the bounds."""
+        """How many answers and blocks a measurement looks back on, and the bounds."""
         with self._lock:
             return {
                 "measured_answers": PartSize(len(self._recent), _MOST_REQUESTS),
@@ -155,14 +148,12 @@ class CapacityTracker:
     ) -> None:
         """Note an answered request, and evict what it pushed out.
 
-        What an engine reports may be wrong: a count that is no integer from 0 is not used, and
-        without the prompt's length nothing is measured. `faults` counts that.
+        A count that is no integer from 0 is not used, and counts in `faults`.
 
         Args:
             plan: The request's plan.
             prompt_tokens: Tokens of its prompt, as the engine counts them.
-            cached_tokens: Those that came from the cache. None, for engines that do not tell,
-                uses the plan's expectation.
+            cached_tokens: Those that came from the cache; None uses the plan's expectation.
             completion_tokens: Tokens of the answer.
 
         Raises:

@@ -1,8 +1,4 @@
-"""What vLLM's `/metrics` tell about its prefix cache.
-
-The page is in Prometheus' text format. With data parallelism each engine has its own lines: the
-counters are added up, and so are the sizes of the caches.
-"""
+"""What vLLM's `/metrics` tell about its prefix cache, all data-parallel engines together."""
 
 from __future__ import annotations
 
@@ -38,8 +34,7 @@ class PrefixCacheMetrics:
         block_size: Tokens of a cache block.
         num_gpu_blocks: Blocks of all caches, those included that the engine keeps back.
         kv_cache_size_tokens: Tokens that all caches hold.
-        kv_cache_usage: Share of the blocks that running requests hold, from 0 to 1; the mean of
-            several engines.
+        kv_cache_usage: Share of the blocks that running requests hold, 0 to 1, on average.
         engines: How many engines there are.
         prefix_caching: Whether all of them keep prefixes, as they were configured.
     """
@@ -58,9 +53,6 @@ class PrefixCacheMetrics:
         """Read a `/metrics` page; skip lines about anything else, and values that cannot be.
 
         Of lines with the same name and labels, the last one counts.
-
-        Args:
-            text: The page.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -107,11 +99,14 @@ class PrefixCacheMetrics:
         """Return the share of the tokens looked up since an earlier reading that were found.
 
         Args:
-            earlier: A reading of the same engines. If they were restarted in between, everything
-                since the restart counts.
+            earlier: A reading of the same engines; if they were restarted since, all since then
+                counts.
 
         Returns:
             From 0 to 1; 0 where nothing was looked up, or the page does not tell.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
         checked_kind("earlier", earlier, PrefixCacheMetrics, "PrefixCacheMetrics")
         queries, hits = self.prefix_cache_queries or 0, self.prefix_cache_hits or 0

@@ -22,9 +22,8 @@ def block_ends(
 ) -> list[int]:
     """Return where each block of a plan ends in its prompt, in tokens.
 
-    A tokenizer that does not tell where its tokens begin is asked for all that stands before a
-    block's end, for the first 64 blocks; from there on for each block alone, which may count a few
-    tokens too many.
+    Exact where the tokenizer tells where its tokens begin, and else for the first 64 blocks; later
+    ends may be a few tokens too late.
 
     Args:
         plan: The plan that is sent.
@@ -41,7 +40,8 @@ def block_ends(
 
     Example:
         >>> from ctxreuse import ContextRequest, ReusePlanner
-        >>> plan = ReusePlanner().plan(ContextRequest(["one two", "three"], "four?"))
+        >>> planner = ReusePlanner(labels=True)
+        >>> plan = planner.plan(ContextRequest(["one two", "three"], "four?"))
         >>> words = lambda text: len(text.split())
         >>> block_ends(plan, words, render=lambda messages: messages[0]["content"])
         [3, 5]
@@ -75,7 +75,7 @@ def block_ends(
 
 
 def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | None:
-    """Return where each token begins and ends in a text, in characters, from one encoding."""
+    """Return where tokens stand in a text, in characters; None if the tokenizer does not tell."""
     if getattr(tokenizer, "is_fast", False) is True:  # of transformers
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = encoded["offset_mapping"]
@@ -97,7 +97,7 @@ def _ends_by_offsets(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) ->
 
 
 def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
-    """Estimate where each block of a plan ends, from the share of the prompt's characters."""
+    """Estimate where each block of a plan ends, in tokens, rather too late than too early."""
     messages = plan.messages()
     before = sum(len(text) for message in messages[:-1] for text in message_texts(message))
     characters = before + len(plan.content)
@@ -118,7 +118,7 @@ def character_ends(plan: Plan) -> list[int]:
 
 
 def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:
-    """Return ends as a list."""
+    """Return ends as a list, if they are one ascending integer a block."""
     listed = checked_list("block_ends", ends, "a list of integers")
     if len(listed) != blocks or not all(isinstance(end, int) for end in listed):
         raise InvalidRequestError(

@@ -1,18 +1,10 @@
 """Prefix caches to compare plans with: vLLM v1's, token by token, and one of context blocks.
 
-`PrefixCacheSimulator` follows `vllm/v1/core`: a prompt is cut into blocks of `block_size` tokens; a
-full block is known by the hash of its tokens chained over its parent; the longest known chain of
-blocks is served, but never the last token of the prompt, which must be computed to get logits, so a
-fully cached prompt still computes its last block. Finished requests put their full blocks at the
-end of a free queue, last block first, and blocks are taken from its front: least recently used
-first, and of one request the last blocks first. A full block keeps its content in the free queue
-until it is taken. The block that a request leaves part-filled can serve no other, so it is taken
-before any with content.
-
-Two physical blocks may hold the same content, as in vLLM, which does not merge them. A block that
-several running requests share is held until the last of them ends. An engine gives a running
-request its blocks as its answer grows; here it gets them all at the start, so that it is never
-interrupted because none is free.
+`PrefixCacheSimulator` follows `vllm/v1/core`: full blocks are known by the hash of their tokens,
+chained over the parent; the longest known chain is served, but never the prompt's last token. Ended
+requests put their full blocks at the end of a free queue, last block first, and blocks are taken
+from its front. Two blocks may hold the same content. Other than there, a running request gets all
+blocks of its answer at the start.
 """
 
 from __future__ import annotations
@@ -134,14 +126,13 @@ class PrefixCacheSimulator:
     ) -> CacheUsage:
         """Run one prompt to its end.
 
-        A prompt that does not fit the whole cache is refused by the engine; it counts as computed
-        and leaves the cache as it is.
+        A prompt that does not fit the whole cache counts as computed, and leaves the cache as it
+        is.
 
         Args:
             tokens: The prompt's token ids.
             salt: vLLM's `cache_salt`: prompts with different salts share nothing.
-            generated: The answer's token ids. They are cached behind the prompt, except for the
-                last, which the engine never computes.
+            generated: The answer's token ids; all but the last are cached behind the prompt.
 
         Returns:
             The prompt's tokens, and how many came from the cache.
@@ -157,7 +148,11 @@ class PrefixCacheSimulator:
         return running.usage
 
     def fits(self, prompt_tokens: int, answer_tokens: int = 0) -> bool:
-        """Return whether the whole cache has room for a prompt with its answer."""
+        """Return whether the whole cache has room for a prompt with its answer, in tokens.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
         checked_integer("prompt_tokens", prompt_tokens)
         checked_integer("answer_tokens", answer_tokens)
         return self._block_limit is None or self._needed(prompt_tokens, answer_tokens) <= (
@@ -167,10 +162,7 @@ class PrefixCacheSimulator:
     def start(
         self, tokens: Sequence[int], salt: str = "", *, room_for: int = 0
     ) -> RunningPrompt | None:
-        """Let a prompt begin to run beside those that run already.
-
-        Its full blocks are registered at once, so that a prompt that starts after it, while it
-        still runs, finds them.
+        """Let a prompt begin to run beside others, which find its full blocks from now on.
 
         Args:
             tokens: The prompt's token ids.
@@ -195,13 +187,13 @@ class PrefixCacheSimulator:
         return RunningPrompt(CacheUsage(len(tokens), cached), tokens, hashes, held, root)
 
     def serve_hashed(self, hashes: Sequence[ContentHash], prompt_tokens: int) -> CacheUsage:
-        """Run one prompt to its end that is known by the hashes of its full blocks, not its tokens.
+        """Run one prompt to its end that is known by the hashes of its full blocks.
 
-        It is served as by `serve`. The answer's blocks are not cached.
+        The answer's blocks are not cached.
 
         Args:
             hashes: Of each full block, chained over everything before it.
-            prompt_tokens: The prompt's length; the tokens behind the full blocks serve no prompt.
+            prompt_tokens: The prompt's length in tokens.
 
         Raises:
             InvalidRequestError: wrong type, or not a hash for each full block.
@@ -225,7 +217,7 @@ class PrefixCacheSimulator:
     def _take(
         self, hashes: list[ContentHash], prompt_tokens: int, room_for: int
     ) -> tuple[list[BlockNumber], int] | None:
-        """Take a prompt's blocks, and register the full ones."""
+        """Take a prompt's blocks; return them and its cached tokens, or None without room."""
         held: list[BlockNumber] = []
         for content in hashes[: max(0, prompt_tokens - 1) // self.block_size]:
             copies = self._blocks_with.get(content)
@@ -253,7 +245,10 @@ class PrefixCacheSimulator:
             running: The prompt.
             generated: Its answer's token ids, no more than there is room for.
             uncomputed: Tokens at the prompt's end that were not computed, because it was aborted;
-                no other prompt may have begun since `start`. Their blocks serve no prompt.
+                no other prompt may have begun since `start`.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
         checked_kind("running", running, RunningPrompt, "a prompt that start() returned")
         checked_integer("uncomputed", uncomputed)
@@ -338,11 +333,10 @@ def token_array(token_ids: Sequence[int]) -> array[int]:
 
 
 class BlockLevelCache:
-    """A prefix cache that counts whole context blocks: fast, and without a tokenizer.
+    """A prefix cache that counts whole context blocks, without engine blocks, labels and questions.
 
-    A block is served if it and everything before it is cached; the last blocks of the least
-    recently used prompt go first. There are no engine blocks, labels or questions here: this is the
-    measure of the papers and of most comparisons.
+    A block is served if it and all before it is cached; the last blocks of the least recently used
+    prompt go first. This is the measure of the papers.
 
     Args:
         capacity_tokens: What the cache holds; None is unlimited.

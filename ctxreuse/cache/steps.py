@@ -1,9 +1,4 @@
-"""A simulator of hosted caches that keep the beginning of each prompt without being asked.
-
-Of a long enough prompt every beginning is kept, and what a later prompt has in common with it can
-be read in steps of some tokens, from a shortest length on. What is kept lives for a time that
-begins anew whenever it is sent again. All numbers come from a `CacheProfile`; time is an argument.
-"""
+"""A simulator of hosted caches that keep the beginning of each prompt without being asked."""
 
 from __future__ import annotations
 
@@ -18,7 +13,26 @@ from ctxreuse.errors import InvalidRequestError, describe
 
 
 class StepCache:
-    """What such a cache serves and charges; pieces are equal or share nothing."""
+    """What such a cache serves and charges; pieces are equal or share nothing.
+
+    What a prompt has in common with an earlier one is read in steps, from a shortest length on,
+    while it lives. Where writing costs no more than computing, nothing counts as written.
+
+    Args:
+        profile: The rules; one without marks.
+
+    Raises:
+        InvalidRequestError: wrong type, or a cache with marks.
+
+    Example:
+        >>> from ctxreuse import cache_profile
+        >>> cache = StepCache(cache_profile("openai-before-5.6"))
+        >>> document = PromptPiece("document", 2_000)
+        >>> cache.serve([document, PromptPiece("Why?", 2)], now=0.0)
+        BilledTokens(uncached=2002, read=0, written={})
+        >>> cache.serve([document, PromptPiece("How?", 2)], now=299.0)
+        BilledTokens(uncached=82, read=1920, written={})
+    """
 
     def __init__(self, profile: CacheProfile) -> None:
         checked_kind("profile", profile, CacheProfile, "a CacheProfile")
@@ -36,11 +50,11 @@ class StepCache:
 
     @property
     def never_read(self) -> int:
-        """Tokens that were written, where that costs, and that no later prompt has read so far."""
+        """Tokens that were written, where that costs, and that no later prompt has read."""
         return self._unread.tokens
 
     def serve(self, pieces: Iterable[PromptPiece], *, now: float, key: str = "") -> BilledTokens:
-        """Run one prompt; what it has in common with a later one can be read there."""
+        """Run one prompt; arguments, result and errors are those of `BreakpointCache.serve`."""
         checked_number("now", now)
         prompt = checked_pieces(pieces, key)
         self._sweep(now)

@@ -1,8 +1,4 @@
-"""Requests as digests: what decides where they go, without any text, and in which order they stand.
-
-Both depend on what the requests hold alone, so they are the same whichever worker reads them, in
-whatever order they come.
-"""
+"""Requests as digests: where they go, and in which order, whichever worker reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _BYTES = 8
 
 
 def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str], int]) -> Contexts:
-    """Return what decides where requests go."""
+    """Return what decides where requests go, without any text."""
     names = {(one.tenant, one.system): 0 for one in requests}
     for tenant, system in names:
         names[tenant, system] = _digest((tenant, "" if system is None else f"system {system}"))
@@ -49,7 +45,7 @@ def reproducible_order(requests: Sequence[ContextRequest]) -> list[int]:
 
     def key(position: int) -> tuple[int, int, int]:
         request, digest = requests[position], digests[position]
-        conversation = conversation_digest(request)
+        conversation = conversation_digest(request)  # its turns stand together, in order
         return conversation or digest, len(request.history or ()), digest
 
     return sorted(range(len(requests)), key=key)
@@ -92,7 +88,7 @@ def _digest(texts: Iterable[str], keys: Iterable[bytes] = ()) -> int:
 
 
 def _distinct(digests: Iterable[int]) -> list[int]:
-    """Return digests such that equal ones differ, so that equal requests can be spread."""
+    """Return digests of which equal ones differ, so that equal requests can be spread."""
     seen: Counter[Hashable] = Counter()
     found = []
     for digest in digests:

@@ -44,7 +44,7 @@ def planned_table(
     partition: int,
     batch_size: int,
 ) -> pa.Table:
-    """Plan the requests of one partition."""
+    """Return the rows of one partition in execution order, with the columns `PLANNED`."""
     batch, strategy = _plans(requests, planner)
     rows = _grouped(batch, batch_size)
     columns: dict[str, list[Any]] = {

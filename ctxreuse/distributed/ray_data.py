@@ -1,4 +1,4 @@
-"""Planning on Ray Data. What is decided is decided elsewhere; this moves rows."""
+"""Planning on Ray Data."""
 
 from __future__ import annotations
 
@@ -40,37 +40,30 @@ def plan_dataset(
 ) -> Dataset:
     """Plan the requests of a Ray dataset together, and put its rows into execution order.
 
-    Requests are cut into partitions such that those with heavy blocks in common are in one
-    (`ctxreuse.ordering.partitions`), and each partition is planned as `ReusePlanner.plan_batch`
-    does. Partitions, plans and order depend on the requests alone: not on the number of workers, on
-    the blocks in which the dataset comes, or on workers that die, whose partitions are planned
-    again.
-
-    `ds` is read twice: here, to count its blocks, and when the result is. Give `ds.materialize()`
-    where that is dear, or where it would be other rows. A worker holds one partition at a time.
+    Requests with heavy blocks in common are cut into one partition, and each partition is planned
+    as `ReusePlanner.plan_batch` does. The result depends on the requests alone, not on workers or
+    blocks of the dataset. `ds` is read twice: here, and when the result is; give `ds.materialize()`
+    where that is dear, or would give other rows. A worker holds one partition at a time.
 
     The rows come back with all their columns and with
 
-    - `messages`: the prompt as OpenAI chat messages;
-    - `plan_order`: of each block that is sent its position among the blocks of the row, in the
-      order in which they are sent; blocks left out are those that the history shows;
-    - `plan_labels`: the label of each block of the row, as the prompt shows it; empty where it
-      shows none (`ReusePlanner(labels=True)` shows them);
-    - `plan_expected_cached_tokens`: block tokens expected to be served from the cache;
-    - `plan_strategy`: "reuse", or "none" where planning failed and the row goes out as retrieved;
-    - `plan_partition`, `plan_position`: sorted by both, rows stand in execution order;
-    - `plan_group`: a name for the requests that share a prefix with it, at most `batch_size`.
+    - `messages`: the prompt as OpenAI chat messages; - `plan_order`: of each sent block, in order,
+    its position among the blocks of the row; - `plan_labels`: the label of each block of the row;
+    empty where the prompt shows none; - `plan_expected_cached_tokens`: block tokens expected to be
+    served from the cache; - `plan_strategy`: "reuse", or "none" where planning failed and the row
+    goes out as retrieved; - `plan_partition`, `plan_position`: sorted by both, rows stand in
+    execution order; - `plan_group`: a name for the requests that share a prefix with it, at most
+    `batch_size`.
 
     Args:
         ds: The requests, one a row.
-        columns: Field of a request -> column, for columns that are not named as the field is:
-            "blocks" (a list of texts, or of structs with `text` and, on wish, `id` and `tokens`),
-            "query", "system", "history", "conversation_id", "tenant", "request_id". All but the
-            first may be missing.
+        columns: Field of a request -> column, where they have other names: "blocks" (a list of
+            texts, or of structs with `text` and, on wish, `id` and `tokens`), "query", "system",
+            "history", "conversation_id", "tenant", "request_id". All but the first may be missing.
         request: How to make a row's request instead. Called in the workers, twice a row.
         planner: Whose settings to plan with; None plans with the defaults. It stays as it is.
         partition_size: How many requests are planned together at most, better many times
-            `batch_size`. Turns of one conversation stay in one partition, however many they are.
+            `batch_size`; turns of one conversation stay in one partition.
         batch_size: How many rows are sent together: the batch size of the processor that follows.
             Prefix groups stand within one such batch, as far as they fit.
 
@@ -140,7 +133,7 @@ class _Counted:
     """What decides where requests go, as often as it is asked for."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
-        self._tables = tables
+        self._tables = tables  # references to Arrow tables
 
     def __iter__(self) -> Iterator[Contexts]:
         import ray

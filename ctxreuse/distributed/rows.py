@@ -20,7 +20,7 @@ _BLOCK_FIELDS = ("id", "text", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class ColumnReader:
-    """Reads requests from columns."""
+    """Reads requests from columns, by field where these have other names."""
 
     columns: Mapping[str, str]
 

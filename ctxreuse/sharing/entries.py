@@ -1,11 +1,7 @@
 """Entries of a shared log as bytes: keyed digests and numbers, never a text.
 
-An entry is a header (version, kind, writer, number, uid, tenant), what its kind holds, and a
-checksum, so that a damaged or a newer one is told from one of ours. Numbers are little-endian.
-
-Each entry has the lowest version that can hold it, so that processes of an older version go on
-reading what they understand: only what is sent to a cache with marks, and what was learnt of the
-lengths of texts, needs the latest.
+Each has the lowest version that can hold it, so that processes of an older version read what they
+understand, and a checksum, so that a damaged one is known.
 """
 
 from __future__ import annotations
@@ -42,8 +38,8 @@ class UnreadableEntryError(CtxreuseError):
 class Written(NamedTuple):
     """An entry as it was read."""
 
-    writer: bytes
-    number: int
+    writer: bytes  # names the planner
+    number: int  # its place among those of its writer, by which a repeat is known
     entry: SavedEntry
 
 

@@ -1,8 +1,7 @@
 """Telling other planners what this one has sent, and learning what they have: in the background.
 
-Planning waits for nothing here. What is to be told stands in a queue; one thread appends it to the
-log and takes in what others have appended. A log that is away, slow, full, damaged or newer costs
-what others have sent, and no call: the thread tries again, later and later, and catches up.
+One thread appends what waits in a queue to the log, and takes in what others have appended. Where
+the log is away, slow, full, damaged or newer, it tries again, and planning waits for nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class LogRead(NamedTuple):
     Attributes:
         position: Where to go on.
         entries: What stands between, oldest first.
-        has_gap: Whether entries that were not read may be gone: the log was cut, emptied or
-            replaced. Entries that were read before may then come again.
+        has_gap: Whether entries may be gone unread: the log was cut, emptied or replaced. Entries
+            that were read before may then come again.
     """
 
     position: str
@@ -55,8 +54,7 @@ class SharedLog(Protocol):
     """A sequence of entries that several processes append to and read; two methods.
 
     Both are called by one thread of each planner. What they raise is counted, logged once, and
-    tried again: entries of which only the answer was lost are then appended twice, and taken in
-    once.
+    tried again. An entry that was appended twice is taken in once.
 
     Attributes:
         secret: The key with which names become digests; the same in all processes.
@@ -77,7 +75,7 @@ class SharedLog(Protocol):
 
         Args:
             position: What an earlier read returned; "" is the beginning.
-            most: How many entries at most.
+            most: How many entries at most, from 1.
         """
 
 
@@ -109,18 +107,18 @@ class SharedLogs(SharedLog, Protocol):
     """A log that has another one for each engine of an `EnginePool`."""
 
     def of_engine(self, name: str) -> SharedLog:
-        """Return the log of what one engine is sent; the same one for the name in all processes."""
+        """Return the log of what one engine is sent; the same for the name in all processes."""
 
 
 class _Numbered(NamedTuple):
-    """An entry that a log was given before, and may hold; it keeps its number."""
+    """An entry that the log was given and may hold; it keeps its number."""
 
     number: int
     entry: Entry
 
 
 class _Outbox:
-    """What one planner tells others: entries that wait for the log, oldest first."""
+    """What one planner tells others; its thread keeps it, should the planner go."""
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
@@ -191,7 +189,10 @@ class _Outbox:
 
 
 class Exchange:
-    """Tells others through a log, and takes in what they tell."""
+    """Tells others through a log, and takes in what they tell, in a thread that starts when needed.
+
+    A forked process goes on reading where its parent was, with a thread and a name of its own.
+    """
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
@@ -277,7 +278,7 @@ class Exchange:
                 _flush_at_exit(os.getpid())
 
     def work(self, pause_s: float) -> float:
-        """Append and take in all there is; what the thread does."""
+        """Append and take in all there is; return the next pause in seconds."""
         done = self._outbox.told + self._taken_in
         with self._rounds:
             self._begun += 1

@@ -30,7 +30,7 @@ DEFAULT_STREAM = "ctxreuse"
 _LEAST_SECRET = 16
 _SECRET_BYTES = 32
 FIELD_MARK = b"ctxreuse-"
-"""What names of the fields that hold entries begin with; a fingerprint of the secret follows."""
+"""The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 _REMEDIES = {
@@ -47,7 +47,7 @@ _REMEDIES = {
     "MaxConnectionsError": "the server takes no more connections",
     "ConnectionError": "there is no connection",
 }
-"""What an error of the client means and what to do, by the names of its class and base classes."""
+"""What an error of the client means, by the names of its class and base classes."""
 
 _REMEDIES_OF_CODES = {
     "WRONGTYPE": "the key holds something that is no stream; name another one with stream=",
@@ -60,23 +60,18 @@ _REMEDIES_OF_CODES = {
 class RedisLog(FixedSettings):
     """A log in a stream of a Redis or Valkey server, from version 5, for any number of machines.
 
-    Nothing is asked of the server before the first entry is told or read. The log holds keyed
-    digests; whoever can read it and has `secret` can tell whether a text that he guesses was sent.
-    That is why the secret is not kept on the server: backups, replicas and other users of it would
-    have both. It could not be known, either, while the server is away.
-
-    Give the server a `maxmemory-policy` that evicts no keys without a time to live ("noeviction" or
-    "volatile-..."): the stream is one key.
+    The log holds keyed digests; whoever can read it and has `secret` can tell whether a text that
+    he guesses was sent. The server needs a `maxmemory-policy` that evicts no keys without a time to
+    live ("noeviction" or "volatile-...").
 
     Args:
         url: "redis://host:6379/0", "rediss://..." for TLS, which checks certificate and host name,
             or "unix:///path". It may hold user and password, and as options (`?db=1`) `db`,
             `protocol`, `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`, `ssl_keyfile`.
         secret: The key with which names become digests, the same in all processes: at least 16
-            bytes, as `secrets.token_hex(32)` makes them.
+            bytes, as `secrets.token_hex(32)` makes them. It is not kept on the server.
         stream: The name of the stream.
-        max_entries: How many entries are kept, the latest ones, each about 300 bytes; at times some
-            hundreds more.
+        max_entries: How many entries are kept, about 300 bytes each; at times some hundreds more.
         timeout_s: Seconds after which a server that does not answer counts as away.
 
     Attributes:
@@ -136,10 +131,7 @@ class RedisLog(FixedSettings):
         self._client = None
 
     def of_engine(self, name: str) -> RedisLog:
-        """Return the log of one engine of a pool, in a stream of its own.
-
-        Args:
-            name: The engine's name, the same in all processes.
+        """Return the log of one engine of a pool, by its name, in a stream of its own.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -156,9 +148,6 @@ class RedisLog(FixedSettings):
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.
 
-        Args:
-            entries: The entries.
-
         Raises:
             InvalidRequestError: wrong type.
             SharedLogError: the server cannot be reached, or refuses.
@@ -173,10 +162,6 @@ class RedisLog(FixedSettings):
 
     def read(self, position: str, most: int) -> LogRead:
         """Return what stands behind a position; see `SharedLog.read`.
-
-        Args:
-            position: What an earlier read returned; "" is the beginning.
-            most: How many entries at most, from 1.
 
         Raises:
             InvalidRequestError: wrong type, or no position.
@@ -267,7 +252,7 @@ def _reason(error: Exception) -> str:
 
 
 def _checked_url(url: Any) -> str:
-    """Return the URL of a server."""
+    """Return the URL of a server, if it is one with options that are taken."""
     if not isinstance(url, str):
         raise InvalidRequestError(
             f"url must be a string such as 'redis://host:6379/0', not a {type(url).__name__}"

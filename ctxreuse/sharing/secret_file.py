@@ -22,7 +22,7 @@ def key_path(path: Path) -> Path:
 def kept_secret(
     path: Path, secret: bytes | None = None, full: type[CtxreuseError] = InvalidRequestError
 ) -> bytes:
-    """Return the key of a file; a new one is kept if there is none."""
+    """Return the key of a file; a new one, `secret` if given, is kept if there is none."""
     path = key_path(path)
     try:
         if not path.exists():

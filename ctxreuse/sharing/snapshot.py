@@ -1,9 +1,7 @@
 """A file that holds what a planner has sent of late, for the process that starts next.
 
-It begins with a mark and the version of its form; then come entries as a shared log has them, each
-behind its length, and last a keyed digest of all before. The key stands beside the file.
-
-A file without marks and without lengths that were learnt has the earlier form, which holds it.
+A mark, the version of its form (the lowest that can hold it), entries as a shared log has them,
+each behind its length, and a keyed digest of all before. The key stands beside the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A shared log in a file, for the processes of one machine.
 
 SQLite must not be at work while a process forks, and no connection may be inherited: the child
-would wait for locks that nobody frees, or believe that it holds some. So a fork waits until SQLite
-has done its step, and closes all connections; each process opens its own when it next needs one.
+would wait for locks that nobody frees. So a fork waits for SQLite's step, and closes all
+connections.
 """
 
 from __future__ import annotations
@@ -51,16 +51,15 @@ _REMEDIES = {
 
 
 class SQLiteLog(FixedSettings):
-    """A log in an SQLite file with a write-ahead log: many processes read and write it at a time.
+    """A log in an SQLite file with a write-ahead log, for many processes of one machine.
 
-    Files are made with mode 0600. The log holds keyed digests; the key stands in a file beside it,
-    with `.key` behind its name: whoever has both can tell whether a text that he guesses was sent.
-    All processes have to be on one machine; a network file system will not do.
+    It holds keyed digests; the key stands in a file beside it, in `.key`: whoever has both can tell
+    whether a text that he guesses was sent. Both files have mode 0600. A network file system will
+    not do.
 
     Args:
         path: The file; its folder exists.
-        max_entries: How many entries are kept, the latest ones, each about 250 bytes; at times some
-            thousands more.
+        max_entries: How many entries are kept, about 250 bytes each; at times some thousands more.
 
     Attributes:
         secret: The key.
@@ -102,10 +101,7 @@ class SQLiteLog(FixedSettings):
             self._connection, self._is_inherited = None, True
 
     def of_engine(self, name: str) -> SQLiteLog:
-        """Return the log of one engine of a pool, in a file beside this one.
-
-        Args:
-            name: The engine's name, the same in all processes.
+        """Return the log of one engine of a pool, by its name, in a file beside this one.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -120,9 +116,6 @@ class SQLiteLog(FixedSettings):
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.
-
-        Args:
-            entries: The entries.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -142,10 +135,6 @@ class SQLiteLog(FixedSettings):
 
     def read(self, position: str, most: int) -> LogRead:
         """Return what stands behind a position; see `SharedLog.read`.
-
-        Args:
-            position: What an earlier read returned; "" is the beginning.
-            most: How many entries at most, from 1.
 
         Raises:
             InvalidRequestError: wrong type, or no position.

@@ -77,7 +77,17 @@ def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:
 
 
 class BlockTree:
-    """The blocks of one group, each below its parent."""
+    """The blocks of one group, each below its parent.
+
+    `_children` names every block under its parent, also where that is not here. A block is
+    *reached* if all blocks above it are here; only such blocks serve a prompt. A name is attached
+    to the last reached block of its prompt; when one above is dropped, it moves up and is noted in
+    `lowered`.
+
+    An engine stores a block only on top of cached ones. So when a prompt goes on, to its last full
+    block, in blocks with an unknown parent, what stands before them is *implied*. Its removal
+    cannot be seen, so the removal of any unknown hash drops all that is implied.
+    """
 
     def __init__(self, max_blocks: int) -> None:
         self.sizes: list[int] = []
@@ -106,7 +116,7 @@ class BlockTree:
         links: Sequence[Link],
         size: int,
     ) -> None:
-        """Add a run of blocks below a parent."""
+        """Add a run of blocks below a parent; None begins a prompt."""
         if size not in self.sizes:
             self.sizes = sorted([*self.sizes, size], reverse=True)
         if parent is not _ROOT:
@@ -117,6 +127,7 @@ class BlockTree:
         for key, link in zip(hashes, links, strict=True):
             block = self._blocks.get(key)
             if block is not None and (block.parent, block.link) == (above, link):
+                # a second copy is removed twice; blocks found in the cache are told from the first
                 block.copies += parent is not _ROOT
             else:
                 self._put(key, above, link, size)
@@ -124,7 +135,7 @@ class BlockTree:
         self._enforce_bound()
 
     def removed(self, key: BlockHash) -> None:
-        """Take a copy of a block out; with an unknown one, everything that was only implied."""
+        """Take a copy of a block out; with an unknown one, all that was only implied."""
         block = self._blocks.get(key)
         if block is None:
             self._drop_implied()
@@ -149,7 +160,7 @@ class BlockTree:
         return self._end_of(self._walk(prompt, _ROOT, 0))
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> int:
-        """Follow a prompt under a name; return how many of its leading tokens are here."""
+        """Follow a prompt under a name, maybe again; return how many leading tokens are here."""
         key = self._ends.get(name) if goes_on and not self._unknown_parents else _ROOT
         if key is not _ROOT and len(self.sizes) == 1:
             self.lowered.pop(name, None)
@@ -324,7 +335,7 @@ class BlockTree:
                 self._unknown_parents.popitem(last=False)
 
     def _imply(self, prompt: PromptBlocks, path: Sequence[_PathStep]) -> bool:
-        """Find the unknown block on which a prompt's end is built; imply what is before it."""
+        """Find the one unknown block on which a prompt's end is built; imply what is before it."""
         held = self._end_of(path)
         possible = [
             (unknown, start, size)
@@ -339,7 +350,7 @@ class BlockTree:
             for unknown, start, size in possible
             if len(prompt) - self._end_of(self._walk(prompt, unknown, start)) < size
         ]
-        if len(places) != 1:
+        if len(places) != 1:  # a few equal tokens in the middle stand in other prompts, too
             return False
         unknown, start, size = places[0]
         key = path[-1].key if path else _ROOT

@@ -1,8 +1,4 @@
-"""What an engine's prefix cache holds according to its own events; no hash is recomputed.
-
-`EngineBlocks` knows the engine's blocks; `HeldRequests` trims a planner's index to what they hold
-of each request's prompt.
-"""
+"""What an engine's prefix cache holds according to its own events; no hash is recomputed."""
 
 from __future__ import annotations
 
@@ -38,13 +34,9 @@ _MOST_TOKENS = 8_000_000
 class EngineBlocks:
     """Mirrors an engine's cache blocks, and says how much of a prompt the engine holds.
 
-    Blocks are found by their tokens and their parent, so nothing is assumed about how the engine
-    hashes. Where a model has several groups of layers, each group stores its own blocks, and a
-    prompt is held as far as all groups hold it; groups that store parts of prompts only (sliding
-    windows, state-space layers) are left out, because what they keep follows from the others' hits.
-
-    A listener that came late does not know the blocks that were stored before. What follows on top
-    of them tells that they are there; see `BlockTree`. What is not certain counts as not held.
+    Blocks are found by their tokens and their parent. A prompt is held as far as all groups of
+    layers hold it; groups that store parts of prompts only (sliding windows, state-space layers)
+    are left out. What is not certain, after a late start, counts as not held.
 
     Args:
         max_blocks: How many blocks are remembered (some 500 bytes each), of each group an equal
@@ -107,8 +99,8 @@ class EngineBlocks:
             whole_prompts: Whether the group is known to store all blocks of a prompt.
 
         Returns:
-            Whether they could be used: blocks without all their tokens cannot, nor those of a ninth
-            size in their group, since each block of a prompt is looked up in every size.
+            Whether they could be used: not without all their tokens, nor of a ninth size in their
+            group.
 
         Raises:
             InvalidRequestError: wrong type.
@@ -191,15 +183,13 @@ class EngineBlocks:
     ) -> int:
         """Follow a prompt under a name: `take_lowered` tells when less of it is held.
 
-        A prompt that is followed may also teach what stands below blocks whose parents are unknown.
-
         Args:
             name: The prompt's name; an earlier prompt of that name is replaced.
             token_ids: The prompt.
             cache_salt: As in `held_tokens`.
             lora: As in `held_tokens`.
-            goes_on: Whether a prompt that is followed under this name is the same one, of which
-                more may be held by now; only what comes behind is looked up.
+            goes_on: Whether this prompt is followed under the name already, and more may be held
+                now.
 
         Returns:
             How many leading tokens the engine holds.
@@ -243,10 +233,7 @@ class EngineBlocks:
             tree.detach(name)
 
     def take_lowered(self) -> dict[Name, int]:
-        """Return the followed prompts of which less is held than before, and how many tokens now.
-
-        What has been returned is not returned again.
-        """
+        """Return the prompts of which less is held than at the last call, and how much is."""
         names: dict[Name, int] = {}
         for tree in self._trees.values():
             names.update(tree.lowered)
@@ -287,10 +274,10 @@ class SentRequest:
     request_id: str | int
     tenant: str
     token_ids: array[int]
-    block_ends: list[int]
+    block_ends: list[int]  # in tokens
     cache_salt: str | None
     lora: str | None
-    since: float
+    since: float  # seconds
 
     @property
     def name(self) -> _RequestName:
@@ -303,7 +290,7 @@ class _Held:
     """A request whose prompt is followed."""
 
     name: _RequestName
-    shared_ends: list[int]
+    shared_ends: list[int]  # of each block, where its last whole engine block ends
     blocks: int
 
     def within(self, tokens: int) -> int:
@@ -312,7 +299,7 @@ class _Held:
 
 
 class RecordedRequests:
-    """Requests that wait to be followed; threads may share it."""
+    """Requests that wait to be followed; threads may share it. Excess ones are evicted."""
 
     def __init__(self, planner: ReusePlanner, max_requests: int) -> None:
         self._planner = planner
@@ -353,7 +340,11 @@ def _unjudged(max_requests: int) -> TenantLRUMap[str | int, SentRequest]:
 
 
 class HeldRequests:
-    """Follows the prompts of answered requests through the engine's cache events."""
+    """Follows the prompts of answered requests through the engine's cache events.
+
+    A request is judged when the engine holds all of its prompt, or after `settle_s` seconds; until
+    then it counts as held. Requests over the bounds are evicted: nobody would see theirs.
+    """
 
     def __init__(
         self, planner: ReusePlanner, blocks: EngineBlocks, max_requests: int, settle_s: float

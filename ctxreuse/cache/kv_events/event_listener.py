@@ -1,8 +1,7 @@
 """One run of following an engine's events: a thread, its sockets, and the order of messages.
 
-Where messages are missing, they are asked for again, and live ones wait meanwhile. That is bounded:
-in time, because a replay may come slowly or never; in number and bytes, because live messages may
-come fast. Beyond the bounds the missing ones count as lost, and the index is emptied.
+Live messages wait for missing ones, within bounds of time, number and bytes; beyond them the
+missing ones count as lost, and the index is emptied.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ class EventSequence:
 
     def arrive(self, number: int) -> Arrival:
         """Return what a live message is."""
+        # a sender counts from 0 and never goes back
         restarted = self._live is not None and number <= self._live
         if restarted:
             self.applied = None
@@ -86,6 +86,7 @@ class ReplayBackoff:
     def admits(self) -> bool:
         """Return whether to ask now."""
         now = self._clock()
+        # mixed messages of two senders look like an engine that starts anew each time
         return now >= self._until and now >= self._asked[0] + 1.0
 
     def ask(self) -> None:
@@ -149,7 +150,7 @@ class EventListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Use no message from now on; wait for the end of the thread, but less than a second."""
+        """Use no message from now on; wait for the thread's end, but less than a second."""
         self._is_wanted = False
         self._thread.join(_STOP_S)
 
@@ -284,7 +285,7 @@ class EventListener:
         return waiting
 
     def _apply(self, message: Received) -> None:
-        """Apply a message, unless it is known; if others are missing before it, nothing is sure."""
+        """Apply an unknown message; if others are missing before it, nothing is sure."""
         applied = self.sequence.applied
         if applied is not None:
             if message.number <= applied:

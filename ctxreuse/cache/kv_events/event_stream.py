@@ -1,9 +1,8 @@
 """An engine's cache events: the sockets that receive them, and their decoding.
 
-Messages are numbered; missing ones can be asked for again. A message holds a batch, the array
-`[time, [events], data-parallel rank]`; an event is a map with its class's name under "type" (older
-versions: an array that begins with it), defaults omitted. The sender is not trusted. Unknown events
-and fields are skipped, so that newer engines can be followed.
+A message holds a batch, `[time, [events], data-parallel rank]`; an event is a map with its class's
+name under "type" (older versions: an array that begins with it), defaults omitted. The sender is
+not trusted; unknown events and fields are skipped.
 """
 
 from __future__ import annotations
@@ -64,7 +63,11 @@ class Received(NamedTuple):
 
 
 class EventSockets:
-    """Receives numbered messages; asks for missing ones again."""
+    """Receives numbered messages, and asks for missing ones again; not thread-safe.
+
+    A message is `[topic, number, payload]`, the number in 8 bytes, big-endian. A replay is asked
+    for with `["", number]`; its messages end with the number -1.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class EventSockets:
         return gone
 
     def take_skipped(self) -> int:
-        """Return how many messages were of another topic, or broken, since this was last asked."""
+        """Return how many messages were of another topic, or broken, since the last call."""
         skipped, self._skipped = self._skipped, 0
         return skipped
 
@@ -311,11 +314,11 @@ class EventBatch:
     """The events of one step of the engine."""
 
     events: tuple[CacheEvent, ...]
-    skipped: int = 0
+    skipped: int = 0  # could not be read, or tell of other memory than the device's
 
 
 def decode_batch(payload: bytes) -> EventBatch | None:
-    """Read a batch of events."""
+    """Return the batch of events in a message; None if it holds none."""
     try:
         import msgspec
     except ImportError as error:

@@ -46,10 +46,9 @@ class KVEventStatistics:
         gaps: How often messages were missing.
         replays: How often messages were asked for again.
         replayed: Messages that came again.
-        abandoned: Replays that were given up: they did not come, came too slowly, or too many live
-            messages waited for them. What was missing is lost then, and the engine is not asked
-            again for a second, then two, and so on up to a minute.
-        queued: Live messages that wait for a replay now.
+        abandoned: Replays that did not come, came too slowly, or too many live messages waited for;
+            what was missing is lost then.
+        queued: Live messages that wait for a replay.
         restarts: How often the engine was gone or started anew.
         losses: How often messages were lost, so that nothing was certain any more.
         last_seq: The number of the last message that was applied.
@@ -81,25 +80,19 @@ class KVEventSync(FixedSettings, OnePerProcess):
             "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
 
     A thread follows the stream. Tell it with `record` which tokens a plan's prompt had, or give it
-    to `EngineClient(events=...)`, which does; the index is then trimmed to the blocks of each
-    prompt that the engine still holds. Missing messages are asked for again at the replay endpoint,
-    and all that the engine remembers when the thread starts. When the engine is gone, starts anew,
-    drops its whole cache, or messages are lost, the index is emptied: what is planned from then on
-    counts.
+    to `EngineClient(events=...)`; the index is then trimmed to what the engine still holds. When
+    the engine is gone, starts anew or drops its cache, or messages are lost, the index is emptied.
 
     Without a replay endpoint, vLLM can be asked to report what a request found in the cache: send
     `extra_body={"vllm_xargs": {"kv_cache_report_mode": "full"}}`.
 
-    One sync follows one engine; with data parallelism each rank has its own endpoints, and prompts
-    of different ranks need planners of their own. Requests that were planned but never recorded are
-    not followed: tell the planner with `evict` when they fail.
+    One sync follows one engine, or one rank of data parallelism, with a planner of its own. Tell
+    the planner with `evict` of requests that failed.
 
     Args:
         planner: The planner whose index follows.
         endpoint: Where the engine publishes, to connect to: "tcp://127.0.0.1:5557".
-        replay_endpoint: Where it takes requests for replays. Without it, missing messages
-            are lost, and blocks stored before the start are known only by what is stored on top of
-            them.
+        replay_endpoint: Where it takes requests for replays; without it, missing messages are lost.
         topic: The topic of the messages; those of other topics are skipped.
         tokenizer: The model's tokenizer with its chat template (of `transformers`), to know exactly
             where blocks end in a prompt; None estimates it.
@@ -107,9 +100,9 @@ class KVEventSync(FixedSettings, OnePerProcess):
             addresses without `*`).
         settle_s: Seconds after which a request's events must have come.
         replay_timeout_s: Seconds to wait for the next replayed message, and half of what is waited
-            for one replay altogether. Live messages wait meanwhile, 10,000 or 64 MiB at most.
-        max_requests: How many requests are followed; older ones are taken out of the index. As many
-            may wait to be followed.
+            for one replay. Live messages wait meanwhile, 10,000 or 64 MiB at most.
+        max_requests: How many requests are followed, and may wait for it; older ones leave the
+            index.
         max_blocks: How many of the engine's blocks are remembered.
         clock: Seconds from any start.
 
@@ -222,8 +215,8 @@ class KVEventSync(FixedSettings, OnePerProcess):
             plan: The request's plan.
             prompt_token_ids: The prompt (vLLM returns it with `return_token_ids`).
             block_ends: At which token each of `plan.blocks` ends (`ctxreuse.cache.block_ends`).
-                None asks the tokenizer or, without one or if its template changes the text,
-                estimates it from the shares of the text, rather too late than too early.
+                None asks the tokenizer or, if that cannot tell, estimates it, rather too late than
+                too early.
             cache_salt: The `cache_salt` that it was sent with.
             lora: The name of the LoRA adapter that it was for.
 
@@ -260,7 +253,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return prompt_ends.estimated_ends(plan, prompt_tokens)
 
     def settle(self, timeout_s: float = 5.0) -> bool:
-        """Wait until everything that has come is applied, and every recorded request is judged.
+        """Wait until all that has come is applied, and every recorded request is judged.
 
         Args:
             timeout_s: How long to wait, in seconds.
@@ -290,7 +283,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         self._follows_again, self._is_following = self._is_following or self._follows_again, False
 
     def _follow_again(self) -> None:
-        """Follow in a child what the parent follows; what it knew may have been half-changed."""
+        """Follow in a child what the parent follows; what it knew may be half-changed."""
         self._follows_again = False
         self.start()
         self._listener.lose()

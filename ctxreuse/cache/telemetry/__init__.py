@@ -1,8 +1,4 @@
-"""What planners do, for those who watch: metrics for Prometheus, spans for OpenTelemetry.
-
-Nothing is imported here that needs an optional package (extra `metrics`); `prometheus_client` and
-`opentelemetry` are imported when a collector, or spans, are made.
-"""
+"""What planners do, for those who watch: metrics for Prometheus, spans for OpenTelemetry."""
 
 from ctxreuse.cache.telemetry.collector import PlannerCollector
 from ctxreuse.cache.telemetry.spans import PlannerSpans

@@ -36,12 +36,10 @@ class WatchedPool(Protocol):
 class PlannerCollector:
     """Shows what planners and pools have done as metrics of `prometheus_client`.
 
-    They are read when Prometheus asks; planning takes no step more. Each process shows what its own
-    planners have done.
+    They are read when Prometheus asks. Each process shows what its own planners have done.
 
     Args:
-        planners: A planner, or several by the names that the label `planner` shall have; a single
-            one is called "default".
+        planners: A planner, which is called "default", or several by the label `planner`.
         pools: A pool of engines, or several by name. Each engine's planner is shown as
             "POOL/ENGINE".
 
@@ -57,7 +55,7 @@ class PlannerCollector:
         >>> plan = planner.plan(ContextRequest(["a text"], "Which?"))
         >>> whose = {"planner": "default", "tenant_class": ""}
         >>> registry.get_sample_value("ctxreuse_requests_total", whose)
-        1.0
+        1
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class PlannerCollector:
         """Show the metrics in a registry.
 
         Args:
-            registry: A registry of `prometheus_client`; None is the one that it uses by itself.
+            registry: A registry of `prometheus_client`; None is its default one.
 
         Raises:
             InvalidRequestError: wrong type, or the registry has metrics of these names already.

@@ -1,7 +1,6 @@
 """The metrics of planners and pools: their names, what they mean, and where their values stand.
 
-Labels hold the names that the operator gives to planners, pools, engines and classes of tenants,
-and names of this package: never a tenant's, a request's or a text.
+Labels hold names that the operator gives, and names of this package: never a tenant's or a text.
 """
 
 from __future__ import annotations

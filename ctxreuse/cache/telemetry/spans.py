@@ -18,13 +18,10 @@ _MODEL_SPANS = ("gen_ai.", "llm.", "openinference.span.kind", "traceloop.span.ki
 class PlannerSpans:
     """Writes what a planner does as OpenTelemetry spans: give it to `ReusePlanner(tracing=...)`.
 
-    Planning has a span of its own, `ctxreuse plan`. What an answered call has cost is added to the
-    span that is current if it is one of a model, as instrumentations of LangChain, LlamaIndex and
-    OpenAI make them; else it is a span of its own, `ctxreuse call`. Attributes are
-    `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens`,
-    `gen_ai.usage.cache_creation.input_tokens` and `gen_ai.usage.output_tokens`, as far as the
-    engine reports them, and `ctxreuse.*`. None holds a text or the name of a tenant, a conversation
-    or a request.
+    Planning has a span `ctxreuse plan`. What an answered call has cost is added to the current span
+    if it is one of a model, and else is a span `ctxreuse call`. Attributes are `gen_ai.usage.*`, as
+    far as the engine reports them, and `ctxreuse.*`; none holds a text or a name of a tenant, a
+    conversation or a request.
 
     Args:
         tracer_provider: Where spans go; None takes OpenTelemetry's global one, whose spans are
@@ -85,9 +82,6 @@ class PlannerSpans:
 
     def answered(self, call: AnsweredCall) -> None:
         """Write what an answered call has cost.
-
-        Args:
-            call: The call.
 
         Raises:
             InvalidRequestError: wrong type.
