@@ -1,7 +1,6 @@
-"""Chain-of-Agents over engines with prefix caches.
+"""Chain-of-Agents over engines with prefix caches: workers read, a manager answers from notes.
 
-Worker agents read documents, a manager answers from their notes; a document goes to the agent, and
-so to the engine, that has read it before.
+A wrong type or value raises `InvalidRequestError` everywhere.
 """
 
 from ctxreuse.errors import MissingExtraError

@@ -41,8 +41,8 @@ _Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 class AgentTurn:
     """One agent's part in a conversation's turn."""
 
-    agent: int
-    before: _Messages
+    agent: int  # `MANAGER` for the manager
+    before: _Messages  # the history that it was sent behind
     prompt: str
     answer: str
     shown: tuple[BlockKey, ...] = ()
@@ -65,6 +65,7 @@ class _AgentHistories:
     def after(self, turn: AgentTurn) -> _AgentHistories:
         """Return it with one turn more; itself if the agent's history has gone on since."""
         now = self.histories.get(turn.agent, ())
+        # of two turns at the same time, the later one cannot be replayed as it was sent
         if turn.before not in (now, ()):
             return self
         began_anew = bool(now) and not turn.before
@@ -92,7 +93,10 @@ class _Remembered(NamedTuple):
 
 
 class AgentMemory:
-    """The agents' histories in each conversation; the tenant that holds most loses its oldest."""
+    """The agents' histories in each conversation; the tenant that holds most loses its oldest.
+
+    Forgetting one costs reuse, never content: documents are then sent again.
+    """
 
     def __init__(self, max_conversations: int = 1_000, max_characters: int = 64_000_000) -> None:
         self._bounds = max_conversations, max_characters
@@ -130,6 +134,7 @@ class AgentMemory:
         """Return the model's tokens for each estimated one, the most in the latest prompts."""
         with self._lock:
             most = max(self._tokens_each.get(tenant) or (1.0,))
+        # in steps, so that long documents are mostly cut where they were cut before
         return _STEP ** math.ceil(math.log(max(1.0, most), _STEP) - _ROUNDING)
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:

@@ -53,7 +53,11 @@ class Assigner(Protocol):
 
 
 class AgentPlacement:
-    """Assigns documents to agents, and agents to engines. May be shared by threads."""
+    """Assigns documents to agents, and agents to engines; threads may share it.
+
+    Assigners are kept for the latest 1,000 tenants; the tenant with most documents loses its
+    oldest.
+    """
 
     def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
         self._agents = range(agents)
@@ -86,7 +90,7 @@ class AgentPlacement:
     def assign(
         self, documents: Sequence[Document], tenant: str, shown: Mapping[BlockKey, int]
     ) -> list[int]:
-        """Return each document's agent."""
+        """Return each document's agent; one that an agent has been shown stays with it."""
         with self._lock:
             self._look_at_engines()
             lives_on = self._lives_on  # replaced where it changes

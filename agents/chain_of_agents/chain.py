@@ -39,76 +39,51 @@ class ChainOfAgents(
 ):
     """Answers questions about more documents than one prompt holds.
 
-    Workers read the documents, and a manager answers from their notes. Each document goes to the
-    agent that has read it before, and so to the engine that has it in its prefix cache; prompts
-    begin with what repeats. Calls that wait for an engine are planned together, so that those that
-    read the same run back to back (Chain-of-Agents, Zhang et al., 2024; ContextPilot section 7.2).
-
-    In a conversation, prompts point to the documents that their agent has been shown instead of
-    sending them again, and replay the agent's own history as it was sent.
+    Workers read the documents, and a manager answers from their notes. A document goes to the
+    agent, and so to the engine, that has read it before; calls that wait for an engine are planned
+    together (Chain-of-Agents, Zhang et al., 2024; ContextPilot section 7.2). In a conversation,
+    prompts point to what their agent has been shown, and replay its history as it was sent.
 
     The input is a dict with `question` and `documents` (best first: strings, `ContextBlock`s,
     LangChain documents, LlamaIndex nodes, or dicts with `text` and `id`), and perhaps
-    `conversation_id` and `tenant`; `config={"configurable": {"thread_id": ..., "tenant": ...}}` and
-    `ctxreuse.request_context` name these, too.
-
-    The output is the answer, a string with a `trace`; the last piece of a stream is empty and has
-    the trace. An input of the wrong type or without documents, or a question that the model's
-    context has no room for, raises an `InvalidRequestError`. Workers that have read less than
-    `min_read` of the documents raise an `UnreadError`, and a manager that does not answer a
-    `ManagerError`; their traces have what was noted. What else was not read is logged, and stands
-    in `trace.unread`.
-
-    A segment that the model refuses as too long is read in parts, and the next ones are cut shorter
-    where the model reports more tokens than were estimated.
+    `conversation_id` and `tenant`; LangChain's `configurable` (`thread_id`, `tenant`) and
+    `ctxreuse.request_context` name these, too. The output is an `Answer`; the last piece of a
+    stream is empty and has the trace. What was not read is logged, and stands in `trace.unread`; a
+    segment that the model refuses as too long is read in parts.
 
     Args:
-        llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address or several, or
-            an `EnginePool`. One address is enough where a router stands before the engines: each
-            agent's calls carry a session id, `X-Session-ID`.
+        llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address (of a router,
+            too: each agent has an `X-Session-ID`) or several, or an `EnginePool`.
         workers: The number of agents that read.
         planner: Plans the prompts; each of several engines gets a planner with its settings. None
             makes one without order annotations.
-        mode: "sequential": each worker reads its segment and the note of the one before, and the
-            manager reads the last note. "parallel": all read at the same time, and the manager
-            reads all notes.
-        packing: "single": one document a call. "packed": all that an agent has. "auto": one where
-            there are no more documents than workers. In a conversation an agent's documents are
-            always packed, because its history continues with one call a question.
+        mode: "sequential": each worker reads the note of the one before, and the manager the last.
+            "parallel": all read at the same time, and the manager reads all notes.
+        packing: "single": one document a call. "packed": all that an agent has, as in conversations
+            always. "auto": one where there are no more documents than workers.
         prompts: The texts around documents, notes and questions.
-        note_tokens: The longest note of a worker, sent to engines as `max_tokens`. A model object
-            has its own settings; longer notes are cut.
+        note_tokens: The longest note of a worker, sent to engines as `max_tokens`; longer ones are
+            cut.
         answer_tokens: The longest answer of the manager, as for `note_tokens`.
         segment_tokens: The longest segment; None takes what the model has room for.
-        context_window: The model's, in tokens; None asks the model, and takes 8,192 if it does not
-            say.
+        context_window: The model's, in tokens; None asks the model, and takes 8,192 if it is
+            silent.
         timeout_s: Seconds after which a call that was sent has failed; None waits.
-        min_read: Which share of the documents' tokens must have been read for an answer, from 0
-            to 1. Where nothing was read there is none in any case.
+        min_read: Share of the documents' tokens, 0 to 1, that must have been read for an answer.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another assigner of documents for each tenant; None takes
             `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound.
         concurrency: Calls that run at a time on an engine; more wait and are planned together.
         params: For addresses: further parameters of each call, such as `temperature`.
         clock: Seconds from any start.
-        **client: For addresses: further arguments of `EnginePool`, such as `model`, `api_key` and
-            `http_client`.
+        **client: For addresses: further arguments of `EnginePool`, such as `model` and `api_key`.
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
         UnknownArgumentError: an unknown argument.
         MissingExtraError: Addresses are given and `openai` is not installed.
-
-    Example:
-        >>> from langchain_core.language_models import FakeListChatModel
-        >>> llm = FakeListChatModel(responses=["[Doc_1]: in France.", "Nothing.", "In France."])
-        >>> chain = ChainOfAgents(llm=llm, workers=2, mode="sequential")
-        >>> documents = ["Paris is in France.", "Rome is in Italy."]
-        >>> answer = chain.invoke({"question": "Where is Paris?", "documents": documents})
-        >>> print(answer)
-        In France.
-        >>> [step.note for step in answer.trace.workers]
-        ['[Doc_1]: in France.', 'Nothing.']
+        InvalidRequestError: From calls: no documents, or no room in the model for the question.
+        UnreadError: From calls: less than `min_read` of the documents was read.
+        ManagerError: From calls: the manager does not answer.
     """
 
     def __init__(
@@ -172,10 +147,7 @@ class ChainOfAgents(
 
     @property
     def parts(self) -> dict[str, PartSize]:
-        """How much is remembered of conversations and of which agent has read what, and may be.
-
-        All tenants count together; the one that holds most loses its oldest.
-        """
+        """How much is remembered of conversations and of who has read what, and may be."""
         return self._memory.parts | self._placement.parts
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
@@ -210,7 +182,7 @@ class ChainOfAgents(
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncIterator[Answer]:
-        """Yield what a task of its own answers, so that timeouts hold."""
+        """Yield what a task of its own answers: timeouts bind to the task that they begin in."""
         [question] = [one async for one in inputs]
         run = self._new_run(question_of(question, config), run_manager, config)
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()

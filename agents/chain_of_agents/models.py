@@ -37,11 +37,11 @@ OnPiece: TypeAlias = Callable[[str], object]
 class AgentReply:
     """A model's answer to one agent."""
 
-    text: str | None
+    text: str | None  # None where the model gave something other than text
     plan: Plan
-    replica: str = ""
+    replica: str = ""  # empty where there is only one model
     prompt_tokens: int | None = None
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # None is unknown
     completion_tokens: int | None = None
 
 
@@ -50,10 +50,10 @@ class AgentRequest:
     """One agent's request."""
 
     context: ContextRequest
-    replica: str | None = None
+    replica: str | None = None  # where the agent lives; None: the pool chooses
     session_id: str | None = None
     max_tokens: int = 256
-    limit_s: float | None = None
+    limit_s: float | None = None  # from being sent; None waits
 
 
 class AgentModel(Protocol):
@@ -133,6 +133,7 @@ class PoolModel:
         """Send a request to the agent's replica, or to the one that the pool chooses."""
         result = await self._ask(request, request.replica, on_piece)
         others = [name for name in self.engines.available() if name != result.replica]
+        # one that says nothing is not asked again: another one is
         if others and not result.completion.text.strip():
             other = self.engines.route(request.context, among=others)
             result = await self._ask(request, other, on_piece)

@@ -1,9 +1,8 @@
 """The prompts of workers and manager: what repeats comes first, what changes comes last.
 
-A worker's prompt begins with instructions that are the same for all workers, then its segment, then
-the note before it and the question: a segment that an engine has read before is a prefix hit for
-any agent and any question (Chain-of-Agents, Zhang et al., 2024, Tables 11
-and 12; ContextPilot section 7.2).
+A worker's prompt begins with instructions that are the same for all, then its segment, the note
+before it and the question: a segment that was read before is a prefix hit for any agent and
+question (Chain-of-Agents, Zhang et al., 2024, Tables 11 and 12; ContextPilot section 7.2).
 """
 
 from __future__ import annotations
@@ -91,22 +90,16 @@ class ChainPrompts:
                 )
 
     def note_after(self, note: str, reply: str, question: str = "") -> str | None:
-        """Return the note behind a worker, which has read one and written a reply.
+        """Return the note behind a worker; None where the reply adds nothing to the note before.
 
-        Models say in many words that they have found nothing, or write down only what is new. So a
-        reply takes the place of those lines of the note that it repeats, and the others stay before
-        it. A line is repeated by half of what it says beyond the question, compared letter by
-        letter, because models write in any language, if none of its numbers, names and longer words
-        is missing: the next part may say almost the same of something else.
+        A reply takes the place of those lines of the note that it repeats. A line is repeated by
+        half of what it says beyond the question, in groups of letters, if none of its numbers,
+        names and longer words is missing.
 
         Args:
             note: The note before; empty where there is none.
             reply: What the worker wrote.
             question: The question; a reply that repeats its words repeats nothing of the note.
-
-        Returns:
-            The note; None where the reply says no more than that nothing was found, or than the
-            note says, so that the note before stands.
         """
         checked_kind("note", note, str, "a string")
         said = _words(checked_kind("reply", reply, str, "a string"))
@@ -119,23 +112,14 @@ class ChainPrompts:
         return "\n".join([*[line for line in lines if not again.holds(line)], reply])
 
     def worker_query(self, question: str, note: str = "") -> str:
-        """Return what follows a worker's segment.
-
-        Raises:
-            InvalidRequestError: wrong type, as from all methods here.
-        """
+        """Return what follows a worker's segment."""
         checked_kind("question", question, str, "a string")
         if not checked_kind("note", note, str, "a string"):
             return self.first.format(question=question)
         return self.next.format(note=note, question=question)
 
     def manager_query(self, question: str, notes: Sequence[tuple[int, str]]) -> str:
-        """Return the manager's question.
-
-        Args:
-            question: The question.
-            notes: Numbers of workers and their notes, in the order of the segments.
-        """
+        """Return the manager's question, with (worker, note) in the order of the segments."""
         checked_kind("question", question, str, "a string")
         listed = checked_each("notes", notes, tuple, "a pair of a worker's number and its note")
         for pair in listed:
@@ -192,6 +176,7 @@ def _telling_words(line: str) -> set[str]:
     return {
         word.casefold()
         for at, word in enumerate(words)
+        # short words tell nothing, unless numbers, abbreviations, or written without spaces
         if len(word) >= _SHORTEST_STEM
         or _DIGIT.search(word)
         or (at and word.isupper())

@@ -42,14 +42,14 @@ _CUT = " ..."
 class Budget:
     """The bounds of one question's prompts, in tokens."""
 
-    window: int
-    segment: int
-    notes: int
-    label: int
-    location: int
-    location_line: int
-    note: int
-    most_notes: int
+    window: int  # of a prompt with its answer
+    segment: int  # what a worker reads in one call
+    notes: int  # what the manager reads
+    label: int  # what each document but the first adds besides its text
+    location: int  # what pointing to a document adds, in a conversation
+    location_line: int  # what pointing to any number of documents adds besides
+    note: int  # what each note adds besides its text
+    most_notes: int  # with which half of what the manager reads is notes
 
 
 def budget_of(
@@ -57,7 +57,7 @@ def budget_of(
     window: int | None,
     settings: Settings,
     planner: ReusePlanner,
-    tokens_each: float = 1.0,
+    tokens_each: float = 1.0,  # the model's for each one that is estimated
 ) -> Budget:
     """Return the bounds of a question's prompts."""
     window = window or _DEFAULT_WINDOW_TOKENS
@@ -65,6 +65,7 @@ def budget_of(
     note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
     margin = min(_ESTIMATE_MARGIN, _LEARNT_MARGIN / tokens_each)
     usable = window if planner.counts_tokens else int(window * margin)
+    # the same for all usual questions, so that a long document is always cut at the same places
     asked = _QUESTION_TOKENS
     while asked < count_tokens(question):
         asked *= 2
@@ -101,6 +102,7 @@ def _beside_a_text(label: str, templates: Templates, count_tokens: Callable[[str
     """Return the words that a document adds to a segment besides its text."""
     words = render_block(label, "", templates) + templates.separator
     name = label if templates.ranks_by_label else str(_HIGH_NUMBER)
+    # a ranking of few documents has room anyway
     named, most = templates.order_separator + name, templates.most_ranked
     if most is None or most * count_tokens(named) > _RANKING_TOKENS:
         words += named

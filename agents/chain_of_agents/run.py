@@ -126,7 +126,7 @@ class ChainRun:
     async def _work(
         self, segment: Segment, note: str, requests: AgentRequests
     ) -> list[tuple[Step, str]]:
-        """Let a worker read its segment, in parts if the model has no room for the whole."""
+        """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
         engine = self.placement.engine_of(segment.agent)
         request, remark = requests.worker(segment, note, engine)
@@ -183,7 +183,10 @@ class ChainRun:
         keeps_turn: bool = True,
         on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong."""
+        """Send a request; return the step at its end, and the reply or what went wrong.
+
+        An answered turn belongs to the agent's history once the manager has answered.
+        """
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:

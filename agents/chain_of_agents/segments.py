@@ -1,7 +1,7 @@
 """What each agent reads: pieces of documents, put together into segments.
 
-A document that is too long for a call is cut into pieces. Each piece goes to one agent. All pieces
-of one agent make one segment, or several where they are too long for a call or are read one by one.
+A document that is too long for a call is cut into pieces, each of which goes to one agent. An
+agent's pieces make one segment, or several where they are too long for a call.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Segment:
 
     agent: int
     blocks: tuple[ContextBlock, ...]
-    tokens: int
-    is_first_of_agent: bool
-    halvings: int = 0
+    tokens: int  # of all blocks, at least 1 each
+    is_first_of_agent: bool  # whether it continues the agent's history
+    halvings: int = 0  # because the model refused it as too long
 
     def halves(self, count_tokens: Callable[[str], int]) -> list[Segment]:
         """Return it in parts, of half its length at most; empty where it is not to be cut again."""
@@ -87,7 +87,11 @@ def as_sent(text: str) -> str:
 def pieces_of(
     block: ContextBlock, budget_tokens: int, count_tokens: Callable[[str], int]
 ) -> list[ContextBlock]:
-    """Cut a long document into pieces whose texts, put together, are its text."""
+    """Cut a long document into pieces whose texts, put together, are its text.
+
+    The cuts depend on the document and the budget alone: the pieces are the same for every
+    question.
+    """
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
         return [block]
@@ -123,7 +127,10 @@ def segments_of(
     label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
-    """Put pieces together into segments, each of which is read in one call."""
+    """Put pieces together into segments, in the order of their first pieces.
+
+    Each piece stands in exactly one segment, and is never cut.
+    """
     open_segments: dict[int, tuple[list[int], int]] = {}
     closed: list[tuple[int, list[int]]] = []
     for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):

@@ -67,9 +67,7 @@ class Trace:
         return max((step.ended_s for step in self.steps), default=0.0)
 
     def to_html(self) -> str:
-        """Return a page that shows the chain: one file, no network, no script.
-
-        Texts past 20,000 characters are cut, and the page says so.
+        """Return a page that shows the chain: one file, no network, no script, long texts cut.
 
         Raises:
             MissingExtraError: jinja2 is not installed.
@@ -83,11 +81,7 @@ class Trace:
 
 
 class Answer(str):
-    """The manager's answer: a string, so that it goes wherever strings go.
-
-    Attributes:
-        trace: What workers and manager did.
-    """
+    """The manager's answer: a string, so that it goes wherever strings go, with its `trace`."""
 
     __slots__ = ("trace",)
     trace: Trace
@@ -103,11 +97,7 @@ class Answer(str):
 
 
 class ChainError(CtxreuseError, RuntimeError):
-    """There is no answer; the model's own error is the cause.
-
-    Attributes:
-        trace: What the workers read and noted.
-    """
+    """There is no answer; the model's own error is the cause, and `trace` tells what was noted."""
 
     def __init__(self, message: str, trace: Trace) -> None:
         super().__init__(message)

@@ -44,8 +44,7 @@ class Step:
         position: Its segment's place among the segments, from 0; -1 for the manager.
         documents: Ids of the documents, or parts of them, that it had to read in this call.
         document_tokens: How long these are together, as the planner counts; at least 1 each.
-        shown_before: Ids of those that the prompt only points to, because the agent has read them
-            earlier in the conversation.
+        shown_before: Ids of those that the prompt only points to, read earlier in the conversation.
         labels: What each label in its prompt stands for.
         note: What it wrote, as it came.
         outcome: How the call ended.
@@ -89,7 +88,7 @@ def remarked(step: Step, *remarks: str) -> Step:
 
 
 def outcome_of(text: str | None) -> Outcome:
-    """Return whether a model's text is a note, empty, or garbage."""
+    """Return whether a model's text is a note, empty, or unreadable: garbage."""
     if text is None:
         return "garbage"
     if not text.strip():
@@ -108,6 +107,7 @@ def outcome_of(text: str | None) -> Outcome:
 
 def failure_of(error: BaseException, prompt: str = "") -> tuple[Outcome, str]:
     """Return whether an error is a timeout, and its description."""
+    # messages of client libraries may quote documents
     description = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
     words = server_words(error)[:_LONGEST_WORDS]
     if words and not _quotes(words, prompt):
