@@ -1,10 +1,9 @@
 """ctxreuse for LangChain: a retriever, a compressor, a chat model, an agent middleware, a store.
 
-Each replaces a component that an application has, or wraps it.
-
-A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`
-(retriever, prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and
-`RetrieverStage` serve LangChain's models and retrievers to the engine.
+Each replaces a component that an application has, or wraps it. A `ctxreuse.workflow.WorkflowEngine`
+plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`, or with a whole graph as
+`WorkflowRunnable`. A wrong type or value raises `InvalidRequestError`; where LangChain has pydantic
+check it, `ValueError`.
 """
 
 from __future__ import annotations

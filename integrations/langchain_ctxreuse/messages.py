@@ -139,12 +139,15 @@ def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> d
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
-    """A prompt's messages with the texts in them."""
+    """A prompt's messages with the texts in them.
+
+    What is no text (an image, a tool call, the tools) is a part, too: a digest, never put back.
+    """
 
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
-    positions: tuple[TextPosition | None, ...]
-    owners: tuple[int, ...]
+    positions: tuple[TextPosition | None, ...]  # None for what is no text
+    owners: tuple[int, ...]  # the message of each part; -1: before them all
 
     def says_the_same_as(self, other: PromptTexts | None) -> bool:
         """Return whether another prompt's texts are the same, and stand in the same positions."""

@@ -53,7 +53,16 @@ def _size(found: Sequence[_Found]) -> int:
 
 
 class TraceCallbackHandler(BaseCallbackHandler):
-    """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`."""
+    """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
+
+    Of retrievers inside a retriever the outermost counts. Of the first prompt in the same run that
+    shows the documents, a hash of what stands before them is recorded, too. The conversation is
+    `thread_id`, `conversation_id` or `session_id` in the run's metadata, or that of
+    `ctxreuse.request_context`.
+
+    Args:
+        recorder: Writes the records.
+    """
 
     run_inline = True  # in the order of the events, and in the caller's context
 
@@ -229,10 +238,15 @@ def _scope(metadata: Mapping[str, Any]) -> RequestScope:
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
-    """Record what any retriever or vector store of this process returns meanwhile."""
+    """Record what any retriever or vector store of this process returns meanwhile, in any thread.
+
+    Args:
+        recorder: Writes the records.
+    """
     handler = TraceCallbackHandler(recorder)
     register_configure_hook(ContextVar("ctxreuse_recording", default=handler), inheritable=True)
     try:
+        # LangChain cannot remove a handler: one that does nothing stays registered
         with recorded_searches(recorder):
             yield handler
     finally:

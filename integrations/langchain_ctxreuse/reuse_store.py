@@ -56,14 +56,13 @@ class _StoreSearch(MemorySearch):
 
 
 class ReuseStore(PlansMemories, BaseStore):
-    r"""A LangGraph store whose memories go into prompts so that the engine's prefix cache hits.
+    """A LangGraph store whose memories go into prompts so that the engine's prefix cache hits.
 
     It is the wrapped store for whatever reads and writes one: compile a graph with it. `messages`
-    searches, and returns a prompt; `search` returns what is found as the wrapped store ranks it.
-
-    A conversation shows a memory once, and each turn adds only new ones. Of one that was changed or
-    deleted since, it is said that it no longer holds. A planning fault lets memories through as
-    found; it is logged once and counted in `faults`. Errors of the store are raised as they are.
+    searches, and returns a prompt; `search` returns what is found as the wrapped store ranks it. A
+    conversation shows a memory once; of one that was changed or deleted since, it is said that it
+    no longer holds. A planning fault lets memories through as found, and is counted in `faults`.
+    Errors of the store are raised as they are.
 
     Args:
         store: The store to wrap.
@@ -77,27 +76,12 @@ class ReuseStore(PlansMemories, BaseStore):
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
-            show, as a multiple of what it has with this turn's alone. Then they are taken out of
-            the messages, and this turn's are shown anew: before the question, or where a first turn
-            has them, if others have begun with so many of them that more is found in the cache than
-            was said in the conversation. None has no limit.
+            show, as a multiple of what it has with this turn's alone; then this turn's are shown
+            anew. None has no limit.
         placement: Where `messages` puts memories: "before_question", in its message;
-            "after_history", in a message of their own between history and question, which some
-            chat templates refuse, since two messages of the user follow each other; or "system",
-            behind the system text. What was sent stays where it is and only new memories are added,
-            so the system message takes those of the first turn, and those of one that lays all out
-            anew; what other turns find stands before the question.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> from langgraph.store.memory import InMemoryStore
-        >>> store = ReuseStore(InMemoryStore())
-        >>> store.put(("alice",), "1", {"data": "Alice lives in Porto."})
-        >>> [question] = store.messages(("alice",), [("user", "Where does Alice live?")])
-        >>> question.content
-        'Alice lives in Porto.\n\nWhere does Alice live?'
+            "after_history", in a message of their own, which some chat templates refuse; "system",
+            behind the system text, where those of a first turn go and of one that lays all out
+            anew.
     """
 
     def __init__(
@@ -149,7 +133,7 @@ class ReuseStore(PlansMemories, BaseStore):
         return self._store.batch(ops)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do what the wrapped store does."""
+        """`batch`, awaited."""
         return await self._store.abatch(ops)
 
     def messages(
@@ -165,19 +149,18 @@ class ReuseStore(PlansMemories, BaseStore):
 
         Args:
             namespace: Where to search, as in `search`.
-            messages: The conversation as it was sent, as this method returned it, and what has been
-                said since; the user's question last.
+            messages: The conversation as this method returned it, and what has been said since; the
+                user's question last.
             query: What to look for; None takes the question.
             system: The system text, if it is not among the messages.
             **options: As `search` takes them: `filter`, `limit`, ...
 
         Returns:
-            The messages that are to be sent, ids kept, with what was found. In a graph they have to
-            replace those of the state, so that the next turn begins with the same bytes:
-            `{"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *prompt, answer]}`.
+            The messages to send, ids kept. In a graph they have to replace those of the state:
+                `{"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *prompt, answer]}`.
 
         Raises:
-            InvalidRequestError: wrong type, or no question.
+            InvalidRequestError: no question.
         """
         turn = _Turn.of(messages, system)
         search = self._search_of(self._store.search, namespace, turn, query, options)
@@ -196,7 +179,7 @@ class ReuseStore(PlansMemories, BaseStore):
         system: str | None = None,
         **options: Any,
     ) -> list[BaseMessage]:
-        """Do what `messages` does."""
+        """`messages`, awaited."""
         turn = _Turn.of(messages, system)
         search = self._search_of(self._store.asearch, namespace, turn, query, options)
         with serving(scope_from_config(None)):

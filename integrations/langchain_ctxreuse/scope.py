@@ -72,9 +72,8 @@ class CarriedRequest:
 class RequestCarrier(BaseModel):
     """A LangChain component whose private methods know the request that they serve.
 
-    LangChain gives the config to the public methods, such as `invoke`, and keeps it from the
-    private ones, such as `_generate`, which may run later, in another thread or context. So each
-    call runs on a shallow copy of the component, which carries the request.
+    LangChain gives the config to the public methods only. The private ones may run later, in
+    another thread or context. So each call runs on a shallow copy, which carries the request.
     """
 
     _request: CarriedRequest | None = PrivateAttr(default=None)
@@ -126,7 +125,11 @@ class CarryingRetriever(RequestCarrier, BaseRetriever):
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
-    """Return tenant, conversation and history of a call."""
+    """Return tenant, conversation and history of a call, as config or `request_context` say.
+
+    `config["configurable"]` goes first: `thread_id` names the conversation, `tenant` whose it is,
+    `history` what will be sent before this turn.
+    """
     return _scope_in(ensure_config(config))
 
 

@@ -1,16 +1,10 @@
 """ctxreuse for LlamaIndex: a postprocessor, a retriever, a model, memories and a chat engine.
 
-Each replaces or wraps a part that an application has already.
-
-Tenant, conversation and history reach all of them through `ctxreuse.request_context`, across
-`await`, `asyncio_run`, `run_jobs` and LlamaIndex's own threads. Steps of a workflow run in the
-context in which its `run` was called, also for events from elsewhere; what a step sets ends with
-it. Your own thread pool loses it, unless work goes through `contextvars.copy_context().run`.
-
-A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever` or as
-`SpeculativeRAGQueryEngine` (retriever, template and model); a step of a workflow awaits the
-engine's `run`. `LlamaIndexLLM` and `RetrieverStage` serve LlamaIndex's models and retrievers to the
-engine.
+Each replaces or wraps a part that an application has already. Tenant, conversation and history
+reach all of them through `ctxreuse.request_context`; your own thread pool loses it, unless work
+goes through `contextvars.copy_context().run`. A `ctxreuse.workflow.WorkflowEngine` plugs in as
+`WorkflowRetriever` or as `SpeculativeRAGQueryEngine`. A wrong type or value raises
+`InvalidRequestError`; where LlamaIndex has pydantic check it, `ValueError`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,15 @@ class _RecordedSpan(BaseSpan):
 
 
 class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
-    """Records the nodes that query and chat engines give to their response synthesizer."""
+    """Records the nodes that query and chat engines give to their response synthesizer.
+
+    Of a call without a synthesizer, the outermost retrievals are recorded.
+    `ctxreuse.request_context` says the conversation; without it each chat engine has conversations
+    of its own, a new one after `reset`. Add the handler to the dispatcher, or use `recording`.
+
+    Args:
+        recorder: Keeps the records.
+    """
 
     _recorder: TraceRecorder = PrivateAttr()
     _names: ConversationNames = PrivateAttr()
@@ -162,7 +170,11 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[TraceSpanHandler]:
-    """Record everything that LlamaIndex sends inside, in any thread or task."""
+    """Record everything that LlamaIndex sends inside, in any thread or task.
+
+    Args:
+        recorder: Keeps the records.
+    """
     dispatcher = get_dispatcher()
     handler = TraceSpanHandler(recorder)
     dispatcher.add_span_handler(handler)

@@ -4,7 +4,8 @@
     memory.search("Where does she live?", filters={"user_id": "alice"})     # planned order
     memory.messages("Where does she live?", filters={"user_id": "alice"})   # OpenAI chat messages
 
-Nothing of mem0 is imported here: anything that searches as mem0 does can be wrapped.
+Nothing of mem0 is imported here: anything that searches as mem0 does can be wrapped. A wrong type
+or value raises `InvalidRequestError`.
 """
 
 from ctxreuse.adapters.memories import tenant_of

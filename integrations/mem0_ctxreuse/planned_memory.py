@@ -1,7 +1,4 @@
-"""Wrappers around mem0's memories and clients, sync and async, whose searches are planned.
-
-Everything but searching is the wrapped memory's.
-"""
+"""Wrappers around mem0's memories and clients, sync and async, whose searches are planned."""
 
 from __future__ import annotations
 
@@ -48,7 +45,10 @@ class AsyncSearchableMemory(Protocol):
 
 
 def like_wrapped(method: _Method) -> _Method:
-    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's."""
+    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's.
+
+    Frameworks make tools from signatures.
+    """
     return cast(_Method, _LikeWrapped(method))
 
 
@@ -67,31 +67,7 @@ class _LikeWrapped:
 
 
 class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
-    """A memory with its searches planned; what is not defined here is the wrapped memory's.
-
-    Args:
-        memory: The memory to wrap.
-        planner: Plans the contexts; None makes a new one.
-        tenant: The tenant of the requests; None takes the user whose memories are searched.
-        registry: Where `context` remembers what it shows, for a model wrapper that has the same
-            registry; None takes the one of this process.
-        labels: Whether prompts show memories under labels, for answers that cite them.
-        annotate: Whether prompts say how the search ranked memories that were moved.
-        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
-            show, as a multiple of what it has with this turn's alone. Then they are taken out of
-            the history, and this turn's are shown anew: before the question, or where a first turn
-            has them, if others have begun with so many of them that more is found in the cache than
-            was said in the conversation. None has no limit.
-        placement: Where `messages` puts memories: "before_question", in its message;
-            "after_history", in a message of their own between history and question, which some
-            chat templates refuse, since two messages of the user follow each other; or "system",
-            behind the system text. What was sent stays where it is and only new memories are added,
-            so the system message takes those of the first turn, and those of one that lays all out
-            anew; what other turns find stands before the question.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """A memory with its searches planned; what is not defined here is the wrapped memory's."""
 
     _is_async: ClassVar[bool]
     _memory: Any
@@ -135,26 +111,19 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         filters: Any = None,
         **owner: Any,
     ) -> list[dict[str, Any]]:
-        """Take the texts of memories out of the messages of a conversation.
+        """Return the messages of a conversation as copies, "(removed)" in place of memories' texts.
 
-        Deleting a memory from the store leaves it in the messages that have shown it; later turns
-        say that it no longer holds. What must not be sent any more is taken out so. What the model
-        said of it stays. Memories are found that this wrapper has shown, or that the conversation
-        is known to have been sent.
+        A memory that the store deletes stays in the messages that have shown it. What the model
+        said of it stays here, too. Found are memories that this wrapper has shown, or that the
+        conversation is known to have been sent.
 
         Args:
             memory_ids: Ids of the memories.
             history: The messages, as `messages` returned them, and the answers.
             conversation_id: The conversation; None takes that of `ctxreuse.request_context`, if
-                there is one.
+                any.
             filters: The filters that its searches had: they tell whose it is.
             **owner: `user_id` and the like, where searches have them outside the filters.
-
-        Returns:
-            The messages as copies, "(removed)" in place of the texts.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         given = {**owner, "filters": filters}
         tenant = self._memory_planner.tenant_of(MemorySearch(_no_search, "", (), given))
@@ -199,17 +168,12 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
 class ReuseMemory(MemoryWrapper[SearchableMemory]):
     r"""A `Memory` or `MemoryClient` of mem0 whose searches come in planned order.
 
-    Every other attribute and method is the wrapped memory's: `add`, `get_all` (in its own order and
-    pages), `update`, `delete`, `history`, `reset`, `with`. An attribute that the memory has is set
-    there, too.
-
-    A planning fault never fails a call: the memories go through as found, the first fault is
-    logged, all are counted in `faults`. Errors of the memory itself are raised as they are.
+    Every other attribute and method is the wrapped memory's. A planning fault lets memories through
+    as found, and is counted in `faults`. Errors of the memory itself are raised as they are.
 
     Args:
         memory: A mem0 `Memory` or `MemoryClient`, or anything that searches as they do.
-        planner: Plans the contexts; None makes a new one. Share one between wrappers that talk to
-            the same engine.
+        planner: Plans the contexts; None makes a new one.
         tenant: The tenant of the requests, unless `ctxreuse.request_context` says another. None
             takes the user whose memories the filters select (`mem0_ctxreuse.tenant_of`).
         registry: Where `context` remembers what it shows, for a model wrapper that has the same
@@ -217,19 +181,12 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
-            show, as a multiple of what it has with this turn's alone. Then they are taken out of
-            the history, and this turn's are shown anew: before the question, or where a first turn
-            has them, if others have begun with so many of them that more is found in the cache than
-            was said in the conversation. None has no limit.
+            show, as a multiple of what it has with this turn's alone; then this turn's are shown
+            anew. None has no limit.
         placement: Where `messages` puts memories: "before_question", in its message;
-            "after_history", in a message of their own between history and question, which some
-            chat templates refuse, since two messages of the user follow each other; or "system",
-            behind the system text. What was sent stays where it is and only new memories are added,
-            so the system message takes those of the first turn, and those of one that lays all out
-            anew; what other turns find stands before the question.
-
-    Raises:
-        InvalidRequestError: wrong type.
+            "after_history", in a message of their own, which some chat templates refuse; "system",
+            behind the system text, where those of a first turn go and of one that lays all out
+            anew.
 
     Example:
         >>> class Notes:
@@ -254,12 +211,10 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             kwargs: As the wrapped memory takes them: `filters`, `top_k`, `threshold`, `rerank`, ...
 
         Returns:
-            The result, its memories copied, unaltered, all of them (exact duplicates each in its
-            own place), in planned order. A dict has one more key, `"ctxreuse"`:
-            `{"memories": [{"id", "rank", "label"}, ...], "plan": {...}}`, JSON-compatible; `rank`
-            is the memory's position as found, from 0, the `plan` holds the order annotation. A
-            result that is a list stays one, without it. After a planning fault there is no such
-            key.
+            The result, its memories copied, unaltered, all of them, in planned order. A dict has
+                one more key, `"ctxreuse"`: `{"memories": [{"id", "rank", "label"}, ...], "plan":
+                {...}}`; `rank` is the memory's position as found, from 0. A list, or a result after
+                a planning fault, has none.
         """
         search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(search.run(), search)
@@ -275,26 +230,20 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
     ) -> MemoryContext:
         """Search, and return what was found as text for a prompt.
 
-        In a conversation, what earlier messages show and the store has changed or deleted since is
-        said to be replaced, or to hold no longer: `get` of the wrapped memory is asked for what the
-        search has not found, once for each, the latest 64.
-
-        Exact duplicates are shown once, in the place of the best one. The relations of a graph
+        What earlier messages show and the store has changed or deleted since is said to be
+        replaced, or to hold no longer. Exact duplicates are shown once; the relations of a graph
         memory are one more block, the last in the ranking.
 
         Args:
             query: What to look for; the question, too.
             args: As `search` takes them.
             system: The system text that will stand before the context.
-            history: The messages that will be sent before it, without the system message. With a
-                `conversation_id`, memories that they show already, unchanged, are not repeated but
-                referred to. None: that of `ctxreuse.request_context`.
+            history: The messages that will be sent before it, without the system message; with a
+                `conversation_id`, memories that they show are referred to. None: that of
+                `ctxreuse.request_context`.
             conversation_id: The conversation's name within the tenant. None: that of
                 `ctxreuse.request_context`.
             kwargs: As `search` takes them: `filters`, `top_k`, ...
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
@@ -315,14 +264,13 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
     ) -> list[OpenAIMessage]:
         """Search, and return OpenAI chat messages that answer the query with what was found.
 
-        Takes the arguments of `context`.
+        Arguments as for `context`; with `placement="system"`, pass the history with its system
+        message.
 
         Returns:
             The system message if there is a `system` text, the history as given, and one user
-            message: memories, annotation, question. Without memories it is the question alone.
-            Another `placement` puts them elsewhere; with "system", pass the history with the
-            system message as returned: without it, what that has shown is not known. For content
-            parts with marks, call `context(...).body("anthropic")` instead.
+                message: memories, annotation, question. For content parts with marks, call
+                `context(...).body("anthropic")` instead.
         """
         return self.context(
             query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
@@ -337,29 +285,13 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
 
 
 class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
-    """An `AsyncMemory` or `AsyncMemoryClient` of mem0 whose searches come in planned order.
-
-    `ReuseMemory`, awaited; planning takes less than a millisecond and is not awaited.
-
-    Args:
-        memory: A mem0 `AsyncMemory` or `AsyncMemoryClient`, or anything that searches as they do.
-        planner: As for `ReuseMemory`.
-        tenant: As for `ReuseMemory`.
-        registry: As for `ReuseMemory`.
-        labels: As for `ReuseMemory`.
-        annotate: As for `ReuseMemory`.
-        growth_limit: As for `ReuseMemory`.
-        placement: As for `ReuseMemory`.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """An `AsyncMemory` or `AsyncMemoryClient` of mem0: `ReuseMemory`, awaited."""
 
     _is_async = True
 
     @like_wrapped
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
-        """Do what `ReuseMemory.search` does."""
+        """`ReuseMemory.search`, awaited."""
         search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(await search.run(), search)
 
@@ -372,7 +304,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         conversation_id: str | int | None = None,
         **kwargs: Any,
     ) -> MemoryContext:
-        """Do what `ReuseMemory.context` does."""
+        """`ReuseMemory.context`, awaited."""
         planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
@@ -390,7 +322,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         conversation_id: str | int | None = None,
         **kwargs: Any,
     ) -> list[OpenAIMessage]:
-        """Do what `ReuseMemory.messages` does."""
+        """`ReuseMemory.messages`, awaited."""
         context = await self.context(
             query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
         )

@@ -1,8 +1,8 @@
 """Marks on an agent's messages: where its planned contexts fork, and where each step ends.
 
-The state holds texts; what the model gets is cut into content parts, at the same places in every
-call, as the last step before the model: by then all marks of other middleware are known, and there
-are never more than the provider takes.
+The model gets texts in content parts, cut at the same places in every call. That is the last step
+before the model: by then all marks of other middleware are known, and never more are set than the
+provider takes.
 """
 
 from __future__ import annotations

@@ -76,56 +76,37 @@ class ResultStatistics:
     """What became of the results of an agent's tools."""
 
     planned: int = 0
-    without_documents: int = 0
+    without_documents: int = 0  # sent as they are
 
 
 class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
-    r"""Keeps retrieved context at one position in an agent's conversation, and shows it once.
+    """Keeps retrieved context at one position in an agent's conversation, and shows it once.
 
     Context, memories and tool results are labelled and planned once, before the first model call
-    that shows them, and every later call replays them byte for byte, from any checkpointer, in any
-    process. The agent's state holds every block in whole, for whatever reads or edits it. Only what
-    the model gets has location annotations, in place of blocks that an earlier message of the same
-    call shows, whichever process planned it. So nothing is lost in any order of middleware that
-    summarizes, trims or clears messages.
+    that shows them, and every later call replays them byte for byte, in any process. The agent's
+    state holds every block in whole; only what the model gets points to blocks that an earlier
+    message of the same call shows. So nothing is lost in any order of middleware.
 
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
-    is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
-    or in the artifact), or it comes from one of `tools`, or it is what a retriever returned in the
-    same run, joined with `document_separator`, as from `create_retriever_tool`. Any other stays as
-    it is, and if planning fails all do. Of the results of one step, the first 64 are planned. The
-    documents of an artifact come back as copies that carry their rank and label.
+    is a list of Documents whose texts stand in it, or it is the result of a Mem0 search, or comes
+    from one of `tools`, or is what a retriever returned in the same run, joined with
+    `document_separator`. Any other stays as it is. The documents of an artifact come back as copies
+    that carry their rank and label.
 
-    Put it behind middleware that takes another model: a model that is taken behind it, such as a
-    fallback, gets repeated blocks in whole. `thread_id` and `tenant` in `config["configurable"]`
-    name the conversation and the tenant. A planner's `trim_overlaps` changes nothing here.
+    Put it behind middleware that takes another model. `thread_id` and `tenant` in
+    `config["configurable"]` name the conversation and the tenant. `trim_overlaps` changes nothing
+    here.
 
     Args:
         planner: Plans the contexts; None makes one.
-        retriever: Retrieves context for each new user message: any retriever, or any runnable from
-            a string to documents. The message becomes blocks, annotation, question, and its
-            `additional_kwargs["ctxreuse"]["question"]` holds the user's words. Errors of the
-            retriever are not caught.
+        retriever: Retrieves context for each new user message, which then is blocks, annotation,
+            question; any retriever, or any runnable from a string to documents. Its errors are not
+            caught.
         tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
         document_separator: The text between two documents in a tool result.
-        registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same
-            registry; None takes the one of this process.
-        find_retrieved: Whether results are planned that are what a retriever returned in the same
-            run.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> from langchain.agents import create_agent
-        >>> from langchain_core.language_models import FakeListChatModel
-        >>> from langchain_core.runnables import RunnableLambda
-        >>> found = RunnableLambda(lambda query: [Document("first text"), Document("second text")])
-        >>> model = FakeListChatModel(responses=["This one."])
-        >>> agent = create_agent(model, middleware=[ReuseMiddleware(retriever=found)])
-        >>> answer = agent.invoke({"messages": [{"role": "user", "content": "Which?"}]})
-        >>> answer["messages"][0].content
-        '[Doc_1] first text\n\n[Doc_2] second text\n\nWhich?'
+        registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same one;
+            None takes the one of this process.
+        find_retrieved: Whether results are planned that a retriever returned in the same run.
     """
 
     def __init__(
@@ -198,7 +179,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     async def abefore_agent(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
-        """Do what `before_agent` does."""
+        """`before_agent`, awaited."""
         question = newest_question(state["messages"])
         if self._retriever is None or question is None:
             return None
@@ -208,18 +189,15 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     def before_model(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
-        """Plan the tool results that no model has seen, in their order.
-
-        Here, not where each tool ends: tools that a model calls together run in parallel, and their
-        labels have to count on from one another.
-        """
+        """Plan the tool results that no model has seen, in their order."""
+        # not where each tool ends: tools run in parallel, and labels have to count on
         planned = self._planned_results(state["messages"])
         return {"messages": list(planned.values())} if planned else None
 
     async def abefore_model(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
-        """Do what `before_model` does; planning does not wait for anything."""
+        """`before_model`, awaited."""
         return self.before_model(state, runtime)
 
     def wrap_model_call(
@@ -235,7 +213,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], Awaitable[ModelResponse[ResponseT]]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Do what `wrap_model_call` does."""
+        """`wrap_model_call`, awaited."""
         return await handler(self._with_pointing(request))
 
     def _with_context(

@@ -1,18 +1,13 @@
 """Messages of an agent whose text was planned, once, when they were new.
 
-The agent's state holds every block in whole, because not only the model reads it: summaries,
-trimming, other programs. A block that an earlier message shows is pointed to in what is sent only,
-and only where the earlier one is sent as well; as long as nothing is removed, that gives the same
-bytes in every call. Metadata in `additional_kwargs`, which no model sees, says:
+The agent's state holds every block in whole, because not only the model reads it. Metadata in
+`additional_kwargs`, which no model sees and which is equal in all runs, says:
 
     labels     label -> id, for the blocks that the text shows
     repeated   for each block that the conversation showed already its label, where in the text it
                begins and ends, and a digest of what stands there
     part       which part of a multi-part content holds the text; None if the content is a string
     question   the user's words, where the text is a question behind its context
-
-The metadata does not change from run to run, so caches of model calls still find such messages. The
-registry remembers these texts as planned, so that a `ReuseChatModel` does not plan them again.
 """
 
 from __future__ import annotations
@@ -151,7 +146,10 @@ def planned_text(message: BaseMessage) -> TextPart | None:
 
 
 def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    """Return which blocks in a message the conversation showed already, as its metadata says."""
+    """Return which blocks in a message the conversation showed already, as its metadata says.
+
+    Whoever sends messages may send metadata, too: what is of another form does not count.
+    """
     carried = message.additional_kwargs.get(METADATA_KEY)
     repeated = carried.get("repeated") if isinstance(carried, Mapping) else None
     return [one for one in repeated if _is_repeated(one)] if isinstance(repeated, list) else []

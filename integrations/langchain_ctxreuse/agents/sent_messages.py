@@ -1,7 +1,7 @@
 """Messages as an agent's model gets them: what an earlier one shows is pointed to.
 
-Other middleware removes and clears messages, also behind ours, so this is the last step before the
-model: it takes place in the model, where its messages are converted.
+Other middleware removes and clears messages, so this takes place in the model, where its messages
+are converted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PointingStep:
         self.attempt = fail_open.attempt
 
     def messages(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return messages as the model gets them."""
+        """Return messages as the model gets them; a block that none before shows is whole."""
         labels = {one["label"] for message in messages for one in repeated_blocks(message)}
         if not labels:
             return list(messages)
@@ -138,7 +138,11 @@ def _location(labels: Sequence[str], templates: Templates) -> str:
 
 
 class _ShownBlocks:
-    """Looks for blocks under their labels in the texts of earlier messages."""
+    """Looks for blocks under their labels in the texts of earlier messages.
+
+    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
+    of times. What is not found by then counts as not shown.
+    """
 
     def __init__(self, labels: Iterable[str], templates: Templates) -> None:
         self._templates = templates

@@ -1,9 +1,8 @@
 """Retrieved blocks inside tool results.
 
-A tool result is text that another program wrote. Blocks are found in it only if it is certain which
-piece of the text belongs to which retrieved item. Each such piece, with what the tool wrote around
-the document, is a block, so no word of a result is lost; only memories of Mem0 lose their scores,
-because they change from one search to the next and the order shows them.
+Blocks are found in a tool's text only if it is certain which piece belongs to which retrieved item.
+Each such piece, with what the tool wrote around the document, is a block, so no word is lost; only
+memories of Mem0 lose their scores, which change from one search to the next.
 """
 
 from __future__ import annotations
@@ -112,7 +111,10 @@ def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks 
 
 
 def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
-    """Cut a text so that each piece holds one of the contents, in their order."""
+    """Cut a text so that each piece holds one of the contents, in their order.
+
+    None where there are no contents, or not exactly one place to cut between two.
+    """
     if not contents:
         return None
     spans: list[tuple[int, int]] = []

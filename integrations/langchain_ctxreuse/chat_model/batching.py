@@ -1,11 +1,8 @@
 """Running the calls of a batch so that they reach the model in the planned order.
 
-What LangChain's `Runnable.batch` and its three relatives do, for calls in another order. The calls
-start in that order, but callbacks, caches and rate limiters in front of the model take different
-times. So each waits until those before it have gone on, in threads and tasks alike.
-
-A call that waits for another one's answer starts behind that. If it waited in a thread, such calls
-could hold all threads, and those that they wait for would have none.
+Callbacks, caches and rate limiters in front of the model take different times. So each call waits
+until those before it have gone on, in threads and tasks alike. A call that waits for another one's
+answer starts behind that: in a thread it could hold all threads.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class BatchInput(NamedTuple):
     position: int
     value: LanguageModelInput
     config: RunnableConfig
-    texts: PromptTexts | None
+    texts: PromptTexts | None  # that was planned
 
 
 BatchSlot: TypeAlias = Slot[BatchInput, PlannedPrompt]
@@ -46,9 +43,9 @@ BatchSlot: TypeAlias = Slot[BatchInput, PlannedPrompt]
 class PlannedBatch(NamedTuple):
     """The calls of a batch."""
 
-    slots: Sequence[BatchSlot]
+    slots: Sequence[BatchSlot]  # in the order in which to send them
     config: RunnableConfig
-    leaders: Sequence[int | None]
+    leaders: Sequence[int | None]  # whose answer each call waits for
 
 
 class _Starts:
@@ -94,7 +91,10 @@ def answers(
     send: Callable[[BatchSlot], _Answer],
     ended: Callable[[Sequence[Future[_Answer]]], Iterable[Future[_Answer]]] = iter,
 ) -> Iterator[_Answer]:
-    """Send the calls of a batch in threads, and yield their answers."""
+    """Send the calls of a batch in threads, and yield their answers.
+
+    Calls that have not started are given up if one raises, or if the caller reads no further.
+    """
     starts = _Starts(batch, places=0)
     if len(batch.slots) == 1:  # no thread for a single one
         yield send(starts.start(0))

@@ -34,14 +34,8 @@ _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "
 class DelegatingChatModel(NamedArguments, RequestCarrier, BaseChatModel):
     """What the inner model says of itself and can do; how it is called is left to a class below.
 
-    Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when
-    the wrapper is made.
-
     Args:
-        inner: Any chat model.
-
-    Raises:
-        ValueError: wrong type.
+        inner: Any chat model, whose settings are taken over when the wrapper is made.
     """
 
     inner: BaseChatModel
@@ -88,11 +82,7 @@ class DelegatingChatModel(NamedArguments, RequestCarrier, BaseChatModel):
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; fields of the inner model change in a copy of that.
-
-        Raises:
-            InvalidRequestError: a field of neither.
-        """
+        """Return a copy; fields of the inner model change in a copy of that."""
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
         inner = update.get("inner", self.inner)
@@ -114,18 +104,13 @@ class DelegatingChatModel(NamedArguments, RequestCarrier, BaseChatModel):
 
         Args:
             **fields: For each field of this model or of the inner one, how a config names it.
-
-        Raises:
-            ValueError: a field of neither.
         """
         return configurable_around(self, "inner", super().configurable_fields, fields)
 
     def as_inner(self) -> BaseChatModel:
         """Return this model as an object of the inner model's class, which has its attributes.
 
-        For frameworks that ask for the class, such as middleware for Anthropic's prompt caching:
-        they take it for the inner model, and its calls go through this wrapper. Settings can be
-        changed on either. Making one takes some milliseconds, so make one a model.
+        For frameworks that ask for the class; calls go through this wrapper.
 
         Raises:
             TypeError: the inner model's class has slots of its own.

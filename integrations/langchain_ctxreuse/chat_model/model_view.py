@@ -1,9 +1,4 @@
-"""The same chat model in another class, in which some methods do something else.
-
-Frameworks look at a model's class (`isinstance`), name, profile and settings to decide what it can
-do. A wrapper hides the class. A view is an object of a subclass of the model's class that shares
-the model's attributes, so that it is the same model in all but the methods that the subclass has.
-"""
+"""The same chat model in another class, in which some methods do something else."""
 
 from __future__ import annotations
 

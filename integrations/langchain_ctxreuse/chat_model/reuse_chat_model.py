@@ -79,60 +79,36 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 class ReuseChatModel(DelegatingChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
-    Contexts that `format_context` rendered for the same tenant, from documents without a plan, are
-    planned where the application put them into a prompt. The same text elsewhere, such as in a
-    question, is left alone: `prompt_statistics` counts both. Documents that a retriever returned in
-    the same run are planned without it, where the prompt shows all of them one after the other,
-    with the same line breaks between each two. No other text is altered, but for the
-    labels that user and assistant name: the model gets those that it sees, and answers come back
-    with those that `format_context` gave. `response_metadata["ctxreuse"]["labels"]` says what each
-    stands for; see `cited_documents`.
+    Planned are contexts that `format_context` rendered for the same tenant, and documents that a
+    retriever returned in the same run, where the prompt shows all of them with the same line breaks
+    between each two. Other texts are left alone but for labels; `prompt_statistics` counts both.
+    `response_metadata["ctxreuse"]["labels"]` says what each label stands for; see
+    `cited_documents`.
 
-    Calls that come at the same time, from tasks or threads, are collected for some milliseconds and
-    planned together; the calls of a batch are all planned together. Either way they are sent in the
-    planned order, in which prompts with a common beginning follow each other. A batch is answered
-    in the caller's order.
+    Calls that come at the same time, from tasks or threads, are planned together, and so are those
+    of a batch, which is answered in the caller's order. They are sent in the planned order. A
+    chain's `batch_as_completed` calls the wrapper for each input.
 
-    Everything else is the inner model's: tools, structured output, streaming, usage, token counts.
-    Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when
-    the wrapper is made. Callbacks, traces and LangChain's cache see the prompts as given.
-
-    Tenant and conversation come from `config={"configurable": {"tenant": ..., "thread_id": ...}}`
-    or `ctxreuse.request_context`. Of a call that fails, is cancelled, or is answered by LangChain's
-    cache, the planner forgets what was planned here; what a retriever planned stays. If planning
-    fails, prompts are sent as given.
-
-    `chain.batch` and `chain.abatch` reach the wrapper with all prompts at once; a chain's
-    `batch_as_completed` calls it for each, and the window plans together what comes together.
+    Everything else is the inner model's. Callbacks, traces and LangChain's cache see the prompts as
+    given. Tenant and conversation come from `config={"configurable": {"tenant": ..., "thread_id":
+    ...}}` or `ctxreuse.request_context`. The planner forgets calls that fail, are cancelled, or are
+    answered by LangChain's cache. If planning fails, prompts are sent as given.
 
     Args:
         inner: Any chat model.
         planner: Plans the contexts; None makes one.
-        window_s: Seconds for which a single call waits for others; 0 sends each at once. One whose
-            prompt can show no context does not wait.
+        window_s: Seconds for which a call that may show a context waits for others; 0 sends at
+            once.
         strategy: "reuse", "paper" or "none".
         send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
-            so that tenants share nothing in vLLM's prefix cache. For OpenAI-compatible models.
-        send_session_id: Whether a conversation's calls get its hashed name as `X-Session-ID` in
-            `extra_headers`, for routers that keep it on one engine; "group" sends the id of the
-            prompt's prefix group instead, so that requests that share documents come together.
-            For OpenAI-compatible models.
-        session_header: The header's name, such as "x-smg-routing-key", "X-Dynamo-Session-ID" or
-            "x-session-affinity".
+            for OpenAI-compatible models.
+        send_session_id: Whether a conversation's calls get its hashed name in `extra_headers`, for
+            routers; "group" sends the id of the prompt's prefix group instead.
+        session_header: The header of the session id, such as "x-smg-routing-key".
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
-        find_retrieved: Whether documents that a retriever returned in the same run, and that the
-            prompt shows joined with line breaks, are planned as `format_context` would have it.
-
-    Raises:
-        ValueError: wrong type or out of range.
-
-    Example:
-        >>> from langchain_core.language_models import FakeListChatModel
-        >>> model = ReuseChatModel(inner=FakeListChatModel(responses=["In France."]))
-        >>> model.invoke("Where is Paris?").content
-        'In France.'
+        find_retrieved: Whether documents that a retriever returned in the same run are planned.
     """
 
     planner: ReusePlanner = Field(default_factory=default_planner, repr=False, frozen=True)
@@ -167,12 +143,8 @@ class ReuseChatModel(DelegatingChatModel):
         """Return a copy, in which other values of the fields take effect.
 
         Args:
-            update: Fields to change: this is how a planner, a window, a strategy or a registry is
-                replaced. Those of the inner model change in a copy of it.
+            update: Fields to change; those of the inner model change in a copy of it.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
         """
         copy = super().model_copy(update=update, deep=deep)
         if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
@@ -232,7 +204,7 @@ class ReuseChatModel(DelegatingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[AIMessage]:
-        """Return the answers in the caller's order; the calls are sent in the planned order."""
+        """`batch`, awaited."""
         work = partial(self._planned_batch, inputs, config, kwargs)
         batch = await planned_aside(work, len(inputs))
         tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
@@ -258,7 +230,7 @@ class ReuseChatModel(DelegatingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> AsyncIterator[tuple[int, Any]]:
-        """Yield input positions and answers as they come; the calls are sent as in `batch`."""
+        """`batch_as_completed`, awaited."""
         work = partial(self._planned_batch, inputs, config, kwargs)
         batch = await planned_aside(work, len(inputs))
         tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
@@ -550,6 +522,7 @@ class ReuseChatModel(DelegatingChatModel):
         by_group = groups if self.send_session_id == "group" else None
         profile, key = self.planner.cache, self.salt_key
 
+        # what the user has set stays; a call's replaces the model's, so both are merged
         def added_fields(body: Mapping[str, Any]) -> dict[str, Any]:
             known = self._given(arguments, ("prompt_cache_key", "prompt_cache_options"))
             salt = added_salt(body, scope, key) if self.send_cache_salt else {}

@@ -1,8 +1,4 @@
-"""Putting a substitute where a model stands inside what the model made of itself.
-
-`bind_tools` and `with_structured_output` return runnables that hold the model that made them. Calls
-through those would go past the wrapper.
-"""
+"""Putting a substitute where a model stands inside what the model made of itself."""
 
 from __future__ import annotations
 

@@ -73,33 +73,18 @@ def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:
 class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
-    Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
-    caught. No document is lost or altered; if planning fails they go through as retrieved.
-
-    Make it the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, which
-    would take a planned order for a ranking, it returns the documents as retrieved.
-
-    `batch` and `abatch` plan all contexts together, tenants apart; callbacks then see the documents
-    as retrieved at the end of a retriever's run. Single calls that come at once are planned
-    together, too; none waits for others longer than 5 milliseconds, nor if no other retrieves.
+    No document is lost or altered; if planning fails they go through as retrieved. Callbacks,
+    config and further arguments reach the retriever inside; its errors are not caught. Make it the
+    outermost retriever: inside another one it returns the documents as retrieved. `batch` and
+    `abatch` plan all contexts together, tenants apart, and so do single calls that come at once;
+    none waits for others longer than 5 milliseconds.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
         planner: Plans the contexts; None makes one.
-        annotation: "append" puts the annotation behind the documents as one more Document, so that
-            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
-            `format_context`, and for chains that call the model once a document (map-reduce,
-            refine) or list their sources; "off" drops it.
-
-    Raises:
-        ValueError: wrong type, or no such annotation mode.
-
-    Example:
-        >>> from langchain_core.documents import Document
-        >>> from langchain_core.runnables import RunnableLambda
-        >>> found = RunnableLambda(lambda query: [Document("first text"), Document("second text")])
-        >>> [document.page_content for document in ReuseRetriever(retriever=found).invoke("Which?")]
-        ['first text', 'second text']
+        annotation: "append" puts the annotation behind the documents as one more Document;
+            "metadata" keeps it in the metadata, for `format_context` and for chains that list
+            sources or call the model once a document; "off" drops it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -124,9 +109,6 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         Args:
             update: Fields to change.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            InvalidRequestError: wrong type, no such annotation mode, or a field of neither.
         """
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
@@ -143,9 +125,6 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
 
         Args:
             **fields: For each field of this retriever or of the one inside, how a config names it.
-
-        Raises:
-            ValueError: a field of neither.
         """
         return configurable_around(self, "retriever", super().configurable_fields, fields)
 
@@ -172,7 +151,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[list[Document]]:
-        """Return the documents for each query, in the order of the queries, planned together."""
+        """`batch`, awaited."""
         configs = get_config_list(config, len(inputs))
         retrieved = await super(ReuseRetriever, self._in_batch()).abatch(
             inputs, configs, return_exceptions=return_exceptions, **kwargs
@@ -244,26 +223,13 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     """Puts documents into the order in which the engine's prefix cache serves most of them.
 
     For `ContextualCompressionRetriever` and, as the last one, for `DocumentCompressorPipeline`. No
-    document is lost or altered; if planning fails they go through as they came. Inside a chain or
-    graph its config says tenant and conversation; a `ContextualCompressionRetriever` that is
-    invoked on its own passes no config on: use `ctxreuse.request_context` there.
+    document is lost or altered; if planning fails they go through as they came. A
+    `ContextualCompressionRetriever` that is invoked on its own passes no config on: name tenant and
+    conversation with `ctxreuse.request_context` there.
 
     Args:
         planner: Plans the contexts; None makes one.
-        annotation: "append" puts the annotation behind the documents as one more Document, so that
-            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
-            `format_context`, and for chains that call the model once a document (map-reduce,
-            refine) or list their sources; "off" drops it.
-
-    Raises:
-        ValueError: wrong type, or no such annotation mode.
-
-    Example:
-        >>> from langchain_core.documents import Document
-        >>> documents = [Document("first text"), Document("second text")]
-        >>> planned = ReuseCompressor().compress_documents(documents, "Which?")
-        >>> [document.metadata["ctxreuse"]["label"] for document in planned]
-        ['[Doc_1]', '[Doc_2]']
+        annotation: As for `ReuseRetriever`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -285,7 +251,7 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Return what `compress_documents` returns."""
+        """`compress_documents`, awaited."""
         retrieved = RetrievedItems(documents, query, scope_from_config(None))
         planned = await self._documents.aplan(retrieved)
         run_documents().note_documents(planned)

@@ -1,7 +1,6 @@
 """Documents in their planned order, and as text: what the retriever and the compressor share.
 
-A planned document is a copy whose metadata carries its rank, label and plan; the documents that the
-retriever returned are never changed.
+A planned document is a copy whose metadata carries its rank, label and plan.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from langchain_ctxreuse.scope import tenant_from_config
 class DocumentPlanningFields(NamedArguments, BaseModel):
     """The fields of a component that plans documents, and what they make.
 
-    Both are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.
+    They are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -68,9 +67,6 @@ class DocumentPlanningFields(NamedArguments, BaseModel):
         Args:
             update: Fields to change.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            InvalidRequestError: wrong type, no such annotation mode, or no such field.
         """
         split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
@@ -111,20 +107,15 @@ def format_context(
 ) -> str:
     r"""Return documents as text for a prompt: labels, blocks, annotations.
 
-    Documents in the order of one plan are shown as that plan says, even if some of them were
-    removed since. Any others are shown in the order given, labels counted from 1; a
-    `ReuseChatModel` plans the text in one prompt of the same tenant, whom the config of the chain
-    or `ctxreuse.request_context` names; format the documents for each prompt anew.
-    `retriever | format_context` works.
+    Documents in the order of one plan are shown as that plan says, even if some were removed since.
+    Any others are shown in the order given, labels counted from 1; a `ReuseChatModel` plans the
+    text in one prompt of the same tenant. Format the documents for each prompt anew.
 
     Args:
         documents: Documents of a `ReuseRetriever`, a `ReuseCompressor` or any other retriever.
         templates: The words around them; pass the planner's if they are not the default.
         registry: Where the text is remembered, for a `ReuseChatModel` that has the same registry;
             None takes the one of this process.
-
-    Raises:
-        InvalidRequestError: wrong type.
 
     Example:
         >>> format_context([Document("first text"), Document("second text")])
@@ -141,17 +132,11 @@ def cited_documents(
 ) -> list[Document]:
     """Return the documents that an answer cites by their labels, each once, in its order.
 
-    A label that stands for none of the documents is passed over.
-
     Args:
         answer: The answer of a model that was shown `format_context(documents)`. A message of a
-            `ReuseChatModel` says what its labels stand for, so that the documents of earlier turns
-            can be among them; for a text, they are those of this prompt, as they were formatted.
+            `ReuseChatModel` says what its labels stand for, so it may cite earlier turns, too.
         documents: The documents.
         templates: The words around them, as for `format_context`.
-
-    Raises:
-        InvalidRequestError: wrong type.
 
     Example:
         >>> documents = [Document("first text"), Document("second text")]
@@ -169,18 +154,10 @@ def cited_documents(
 def by_rank(documents: Sequence[Document]) -> list[Document]:
     """Return documents best first, without the annotation behind them: `by_rank(documents)[:3]`.
 
-    Planned documents stand in the order in which the prefix cache serves most of them, so the first
-    three are not the best three. Documents that were moved since keep their order.
+    Documents that were moved since they were planned keep their order.
 
     Args:
         documents: Documents, planned or not.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> [one.page_content for one in by_rank([Document("first text"), Document("second text")])]
-        ['first text', 'second text']
     """
     given = _checked_documents(documents, "by_rank")
     return [documents[position] for position in ranked_positions(given)]

@@ -1,8 +1,7 @@
 """What retrievers returned, by run: a model wrapper finds there what was retrieved for its prompt.
 
-LangChain calls handlers at the beginning and the end of each run, with the run around it. A model's
-run and a retriever's run belong to one request if they have the same outermost run: one call of a
-chain, graph or agent, and each input of a batch.
+A model's run and a retriever's run belong to one request if they have the same outermost run: one
+call of a chain, graph or agent, and each input of a batch.
 """
 
 from __future__ import annotations
@@ -51,7 +50,11 @@ class _Run(NamedTuple):
 
 
 class RunDocuments(BaseCallbackHandler):
-    """Keeps what retrievers return until the outermost run around them has ended."""
+    """Keeps what retrievers return until the outermost run around them has ended.
+
+    What is remembered is bounded; the tenant that holds most loses first, and what is forgotten is
+    not planned.
+    """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
 

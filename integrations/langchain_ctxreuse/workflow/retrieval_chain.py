@@ -41,13 +41,10 @@ from langchain_ctxreuse.workflow.workflow_runnable import EngineRunnable
 class WorkflowRetriever(CarryingRetriever):
     """Retrieves with an engine that is shared by all requests, without a graph.
 
-    Searches that run at the same time are embedded and scanned together, whether they come from
-    `invoke` in threads, `batch`, `ainvoke`, or the engine's workflows. In a conversation, named by
-    `config={"configurable": {"thread_id": ...}}` or `ctxreuse.request_context`, a search begins
-    where the last one found something. Results are those of a plain search.
-
-    A document has the block's id and text, and in its metadata the "score" if the retriever gives
-    one: the higher, the nearer. To get the documents of a vector store, pass `document_of`.
+    Searches that run at the same time are embedded and scanned together. In a conversation
+    (`thread_id` in `config["configurable"]`, or `ctxreuse.request_context`) a search begins where
+    the last one found something. Results are those of a plain search. A document has the block's id
+    and text, and in its metadata the "score" if there is one: the higher, the nearer.
 
     Args:
         engine: The engine; it may have no model.
@@ -55,9 +52,6 @@ class WorkflowRetriever(CarryingRetriever):
         retriever: Which of the engine's retrievers to use; None uses the default one.
         document_of: From a block's id to the document that it was made from, which is returned as a
             copy; None makes one.
-
-    Raises:
-        ValueError: wrong type or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -107,17 +101,12 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
     """Answers from what it retrieves, as `create_retrieval_chain` does, but begins earlier.
 
     The engine calls the model with the documents that the search has found so far. If the search
-    ends with the same documents the answer counts, else the engine drops it and calls again, so the
-    output is always that of retrieving first. How much time this saves depends on how long a search
-    takes.
+    ends with the same documents the answer counts, else the engine calls again: the output is
+    always that of retrieving first. Callbacks see a wrong guess as a call that was cancelled.
 
     The input is a dict with the prompt's variables, or the query alone; the output has the inputs,
     the documents (`context`), best first, and the `answer`. The prompt shows the documents as text,
-    with labels, in the order that the engine's planner gives them; keep text that changes with each
-    request behind them, so that a prefix cache has more of them.
-
-    Callbacks see the retrieval and each call of the model; a wrong guess shows as a call that was
-    cancelled.
+    with labels, in the planned order.
 
     Args:
         retriever: A retriever over an engine.
@@ -127,9 +116,6 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         context_key: The prompt's variable for the documents.
         answer_key: The name of the answer in the output.
         name: The run's name for callbacks.
-
-    Raises:
-        InvalidRequestError: wrong type, or the prompt has no variable for the documents.
     """
 
     def __init__(

@@ -36,26 +36,11 @@ class LangChainLLM:
     """Serves a LangChain chat model to a workflow; closing a stream closes the model's.
 
     A chunk with text counts as a token; further tokens in the usage at the end come as a piece
-    without text. Callbacks of the chain around it see each call; a call that the engine made on a
-    wrong guess shows as cancelled.
+    without text. Callbacks see a call that was made on a wrong guess as cancelled.
 
     Args:
         model: A chat model, as it is or bound to arguments. A generation's `params`, such as
             `max_tokens`, are passed with each call.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> import asyncio
-        >>> from langchain_core.language_models import FakeListChatModel
-        >>> async def main():
-        ...     llm = LangChainLLM(FakeListChatModel(responses=["Yes."]))
-        ...     prompt = [{"role": "user", "content": "Is Paris in France?"}]
-        ...     async with aclosing(llm.stream(prompt, {})) as pieces:
-        ...         return "".join([piece.text async for piece in pieces])
-        >>> asyncio.run(main())
-        'Yes.'
     """
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
@@ -67,9 +52,6 @@ class LangChainLLM:
         Args:
             prompt: A plan, or chat messages.
             params: Keyword arguments for the model.
-
-        Raises:
-            InvalidRequestError: wrong type of prompt or parameter.
         """
         check_params(params)
         messages = messages_of(prompt)
@@ -130,24 +112,12 @@ def _text(chunk: object) -> str:
 class RetrieverStage:
     """Serves a LangChain retriever to a workflow, as an atomic retrieval stage.
 
-    The engine calls its `ainvoke`: the retriever's own, or LangChain's, which runs `invoke` in a
-    thread. A thread cannot be stopped, so the result of a search that is cancelled is dropped. A
-    vector store's retriever is asked for k documents. For any other, set its k to the largest that
-    the workflow wants; further documents are left out. A document is known by its id or, without
-    one, by its text; where a `ReuseRetriever` has planned the documents, the workflow plans anew.
+    It awaits `ainvoke`; a search in a thread cannot be stopped. A vector store's retriever is asked
+    for k documents; of any other, set k to the largest that the workflow wants. A document is known
+    by its id or, without one, by its text. What a `ReuseRetriever` has planned is planned anew.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> import asyncio
-        >>> from langchain_core.runnables import RunnableLambda
-        >>> stage = RetrieverStage(RunnableLambda(lambda query: [Document("one"), Document("two")]))
-        >>> [block.text for block in asyncio.run(stage.retrieve("Which?", 1))]
-        ['one']
     """
 
     def __init__(self, retriever: RetrieverLike) -> None:
@@ -158,7 +128,7 @@ class RetrieverStage:
         """Return the first k documents for a query, as blocks.
 
         Raises:
-            InvalidRequestError: wrong type, or the retriever returns something else than documents.
+            InvalidRequestError: the retriever returns something else than documents.
         """
         check_search(query, k)
         # a vector store's retriever prefers the arguments of the call to its search_kwargs
@@ -175,7 +145,7 @@ def as_documents(
     scores: Sequence[float] | None = None,
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
-    """Return blocks as documents, in their order."""
+    """Return blocks as documents, or as copies of `document_of` them, with their scores."""
     known = [None] * len(blocks) if scores is None else scores
     return [
         _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)

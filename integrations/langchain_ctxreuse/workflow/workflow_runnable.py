@@ -54,11 +54,10 @@ class EngineRunnable(RunnableBridge[Input, Output, RunnableConfig], Runnable[Inp
 class WorkflowRunnable(EngineRunnable[Any, Any]):
     """Runs a workflow's graph; the input is its first input, or a dict with its inputs.
 
-    Further keys of the dict are ignored, so that the whole state of a LangGraph graph can be
-    passed. `config["configurable"]` and `ctxreuse.request_context` name tenant and conversation.
-    Callbacks see each node as a run inside this one. `stream` gives the answer's text as it is
-    written if it is certain to be the answer: the generation leads to END alone. Else the answer
-    comes in one piece.
+    Further keys of the dict are ignored, such as those of a LangGraph state.
+    `config["configurable"]` and `ctxreuse.request_context` name tenant and conversation. Callbacks
+    see each node as a run. `stream` gives the text of a generation that leads to END alone as it is
+    written; else the answer comes in one piece.
 
     Args:
         engine: The engine.
@@ -67,12 +66,10 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             Documents are returned as LangChain's. None returns the answer alone.
         name: The run's name for callbacks; the graph's by default.
         deadline_s: Seconds after which a run fails.
-        document_of: From a block's id to the document that it was made from; see
-            `WorkflowRetriever`.
+        document_of: As for `WorkflowRetriever`.
 
     Raises:
-        GraphError: wrong type, or the graph cannot be run or has no such key.
-        InvalidRequestError: wrong type.
+        GraphError: the graph cannot be run or has no such key.
     """
 
     def __init__(

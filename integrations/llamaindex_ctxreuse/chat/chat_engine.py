@@ -46,12 +46,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     """Answers questions from retrieved nodes, with prompts that the prefix cache serves.
 
     The system prompt comes first, then the conversation as it was sent, each question with its
-    context, then this turn's blocks, annotations and question. So each prompt begins with the bytes
-    of the one before. Blocks that the conversation shows already are only pointed to. (LlamaIndex's
-    own context chat engines put each turn's context before the conversation.)
-
-    When the prompt outgrows the model's `metadata.context_window`, the oldest turns are dropped,
-    down to half of it at once; blocks that they showed are sent again when they come up.
+    context, then this turn's blocks, annotations and question. Blocks that the conversation shows
+    already are only pointed to. When the prompt outgrows the model's `metadata.context_window`, the
+    oldest turns are dropped, down to half of it at once.
 
     One engine is one conversation; its turns come one after the other. A planning fault sends the
     nodes' texts as retrieved, without labels. `ctxreuse.request_context` says the tenant.
@@ -62,17 +59,13 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         planner: Plans the contexts; None makes a new one.
         system_prompt: The text before everything else.
         node_postprocessors: Applied to what was retrieved, in order.
-        skip_condense: False rewrites a follow-up question into one that stands alone, with one more
-            call of the model, and retrieves for that.
+        skip_condense: False has the model rewrite a follow-up question into one that stands alone.
         condense_prompt: The prompt for that call, with `{chat_history}` and `{question}`.
         chat_history: Earlier messages of the conversation.
         metadata_mode: Which metadata is part of a node's text.
         token_counter: Counts what has to fit into the window: a function from text to tokens, a
             tokenizer, or None for an estimate, which also stands in for one that fails.
         callback_manager: Where events go.
-
-    Raises:
-        InvalidRequestError: wrong type or value.
     """
 
     callback_manager: CallbackManager
@@ -126,10 +119,8 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         Args:
             retriever: Finds the context of a question.
             llm: Answers; None takes that of the Settings.
-            **options: As for the class.
-
-        Raises:
-            InvalidRequestError: a `memory` is given; the engine keeps the conversation itself.
+            **options: As for the class; no `memory`, since the engine keeps the conversation
+                itself.
         """
         if "memory" in options:
             raise InvalidRequestError(
@@ -141,10 +132,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 
     @property
     def chat_history(self) -> list[ChatMessage]:
-        """The conversation as it was sent, contexts included, without the system prompt.
-
-        Given as `chat_history` to this engine or another one, it is replayed byte for byte.
-        """
+        """The conversation as it was sent, without the system prompt; it can be replayed."""
         return self._transcript.sent()
 
     @property
@@ -186,7 +174,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     async def achat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgentChatResponse:
-        """Return the answer to a question; see `chat`."""
+        """`chat`, awaited."""
         turn = await self._aturn(message, chat_history)
         with self._taking_back(turn):
             answer = (await self._llm.achat(self._prompt(turn))).message.content or ""
@@ -196,10 +184,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     def stream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Return the answer to a question as it comes; see `chat`.
-
-        The turn is part of the conversation once the answer is complete.
-        """
+        """Return the answer as it comes; the turn is part of the conversation in the end."""
         turn = self._turn(message, chat_history)
         with self._taking_back(turn):
             pieces = self._llm.stream_chat(self._prompt(turn))
@@ -213,7 +198,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     async def astream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Return the answer to a question as it comes; see `stream_chat`."""
+        """`stream_chat`, awaited."""
         turn = await self._aturn(message, chat_history)
         with self._taking_back(turn):
             pieces = await self._llm.astream_chat(self._prompt(turn))

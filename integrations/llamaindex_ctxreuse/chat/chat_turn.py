@@ -40,8 +40,8 @@ _TOKENS_OF_A_MESSAGE = 8
 class Utterance:
     """A message of the user or the assistant."""
 
-    sent: ChatMessage
-    said: ChatMessage
+    sent: ChatMessage  # as the model gets it, context included
+    said: ChatMessage  # as the user knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Transcript:
         return Transcript(self.utterances[first:])
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
-        """Return the transcript of messages that a user passes as history."""
+        """Return the transcript of a given history; its own messages stay as they were sent."""
         utterances: list[Utterance] = []
         for number, message in enumerate(messages):
             known = self.utterances[number] if number < len(self) else None
@@ -119,9 +119,9 @@ class ChatTurn:
     question: str
     content: str
     history: Transcript
-    begun: Transcript
+    begun: Transcript  # longer than `history` where that had to be cut
     nodes: list[NodeWithScore]
-    plan: Plan | None
+    plan: Plan | None  # None where planning failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,7 @@ class ChatTurnPlanner:
         )
         return _Retrieved(given, blocks, question, can_be_planned=False)
 
+    # previews tell the turn's length behind each history, so that only one plan is made
     def _planned(
         self, retrieved: _Retrieved, begun: Transcript, window: int
     ) -> tuple[Transcript, Plan]:

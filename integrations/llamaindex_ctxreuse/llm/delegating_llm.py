@@ -39,10 +39,7 @@ class DelegatingLLM(NamedArguments, FunctionCallingLLM):
     """Metadata, settings and tool calling are the inner model's.
 
     Args:
-        inner: The model to wrap.
-
-    Raises:
-        ValueError: wrong type, or a model that builds its prompts inside.
+        inner: The model to wrap; not one that builds its prompts inside.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")

@@ -76,46 +76,31 @@ class _ModelCall(Generic[_Answer_co]):
 class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
-    Swap it in for the model that it wraps. Contexts that `format_context` rendered for the same
-    tenant are planned where the application put them into messages and completion prompts, and so
-    are nodes that a retriever returned in the same run, such as those of a query engine.
-    `prompt_statistics` counts both. Every other character is sent as it is, but for the labels that
-    user and assistant name: the model gets those that it sees, and answers come back with those
-    that `format_context` gave. `additional_kwargs["ctxreuse"]["labels"]` of a response says what
-    each stands for; see `cited_nodes`.
+    Planned are contexts that `format_context` rendered for the same tenant, and nodes that a
+    retriever returned in the same run; `prompt_statistics` counts both. Other texts are sent as
+    they are, but for labels. `additional_kwargs["ctxreuse"]["labels"]` of a response says what each
+    label stands for; see `cited_nodes`.
 
     Calls that come within `window_s` from any tasks and threads are planned together and sent in
-    the planned order. Tool calling, structured output, streaming, callbacks, `system_prompt` and
-    the like are the inner model's. A planning fault lets prompts through as given.
-
-    `ctxreuse.request_context` says tenant and conversation of a call.
+    the planned order. All else is the inner model's. A planning fault lets prompts through as
+    given. `ctxreuse.request_context` says tenant and conversation of a call.
 
     Args:
         inner: The model to wrap. Of `OpenAILike` set `context_window`: its default of 3,900 tokens
             makes query engines split a context over several calls.
         planner: Plans the contexts; None makes a new one.
-        window_s: Seconds for which a call waits for others; 0 sends each at once. A synchronous
-            call on a running event loop never waits, nor does one whose prompt can show no context.
+        window_s: Seconds for which a call that may show a context waits for others; 0 sends at
+            once. A synchronous call on a running event loop never waits.
         strategy: "reuse", "paper" or "none".
-        send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, so
-            that tenants share nothing in the engine's cache. For models that take `extra_body`.
-        send_session_id: Whether each call carries its conversation, hashed, as `X-Session-ID`, for
-            routers that keep a conversation on one engine; "group" sends the id of the prompt's
-            prefix group instead. For models that take `extra_headers`.
-        session_header: The header's name, such as "x-smg-routing-key".
+        send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, for
+            models that take `extra_body`.
+        send_session_id: Whether each call carries its conversation, hashed, for routers; "group"
+            sends the id of the prompt's prefix group instead. For models that take `extra_headers`.
+        session_header: The header of the session id, such as "x-smg-routing-key".
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
-        find_retrieved: Whether nodes are planned that a retriever returned in the same run and that
-            a prompt shows whole, one after the other, with the same line breaks between each two.
-
-    Raises:
-        ValueError: wrong type or out of range.
-
-    Example:
-        >>> from llama_index.core.llms import MockLLM
-        >>> ReuseLLM(inner=MockLLM(), window_s=0).complete("Where is Paris?").text
-        'Where is Paris?'
+        find_retrieved: Whether nodes are planned that a retriever returned in the same run.
     """
 
     planner: ReusePlanner | None = Field(
@@ -153,9 +138,6 @@ class ReuseLLM(DelegatingLLM):
         Args:
             update: Fields to change. Those of the inner LLM change in a copy of it.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            InvalidRequestError: wrong type, out of range, or a field of neither.
         """
         if not update:
             return super().model_copy(deep=deep)
@@ -204,7 +186,7 @@ class ReuseLLM(DelegatingLLM):
         return self._answer(self._chat(self._model.chat, messages, kwargs))
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Return the inner model's answer to the messages."""
+        """`chat`, awaited."""
         return await self._aanswer(self._chat(self._model.achat, messages, kwargs))
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -214,7 +196,7 @@ class ReuseLLM(DelegatingLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """Return the inner model's answer to the messages, piece by piece."""
+        """`stream_chat`, awaited."""
         return self._astream(self._chat(self._model.astream_chat, messages, kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -225,7 +207,7 @@ class ReuseLLM(DelegatingLLM):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Return the inner model's completion of the prompt."""
+        """`complete`, awaited."""
         options = {"formatted": formatted, **kwargs}
         return await self._aanswer(self._completion(self._model.acomplete, prompt, options))
 
@@ -239,7 +221,7 @@ class ReuseLLM(DelegatingLLM):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Return the inner model's completion of the prompt, piece by piece."""
+        """`stream_complete`, awaited."""
         options = {"formatted": formatted, **kwargs}
         return self._astream(self._completion(self._model.astream_complete, prompt, options))
 
@@ -261,7 +243,7 @@ class ReuseLLM(DelegatingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        """Return the inner model's structured answer to the prompt."""
+        """`structured_predict`, awaited."""
         method = self._model.astructured_predict
         return await self._aanswer(
             self._structured(method, output_cls, prompt, llm_kwargs, prompt_args)
@@ -285,7 +267,7 @@ class ReuseLLM(DelegatingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        """Return the inner model's structured answer to the prompt as it grows."""
+        """`stream_structured_predict`, awaited."""
         method = self._model.astream_structured_predict
         return self._astream(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
 
@@ -298,7 +280,7 @@ class ReuseLLM(DelegatingLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[ChatResponse]:
-        """Return the answers to many chats, planned together and sent in the planned order.
+        """Return one answer a chat, in the order given; they are planned together.
 
         Args:
             batch: The messages of each chat.
@@ -307,9 +289,6 @@ class ReuseLLM(DelegatingLLM):
             return_exceptions: Whether a failed chat's exception stands in its answer's place. Else
                 the first one is raised, and the chats that still wait are not sent.
             **kwargs: For the inner model, with each chat.
-
-        Returns:
-            One answer a chat, in the order given.
         """
         calls = [self._chat(self._model.achat, messages, kwargs) for messages in batch]
         progress = "Chatting" if show_progress else None
@@ -332,12 +311,12 @@ class ReuseLLM(DelegatingLLM):
     def chat_batch(
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
     ) -> list[ChatResponse]:
-        """Return what `achat_batch` returns, where no event loop runs."""
+        """`achat_batch`, where no event loop runs."""
         answers: list[ChatResponse] = asyncio_run(self.achat_batch(batch, **kwargs))
         return answers
 
     def complete_batch(self, prompts: Sequence[str], **kwargs: Any) -> list[CompletionResponse]:
-        """Return what `acomplete_batch` returns, where no event loop runs."""
+        """`acomplete_batch`, where no event loop runs."""
         answers: list[CompletionResponse] = asyncio_run(self.acomplete_batch(prompts, **kwargs))
         return answers
 
@@ -529,7 +508,10 @@ def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
-    """Return a model without the engine options that it always sends, and these."""
+    """Return a model without the engine options that it always sends, and these.
+
+    They would replace a call's options as a whole: each call merges both instead.
+    """
     always: Any = getattr(model, "additional_kwargs", None)
     if not isinstance(always, dict):
         return model, {}

@@ -1,7 +1,4 @@
-"""A memory block that plans the memories it returns, and where it finds them.
-
-Memories come from Mem0, a vector store, an index or any retriever.
-"""
+"""A memory block that plans the memories it returns, from Mem0, a vector store or a retriever."""
 
 from __future__ import annotations
 
@@ -71,8 +68,8 @@ class _Content:
     text: str
     request: ContextRequest
     request_id: str | int
-    left_out: tuple[str, ...]
-    characters: int
+    left_out: tuple[str, ...]  # where memories stand that the text lacks
+    characters: int  # of all this
 
     @classmethod
     def of(cls, plan: Plan, left_out: tuple[str, ...]) -> _Content:
@@ -87,46 +84,29 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
     """Long-term memory whose memories hit the engine's prefix cache.
 
     Put it into a memory that replays what it sent, `reuse_memory(ReuseMemoryBlock(...))`: there,
-    memories that the conversation shows already are only pointed to. LlamaIndex's own `Memory`
-    takes it, too; but with `InsertMethod.SYSTEM`, its default, it changes the system message every
-    turn and the engine caches nothing behind it, and with `InsertMethod.USER` it removes the
-    memories from a question when the next one comes.
-
-    A planning fault lets memories through as found, and a memory that cannot be reached leaves the
-    conversation without memories; both are logged once and counted in `faults`.
-
-    What earlier turns show of Mem0's memories and Mem0 has changed or deleted since is said to be
-    replaced, or to hold no longer. `ReplayMemory.forget` takes texts out of what is replayed.
-
-    `ReplayMemory` puts the memories where `placement` says; LlamaIndex's own `Memory` does not ask
-    for it and goes by its `insert_method`.
-
-    The latest contents are remembered, because they may have to be truncated: 256, of 16,000,000
-    characters together with the memories and the history. The tenant that holds most loses first.
+    memories that the conversation shows already are only pointed to. In LlamaIndex's own `Memory`,
+    which ignores `placement`, it changes earlier messages every turn. What Mem0 has changed or
+    deleted since is said to be replaced, or to hold no longer. A planning fault lets memories
+    through as found, and a memory that cannot be reached leaves the conversation without; both
+    count in `faults`.
 
     Args:
         memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
             vector store that stores texts, a `VectorStoreIndex`, or any retriever.
         planner: Plans the contexts; None makes a new one.
         top_k: How many memories to ask for; a retriever asks for its own number.
-        filters: Mem0's filters. The user in them is the tenant, unless
-            `ctxreuse.request_context` says another.
+        filters: Mem0's filters. The user in them is the tenant, unless `ctxreuse.request_context`
+            says another.
         embed_model: For a vector store; None takes that of LlamaIndex's Settings.
         metadata_mode: Which metadata is part of a node's text.
         searched_messages: How many of the user's last messages are the question.
         labels: Whether the prompt shows memories under labels, for answers that cite them.
         annotate: Whether it says how the search ranked memories that were moved.
-        placement: Where the memories stand: "before_question", in its message, if the memory holds
-            that message already, else in one before it; "after_history", in a message of their own
-            before the question, which some chat templates refuse, since two messages of the user
-            follow each other; or "system", in the system message, behind its text. What was sent
-            stays where it is and only new memories are added, so the system message takes those of
-            the first turn, and those of one that lays all out anew; what other turns find stands
-            before the question.
+        placement: Where the memories stand: "before_question", in its message or one before it;
+            "after_history", in a message of their own, which some chat templates refuse; "system",
+            behind the system text, where those of a first turn go and of one that lays all out
+            anew.
         name: The block's name in the prompt.
-
-    Raises:
-        ValueError: wrong type or out of range.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -190,9 +170,6 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
         Args:
             update: Fields to change.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            ValueError: wrong type or out of range.
         """
         settings = self._settings() | dict(update or {})
         return type(self)(**deepcopy(settings) if deep else settings)
@@ -282,22 +259,14 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
         return shown
 
     def shown_anew(self, content: str) -> str:
-        """Return about what a content would be if the conversation had shown no memory before.
-
-        Args:
-            content: A text that the block returned in the surrounding tenant and conversation.
-        """
+        """Return about what a `content` of this block would be if it were the first."""
         made = self._made(content)
         if made is None:
             return content
         return "\n\n".join([*(block.text for block in made.request.blocks), *made.left_out])
 
     def found_in_front(self, content: str) -> int:
-        """Return how many of a content's tokens a conversation would find that begins with it.
-
-        Args:
-            content: A text that the block returned in the surrounding tenant and conversation.
-        """
+        """Return how many tokens of a `content` a conversation finds that begins with it."""
         made = self._made(content)
         if made is None:
             return 0
@@ -313,13 +282,7 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
     def without(
         self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
     ) -> str:
-        """Return a text of a conversation without the texts of memories that this block showed.
-
-        Args:
-            content: The text.
-            memory_ids: Ids of the memories.
-            conversation_id: The conversation.
-        """
+        """Return a conversation's `content` without the texts of these memories of this block."""
         shown = [{"role": "user", "content": content}]
         tenant = self._tenant(current_scope())
         [message] = forgotten(
@@ -337,14 +300,11 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
             self._storing.note(error)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
-        """Return a content of this block without its lowest-ranked memories.
+        """Return a content without its lowest memories, planned anew; None if nothing is left.
 
         Args:
             content: A text that the block returned in the surrounding tenant and conversation.
             tokens_to_truncate: How much shorter it has to become.
-
-        Returns:
-            The rest, planned anew; None if nothing is left.
         """
         made = self._made(content)
         if made is None:
@@ -372,6 +332,7 @@ class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
         self._planner.evict([content.request_id], request.tenant)
         target = estimate_tokens(content.text) - tokens
 
+        # previews tell how many blocks fit, so that only one plan is made
         def is_too_long(kept: int) -> bool:
             shorter = replace(request, blocks=request.blocks[:kept])
             preview = self._annotated(self._planner.preview(shorter))
@@ -399,8 +360,8 @@ class _FoundMemories(NamedTuple):
     """What a search found."""
 
     blocks: tuple[ContextBlock, ...]
-    left_out: tuple[str, ...] = ()
-    unread: int = 0
+    left_out: tuple[str, ...] = ()  # where an earlier plan put the others, in words
+    unread: int = 0  # how many have no text
 
 
 class _Mem0Source:

@@ -29,9 +29,9 @@ from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 class _Inserted(NamedTuple):
     """What the memory blocks added to the prompt for a turn; may be nothing."""
 
-    system: tuple[ContentBlock, ...] = ()
-    messages: tuple[ChatMessage, ...] = ()
-    content: tuple[ContentBlock, ...] = ()
+    system: tuple[ContentBlock, ...] = ()  # the end of the system message
+    messages: tuple[ChatMessage, ...] = ()  # before the user's
+    content: tuple[ContentBlock, ...] = ()  # the beginning of the user's
     texts: tuple[str, ...] = ()
 
     def with_texts(self, texts: Sequence[str]) -> _Inserted:
@@ -71,26 +71,16 @@ _Insertions: TypeAlias = Mapping[bytes, _Inserted]
 
 
 class ReplayMemory(Memory):
-    """LlamaIndex's `Memory` with a prompt that only grows.
+    """LlamaIndex's `Memory` with a prompt that only grows; made by `reuse_memory`.
 
-    What memory blocks return for a question stands at the beginning of that question's message, and
-    stays there in all later turns; so each turn's prompt begins with the bytes of the turn before,
-    and the engine's prefix cache serves it. A `ReuseMemoryBlock` knows what is shown already and
-    only points to it. For engines that ask for the history before they add the question (`get` with
-    `input`), it is a message of its own before the question. Messages that a block returns stand
-    before that, said by whom they were said. Where nothing is asked, the user's latest message gets
-    what the blocks return, if it has not been served yet; without one, it stands behind all.
+    What memory blocks return for a question stands at the beginning of that question's message, or
+    where a `ReuseMemoryBlock`'s `placement` says, and stays there in all later turns. Engines that
+    ask for the history before they add the question get it as a message of its own. Messages that a
+    block returns stand before that, said by whom they were said.
 
-    A `ReuseMemoryBlock` may say another `placement`. When history and replayed memories outgrow
-    `token_limit`, or those of a `ReuseMemoryBlock` make the prompt more than `growth_limit` times
-    as long as it is with this turn's alone, the earlier ones are removed, once, and shown anew
-    where they come up. If there is one memory block, a `ReuseMemoryBlock`, and other conversations
-    have begun with so many of its memories that more is found in the cache than was said in this
-    one, they are shown where its first turn has them. The chat store holds the plain messages. This
-    object keeps the inserted memories; another one that reads the same store shows the history
-    without them.
-
-    Make one with `reuse_memory(...)`.
+    When the prompt outgrows `token_limit`, or `growth_limit` times its length with this turn's
+    memories alone, the earlier ones are removed, once, and shown anew where they come up. The chat
+    store holds the plain messages; only this object has the inserted memories.
     """
 
     insert_method: InsertMethod = Field(default=InsertMethod.USER)
@@ -134,8 +124,7 @@ class ReplayMemory(Memory):
 
         Args:
             *args: As there.
-            **kwargs: As there, and `growth_limit`: how long prompts may get by the memories of
-                earlier turns, as a multiple of what they have with this turn's alone.
+            **kwargs: As there, and `growth_limit`, as for `reuse_memory`.
         """
         limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
         checked_growth_limit(limit)
@@ -145,16 +134,10 @@ class ReplayMemory(Memory):
         return memory
 
     def forget(self, memory_ids: Iterable[str | int]) -> None:
-        """Take the texts of memories out of what is replayed, such as those of deleted ones.
+        """Take the texts of memories, by their ids, out of what is replayed.
 
         What the messages say of them stays. The engine computes anew what stands behind the first
         text that is gone.
-
-        Args:
-            memory_ids: Ids of the memories.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         ids = checked_list("memory_ids", memory_ids, "a list of memory ids")
         conversation = self._conversation_id()
@@ -305,7 +288,11 @@ class ReplayMemory(Memory):
 
 
 class _Turns:
-    """A history, and the places in it where memories are inserted."""
+    """A history, and the places in it where memories are inserted.
+
+    A place is a digest of everything up to and including its message: nothing is replayed into a
+    history that was edited or shortened.
+    """
 
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)
@@ -412,12 +399,9 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
 
     Args:
         *memory_blocks: Long-term memories, such as `ReuseMemoryBlock(memory=mem0)`.
-        **options: As for LlamaIndex's `Memory.from_defaults`: `session_id`, `token_limit`, ...; and
-            `growth_limit`: how long prompts may get by the memories of earlier turns, as a multiple
-            of what they have with this turn's alone; 2 without it, None has no limit.
-
-    Raises:
-        ValueError: wrong type or value.
+        **options: As for LlamaIndex's `Memory.from_defaults`; and `growth_limit`: how long prompts
+            may get by the memories of earlier turns, as a multiple of what they have with this
+            turn's alone; 2 without it, None has no limit.
     """
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
 

@@ -109,33 +109,19 @@ class NodePlanner(MetadataPlanner[NodeWithScore]):
 class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
-    For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. Make it
-    the last one: a postprocessor that sorts after it (`LongContextReorder`, a reranker) undoes its
-    order. Node ids, scores and texts are kept; no node is lost or added; a planning fault lets
-    nodes through as they came. `ctxreuse.request_context` says tenant, conversation and history.
-
-    Scores rank the nodes, and the given order those that have none. `by_rank` returns planned nodes
-    best first. What queries that are asked at once have retrieved is planned together; none waits
-    for others longer than 5 milliseconds, nor if no other of its tenant retrieves.
+    For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. Node
+    ids, scores and texts are kept; no node is lost or added; a planning fault lets nodes through as
+    they came. Scores rank the nodes, and the given order those that have none.
+    `ctxreuse.request_context` says tenant, conversation and history. Queries of a tenant that are
+    asked at once are planned together; none waits for others longer than 5 milliseconds.
 
     Args:
         planner: Plans the contexts; None makes a new one.
         annotation: "append" has an unchanged query engine say the ranking behind the nodes, where
-            one prompt shows all of them; no node holds these words. "metadata" keeps it for
-            `format_context` alone; "off" drops it.
+            one prompt shows all of them. "metadata" keeps it for `format_context` alone; "off"
+            drops it.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it: LLM in
             query engines and chat engines, NONE in `VectorMemoryBlock`.
-
-    Raises:
-        ValueError: wrong type, or no such annotation mode or metadata mode.
-
-    Example:
-        >>> from llama_index.core.schema import TextNode
-        >>> texts = ["first text", "second text"]
-        >>> nodes = [NodeWithScore(node=TextNode(text=text), score=0.5) for text in texts]
-        >>> planned = ReusePostprocessor().postprocess_nodes(nodes, query_str="Which?")
-        >>> [(one.text, one.metadata["ctxreuse"]["label"]) for one in planned]
-        [('first text', '[Doc_1]'), ('second text', '[Doc_2]')]
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -162,10 +148,6 @@ class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
         Args:
             update: Fields to change.
             deep: Whether what it holds is copied, too.
-
-        Raises:
-            InvalidRequestError: wrong type, no such annotation mode or metadata mode, or no such
-                field.
         """
         split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
@@ -208,35 +190,16 @@ class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
 class ReuseRetriever(FixedSettings, BaseRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
-    The retriever inside is called through its public methods, so its events show the nodes as
-    retrieved and this one's events show them as planned. Its errors are not caught. Node ids,
-    scores and texts are kept; no node is lost or added; a planning fault lets nodes through as
-    retrieved. Scores rank the nodes; `by_rank` returns planned nodes best first.
-    `ctxreuse.request_context` says tenant, conversation and history. Calls that come at once are
-    planned together, as by `ReusePostprocessor`.
-
-    Make it the outermost retriever. Inside of a `QueryFusionRetriever`, which would take a planned
-    order for a ranking, it returns the nodes as retrieved.
+    The retriever inside is called through its public methods; its errors are not caught. All else
+    is as for `ReusePostprocessor`. Make it the outermost retriever: inside of a
+    `QueryFusionRetriever` it returns the nodes as retrieved.
 
     Args:
         retriever: Any retriever.
-        planner: Plans the contexts; None makes a new one.
-        annotation: "append" has an unchanged query engine say the ranking behind the nodes, where
-            one prompt shows all of them; no node holds these words. "metadata" keeps it for
-            `format_context` alone; "off" drops it.
+        planner: As for `ReusePostprocessor`.
+        annotation: As for `ReusePostprocessor`.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
         callback_manager: Where events go; None takes that of the retriever inside.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
-
-    Example:
-        >>> from llama_index.core.schema import TextNode
-        >>> class Fixed(BaseRetriever):
-        ...     def _retrieve(self, query_bundle):
-        ...         return [NodeWithScore(node=TextNode(text=text)) for text in ("one", "two")]
-        >>> [node.text for node in ReuseRetriever(retriever=Fixed()).retrieve("Which?")]
-        ['one', 'two']
     """
 
     callback_manager: CallbackManager

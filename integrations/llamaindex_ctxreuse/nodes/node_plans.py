@@ -1,7 +1,7 @@
 """Nodes as documents that may carry a plan, and as text.
 
 A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
-model nor an embedding sees it; the retriever's own nodes are never changed.
+model nor an embedding sees it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def format_context(
 ) -> str:
     r"""Return nodes as text for a prompt: labels, blocks, annotations.
 
-    Nodes in the order of one plan are shown as that plan says, even if some of them were taken
-    away since. Other nodes are shown in the order given, which counts as their ranking, labels
-    counted from 1, and a `ReuseLLM` plans the text in one prompt of the same tenant, which
-    `ctxreuse.request_context` names; format the nodes for each prompt anew.
+    Nodes in the order of one plan are shown as that plan says, even if some were taken away since.
+    Others are shown in the order given, which counts as their ranking, labels counted from 1; a
+    `ReuseLLM` plans the text in one prompt of the same tenant. Format the nodes for each prompt
+    anew.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
@@ -62,9 +62,6 @@ def format_context(
         templates: The words around the nodes; pass the planner's.
         registry: Where the text is remembered, for a `ReuseLLM` that has the same registry; None
             takes the one of this process.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such metadata mode.
 
     Example:
         >>> from llama_index.core.schema import TextNode
@@ -86,25 +83,12 @@ def cited_nodes(
 ) -> list[NodeWithScore]:
     """Return the nodes that an answer cites by their labels, each once, in its order.
 
-    A label that stands for none of the nodes is passed over.
-
     Args:
         answer: The answer of a model that was shown `format_context(nodes)`. A response of a
-            `ReuseLLM` says what its labels stand for, so that the nodes of earlier turns can be
-            among them; for a text, they are those of this prompt, as they were formatted.
+            `ReuseLLM` says what its labels stand for, so it may cite earlier turns, too.
         nodes: The nodes.
         metadata_mode: As for `format_context`.
         templates: As for `format_context`.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such metadata mode.
-
-    Example:
-        >>> from llama_index.core.schema import TextNode
-        >>> texts = ["first text", "second text"]
-        >>> nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
-        >>> [one.text for one in cited_nodes("It is so [Doc_2].", nodes)]
-        ['second text']
     """
     given = checked_nodes(nodes, "cited_nodes")
     documents = planned_documents(given, checked_metadata_mode(metadata_mode))
@@ -142,21 +126,10 @@ def without_plan(
 def by_rank(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     """Return nodes best first, such as the `source_nodes` of a response: `by_rank(nodes)[:3]`.
 
-    Planned nodes stand in the order in which the prefix cache serves most of them. Scores say the
-    ranking; nodes without any are ranked as retrieved, or keep their places.
+    Scores say the ranking; nodes without any are ranked as retrieved, or keep their places.
 
     Args:
         nodes: Nodes, in any order, planned or not.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> from llama_index.core.schema import TextNode
-        >>> scores = {"good": 0.5, "better": 0.7}
-        >>> nodes = [NodeWithScore(node=TextNode(text=t), score=s) for t, s in scores.items()]
-        >>> [node.text for node in by_rank(nodes)]
-        ['better', 'good']
     """
     given = checked_nodes(nodes, "by_rank")
     order = ranked_positions(planned_documents(given))

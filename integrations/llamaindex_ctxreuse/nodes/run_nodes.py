@@ -1,7 +1,6 @@
 """The nodes that the run at hand has retrieved, for a model that finds them in its prompts.
 
-A run is a call of LlamaIndex and all calls that it makes. LlamaIndex tells of each as a span that
-names the one around it, across tasks, `asyncio_run` and its own threads.
+A run is a call of LlamaIndex and all calls that it makes, which LlamaIndex tells of as spans.
 """
 
 from __future__ import annotations
@@ -136,7 +135,11 @@ class _Call:
 
 
 class _RunHandler(SpanListener):
-    """Keeps what runs retrieve until they end."""
+    """Keeps what runs retrieve until they end.
+
+    It takes no locks: Python's collector may end a call at any time. Each step is a single one of a
+    dictionary.
+    """
 
     _calls: dict[str, _Call] = PrivateAttr(default_factory=dict)
     _fail_open: FailOpen = PrivateAttr(

@@ -26,7 +26,7 @@ class SpanListener(BaseSpanHandler[BaseSpan]):
                     get_dispatcher().add_span_handler(self)
 
     def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
-        """Take note that a call begins."""
+        """Take note that a call begins; changes of its arguments reach it."""
 
     def ended(self, call: str, result: object) -> None:
         """Take note of what a call has returned."""

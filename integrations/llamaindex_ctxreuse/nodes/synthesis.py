@@ -1,9 +1,4 @@
-"""What plans say of nodes, where response synthesizers show the nodes to a model.
-
-The words stand in the prompt alone: no node holds them, so no reranker judges them, no citation
-numbers them, and no list of sources has them. They are made when the prompt is, from the nodes
-that it shows, so what other postprocessors drop or move cannot make them false.
-"""
+"""What plans say of nodes, where response synthesizers show the nodes to a model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A workflow engine for LlamaIndex: a retriever, a query engine, and models to serve in it.
-
-The searches of all requests share the engine's scans; the query engine's answer begins during the
-search.
-"""
+"""A workflow engine for LlamaIndex: a retriever, a query engine, and models to serve in it."""
 
 from __future__ import annotations
 
@@ -60,13 +56,10 @@ _TEMPLATE = "text_qa_template"
 class WorkflowRetriever(BaseRetriever):
     """Retrieves with an engine that all requests share, without a graph.
 
-    Searches that run at the same time are embedded and scanned together, whether `retrieve` in
-    threads, `aretrieve` or the engine's workflows started them. In a conversation, named by
-    `ctxreuse.request_context`, a search begins where the last one has found something. Results are
-    those of a plain search; the engine embeds the query's text.
-
-    Nodes have the block's id and text, and a score if the engine's retriever returns one: the
-    higher, the nearer. To have the nodes of an index, pass `node_of`.
+    Searches that run at the same time are embedded and scanned together. In a conversation, named
+    by `ctxreuse.request_context`, a search begins where the last one has found something. Results
+    are those of a plain search. Nodes have the block's id and text, and a score if there is one:
+    the higher, the nearer.
 
     Args:
         engine: The engine; it may have no model.
@@ -75,9 +68,6 @@ class WorkflowRetriever(BaseRetriever):
         node_of: From a block's id to the node that it was made from, of which a copy is returned;
             None makes a node.
         callback_manager: Where events go.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
     """
 
     def __init__(
@@ -108,9 +98,6 @@ class WorkflowRetriever(BaseRetriever):
         Args:
             blocks: What was found.
             scores: How near each is, the higher the nearer; None leaves nodes without.
-
-        Raises:
-            InvalidRequestError: wrong type, another number of scores, or `node_of` returns no node.
         """
         found = checked_list("blocks", blocks, "a list of ContextBlock")
         told = [None] * len(found) if scores is None else checked_list("scores", scores, "a list")
@@ -143,12 +130,10 @@ class WorkflowRetriever(BaseRetriever):
 class SpeculativeRAGQueryEngine(BaseQueryEngine):
     """Answers from what it retrieves, as `RetrieverQueryEngine` does, but begins earlier.
 
-    The engine asks the model with the nodes that the search has found so far; it keeps the answer
-    if the search ends with these nodes, else it drops the answer and asks again. So the response is
-    always that of retrieving first. The gain depends on how long a search takes.
-
-    The prompt shows all nodes in one call, as text with labels, in the order that the engine's
-    planner gives them; source nodes are best first.
+    The engine asks the model with the nodes that the search has found so far; if the search ends
+    with other nodes, it drops the answer and asks again: the response is always that of retrieving
+    first. The prompt shows all nodes in one call, with labels, in the planned order; source nodes
+    are best first.
 
     Args:
         retriever: A retriever over a workflow engine.
@@ -156,9 +141,6 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         text_qa_template: The template, with `{context_str}` and `{query_str}`.
         streaming: Whether responses are streamed; the source nodes are there at once.
         callback_manager: Where events go; None takes that of the retriever.
-
-    Raises:
-        InvalidRequestError: wrong type, or a template without room for the documents.
     """
 
     def __init__(
@@ -183,20 +165,12 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         self._streaming = streaming
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes for a query, without an answer.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the nodes for a query, without an answer."""
         checked_kind("query_bundle", query_bundle, (QueryBundle, str), "a QueryBundle or a text")
         return self._retriever.retrieve(query_bundle)
 
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes for a query, without an answer.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """`retrieve`, awaited."""
         checked_kind("query_bundle", query_bundle, (QueryBundle, str), "a QueryBundle or a text")
         return await self._retriever.aretrieve(query_bundle)
 
@@ -321,25 +295,11 @@ LinkedQueryEngine = SpeculativeRAGQueryEngine
 class LlamaIndexLLM:
     """Serves a LlamaIndex LLM to a workflow; closing a stream closes the LLM's.
 
-    A chunk with text counts as a token; tokens that the usage of OpenAI-like models reports besides
-    come at the end, as a piece without text.
+    A chunk with text counts as a token; tokens that the usage reports besides come at the end, as a
+    piece without text.
 
     Args:
         llm: The LLM. A generation's `params`, such as `max_tokens`, are passed with each call.
-
-    Raises:
-        InvalidRequestError: wrong type.
-
-    Example:
-        >>> import asyncio
-        >>> from llama_index.core.llms import MockLLM
-        >>> async def main():
-        ...     llm = LlamaIndexLLM(MockLLM(max_tokens=2))
-        ...     prompt = [{"role": "user", "content": "Is Paris in France?"}]
-        ...     async with aclosing(llm.stream(prompt, {})) as pieces:
-        ...         return "".join([piece.text async for piece in pieces])
-        >>> asyncio.run(main())
-        'text text'
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -348,17 +308,11 @@ class LlamaIndexLLM:
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        """Answer a prompt piece by piece; see `ctxreuse.workflow.LanguageModel`.
+        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`.
 
         Args:
             prompt: A plan, or chat messages.
             params: Keyword arguments for the LLM.
-
-        Yields:
-            The pieces.
-
-        Raises:
-            InvalidRequestError: wrong type of prompt or parameter.
         """
         check_params(params)
         told = used = 0
@@ -384,28 +338,16 @@ class LlamaIndexLLM:
 class RetrieverStage:
     """Serves a LlamaIndex retriever to a workflow.
 
-    LlamaIndex retrievers without an async search of their own run their blocking one in the event
-    loop, where it would hold up all other requests; here it runs in a thread. A thread cannot be
-    stopped, so a cancelled search runs to its end and its result is dropped. Retrievers take no k
-    for one query: set `similarity_top_k` to the largest that the workflow wants; further nodes are
-    left out. If a `ReuseRetriever` has planned the nodes, the workflow plans them anew.
+    A search in a thread cannot be stopped. Retrievers take no k for one query: set
+    `similarity_top_k` to the largest that the workflow wants. What a `ReuseRetriever` has planned
+    is planned anew.
 
     Args:
         retriever: Any retriever.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
-        in_thread: Whether its blocking search runs in a thread; None does so if its class has no
-            async one. True helps if the async one only calls another one that blocks.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such metadata mode.
-
-    Example:
-        >>> from llama_index.core.schema import NodeWithScore, TextNode
-        >>> class Fixed(BaseRetriever):
-        ...     def _retrieve(self, query_bundle):
-        ...         return [NodeWithScore(node=TextNode(text=text)) for text in ("one", "two")]
-        >>> [block.text for block in asyncio.run(RetrieverStage(Fixed()).retrieve("Which?", 1))]
-        ['one']
+        in_thread: Whether its blocking search runs in a thread, not in the event loop; None does so
+            if its class has no async one. True helps if the async one only calls another one that
+            blocks.
     """
 
     def __init__(
@@ -428,7 +370,7 @@ class RetrieverStage:
         """Return the first k nodes for a query, as blocks with their ids.
 
         Raises:
-            InvalidRequestError: wrong type, or the retriever returns something else than nodes.
+            InvalidRequestError: the retriever returns something else than nodes.
         """
         check_search(query, k)
         if self._in_thread:
