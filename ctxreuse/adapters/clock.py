@@ -1,8 +1,4 @@
-"""The time that adapters plan with: planning itself reads no clock.
-
-All adapters of a process read the same one, because a planner may serve several of them; and that
-of other processes tells the same time, because they may share what they have sent.
-"""
+"""The time that adapters plan with, the same for all of a process: planning reads no clock."""
 
 from __future__ import annotations
 

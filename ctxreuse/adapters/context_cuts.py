@@ -1,8 +1,4 @@
-"""How a text that shows a plan is cut into content parts, and where marks stand in it.
-
-A retriever's or memory's plan is shown by whoever writes the prompt, as a text; the model wrapper
-that finds it there needs no plan to send it in the parts of the plan: lengths and marks will do.
-"""
+"""How a text that shows a plan is cut into content parts, and where marks stand in it."""
 
 from __future__ import annotations
 

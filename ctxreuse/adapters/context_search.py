@@ -1,9 +1,4 @@
-"""Finding the rendered contexts of one tenant in a text, in time linear in the text.
-
-Nothing in a text can say that it *is* a context, since a document may hold any text. So only a
-piece that is equal to a rendering, as a whole, is found; which of the found ones the application
-put there is for the registry to say.
-"""
+"""Finding the rendered contexts of one tenant in a text, in time linear in the text."""
 
 from __future__ import annotations
 

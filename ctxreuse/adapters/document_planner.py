@@ -1,9 +1,4 @@
-"""Plans retrieved items: what every adapter for documents shares.
-
-An adapter says how an item of its framework becomes a context block, and how a copy of it carries a
-plan; the planners here return the items in their planned order, each with its rank and label, and
-fail open.
-"""
+"""Plans retrieved items, and fails open: what every adapter for documents shares."""
 
 from __future__ import annotations
 
@@ -50,17 +45,20 @@ class PlannedItem(Generic[_Item]):
     """A retrieved item with its rank and label."""
 
     item: _Item
-    rank: int
-    label: str | None
+    rank: int  # its position as retrieved, from 0
+    label: str | None  # None where planning failed
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedItems(Generic[_Item]):
-    """What one query retrieved, in the order in which to send it."""
+    """What one query retrieved, in the order in which to send it.
+
+    `items` and `left_out` together hold every retrieved item once; of equal items, one.
+    """
 
     items: tuple[PlannedItem[_Item], ...]
     left_out: tuple[PlannedItem[_Item], ...] = ()
-    plan: Plan | None = None
+    plan: Plan | None = None  # None where planning failed
     annotation: str | None = None
 
 
@@ -155,7 +153,11 @@ class _Copies(NamedTuple, Generic[_Item]):
 
 
 class MetadataPlanner(Generic[_Item]):
-    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan."""
+    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan.
+
+    What several queries of a tenant retrieve at the same time is planned together. Where no other
+    is on its way, none waits.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What a request tells vLLM and routers besides its prompt: cache salt and session id.
 
-Prompts with different values of vLLM's `cache_salt` share nothing in the engine's prefix cache.
+Prompts with different values of vLLM's `cache_salt` share nothing in its prefix cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def checked_cache_salt(value: object) -> str | None:
 
 
 def tenant_salt(tenant: str, key: str = "") -> str | None:
-    """Return a tenant's salt; the default tenant has none."""
+    """Return a tenant's salt, which does not tell the tenant; the default tenant has none."""
     if not tenant:
         return None
     return keyed_digest(key, "tenant", tenant)

@@ -1,10 +1,4 @@
-"""The plan metadata that this process has written, so that no other is believed.
-
-Documents pass through stores, files and other programs between the retriever and the prompt, and
-whoever writes a document can write metadata under our key. The metadata stays plain and the same
-from run to run, so it has no seal: what this process wrote is remembered as digests, and metadata
-counts only if it is found there, unaltered, on the document that it was written for.
-"""
+"""The plan metadata that this process has written, so that no other is believed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Leader first: requests wait for the one that writes the prefix that they share.
 
-An engine that keeps a prompt's prefix only once it answers would compute it for each of several
-requests that are sent together. The first of them leads; the others are sent when it has begun to
-answer, or has failed.
+An engine that keeps a prefix only once it answers would compute it for each of several requests.
+The first of them leads; the others are sent when it has begun to answer, or has failed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,11 @@ class LeaderFirst:
 
 
 def leaders(plans: Sequence[Plan | None]) -> list[int | None]:
-    """Return for each plan the position of the earlier one whose prefix it shares longest."""
+    """Return for each plan the position of the earlier one whose prefix it shares longest.
+
+    Of several the earliest leads. A prefix is a system text and leading blocks or, of a later turn,
+    what the turn before it has sent.
+    """
     roots: dict[Hashable, _PrefixNode] = {}
     last_turn: dict[Hashable, int] = {}
     found: list[int | None] = []
@@ -92,9 +95,9 @@ class _PrefixNode:
 class PrefixUse(NamedTuple):
     """What a first turn reads and writes in a cache whose followers hit after the first token."""
 
-    root: Hashable
+    root: Hashable  # whose system text it stands behind
     keys: tuple[BlockKey, ...]
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # in blocks, ascending; 0 is the system text
 
     @classmethod
     def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
@@ -210,7 +213,7 @@ class CallInFlight:
             slot.leave()
 
     def _waits_for(self, owner: object) -> CallInFlight | None:
-        """Return the leader if it is still to be waited for."""
+        """Return the leader if it is still to be waited for, and has not made this very call."""
         self._owner = owner
         leader = self._leader
         if leader is None or leader.is_over or leader._owner == owner:
@@ -224,7 +227,11 @@ class CallInFlight:
 
 
 class CallsInFlight:
-    """Finds the leaders of single calls that run at the same time; thread-safe."""
+    """Finds the leaders of single calls that run at the same time; thread-safe.
+
+    A call waits once, for the first one that writes a prefix which both share, and leads only if it
+    does not wait: so nobody waits in a circle. Nobody waits for what was written before.
+    """
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget)

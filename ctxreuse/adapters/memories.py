@@ -1,8 +1,7 @@
 """Memories in any framework: whose they are, and which of those that were shown hold no longer.
 
-An order reveals what was asked before, so the memories of one user never influence the order of
-another's. Every integration that searches Mem0 uses this module, so that one user is one tenant in
-all of them.
+An order reveals what was asked before, so one user's memories never influence another's order.
+Every integration that searches Mem0 uses this module: one user is one tenant in all of them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,10 @@ def checked_growth_limit(limit: float | None) -> float | None:
 
 
 def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool:
-    """Return whether the memories that a conversation shows make its prompt too long."""
+    """Return whether the memories that a conversation shows make its prompt too long.
+
+    To lay them out anew costs as much as it saves in the next turns, so a few are let be.
+    """
     if growth_limit is None or tokens - alone < _FEW_TOKENS:
         return False
     return tokens > growth_limit * alone
@@ -82,26 +84,18 @@ class _Condition(NamedTuple):
 def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> str:
     """Return the tenant whose memories a search with these filters reads.
 
-    It is the user, within the app if the filters name one; without a user it is the agent, app and
-    run. All agents and runs of a user are one tenant, because one person asks. Filters that join
-    several users make a tenant of their own.
+    It is the user, within the app if the filters name one; without a user the agent, app and run.
+    Filters that join several users make a tenant of their own.
 
     Args:
         filters: As given to Mem0's `search`, with `AND`, `OR`, `NOT` and operators.
         entity_ids: `user_id` and the like, for memories that take them outside the filters.
 
     Returns:
-        A digest, because ids are often e-mail addresses: it may stand in logs, and is a valid
-        `cache_salt` for vLLM. "" if the filters name no entity.
+        A digest, which may stand in logs and is a valid `cache_salt`; "" without an entity.
 
     Raises:
         InvalidRequestError: filters that are in one another, or no JSON.
-
-    Example:
-        >>> tenant_of({"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}) == tenant_of(
-        ...     {"user_id": "alice"}
-        ... )
-        True
     """
     try:
         conditions = set(_conditions(entity_ids)) | set(_conditions(filters))
@@ -149,7 +143,10 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
 
 
 class KnownMemories:
-    """The memories that an adapter has shown, by the digests of their texts; thread-safe."""
+    """The memories that an adapter has shown, by the digests of their texts; thread-safe.
+
+    The tenant that holds most loses its oldest; what is forgotten counts as it stands.
+    """
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget_all)
@@ -277,8 +274,8 @@ class ShownMemories:
     """The memories that earlier messages of a conversation show, and what the store has of them."""
 
     blocks: tuple[ContextBlock, ...] = ()
-    to_look_up: tuple[BlockId, ...] = ()
-    stored: dict[BlockId, str | None] = field(default_factory=dict)
+    to_look_up: tuple[BlockId, ...] = ()  # those that the search has not found
+    stored: dict[BlockId, str | None] = field(default_factory=dict)  # None: nothing any more
 
     @classmethod
     def of(

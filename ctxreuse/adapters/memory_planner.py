@@ -1,8 +1,4 @@
-"""Plans the results of memory searches, and puts them into prompts, for wrappers of any store.
-
-Memories, in the form in which mem0 returns them, become context blocks; they go back in planned
-order, or as text or messages of a prompt.
-"""
+"""Plans the results of memory searches, and puts them into prompts, for wrappers of any store."""
 
 from __future__ import annotations
 
@@ -67,21 +63,16 @@ _ESTIMATED = 1.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryContext:
-    """The memories found for a question, as text.
-
-    `str()` of it is the whole context: text, then annotation.
+    """The memories found for a question, as text; `str()` of it is text, then annotation.
 
     Attributes:
-        text: The memories under their labels, in planned order; instead of a memory that the
-            conversation shows already, its place there. "" if none was found.
+        text: The memories in planned order; of what the conversation shows already, its place
+            there.
         annotation: The order in which mem0 ranked them, in words; None if the text has that order.
-        request: The request: system text, history, question, and the planned memories, exact
-            duplicates once.
-        plan: The plan, with `labels` for citations; None where planning failed and the text is the
-            memories as mem0 ranked them, without labels.
+        request: System text, history, question, and the planned memories, exact duplicates once.
+        plan: The plan, with `labels`; None where planning failed and the text is as mem0 ranked it.
         placement: Where `messages` puts this turn's memories; "system" in no later turn.
-        opens: Whether they stand where a first turn has them, and the conversation behind: they
-            were laid out anew, and others have begun with most of them.
+        opens: Whether they stand where a first turn has them, and the conversation behind.
     """
 
     text: str
@@ -98,10 +89,7 @@ class MemoryContext:
         return self.plan.rendered()
 
     def messages(self) -> list[OpenAIMessage]:
-        """Return OpenAI chat messages: system text, history, question, and where they go memories.
-
-        They stand where `placement` says, the ranking with them; none change nothing.
-        """
+        """Return OpenAI chat messages: system text, history, question, and memories."""
         request = self.request
         if not self.opens:
             return self._turn(request.history or (), request.query)
@@ -135,9 +123,6 @@ class MemoryContext:
         """Return the fields of a request that carry the prompt, with content parts and marks.
 
         They say what `messages` says; see `Plan.body`. Without a plan nothing is cut.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         plan, request = self.plan, self.request
         if plan is None:
@@ -425,6 +410,7 @@ class MemoryPlanner:
         first = replace(request, query=opening, history=None)
         texts = [text for message in said for text in message_texts(message)]
         found = self.planner.cached_tokens(first)
+        # what is found in front has to outweigh what was said since, which is computed anew
         return first if found > sum(map(self.planner.count_tokens, texts)) else None
 
     def _is_too_long(

@@ -33,7 +33,10 @@ _Result = TypeVar("_Result")
 
 
 class CallsToCome:
-    """Which calls are under way that will come to a micro-batcher, by group."""
+    """Which calls are under way that will come to a micro-batcher, by group.
+
+    Python's collector may end a call at any time: each step is a single one of a dictionary.
+    """
 
     def __init__(self) -> None:
         self._start_anew()
@@ -74,7 +77,13 @@ class Scheduled(NamedTuple, Generic[_Result]):
 
 
 class MicroBatcher(Generic[_Item, _Result]):
-    """Collects concurrent calls, plans them together, and releases them in planned order."""
+    """Collects concurrent calls, plans them together, and releases them in planned order.
+
+    Tasks of any event loop and threads may be mixed. No caller depends on another one's thread or
+    loop to run: the first one that notices that the window is over closes it, and all go on if
+    nobody does for a second. A blocking call inside an event loop is planned on its own, at once:
+    the tasks that it would wait for cannot run.
+    """
 
     def __init__(
         self,
@@ -90,6 +99,7 @@ class MicroBatcher(Generic[_Item, _Result]):
         self._made_with = schedule, window_s, dropped, group_of, others_come, is_large
         self._schedule = schedule
         self._window_s = checked_window(window_s)
+        # gets the result of a caller that was cancelled
         self._dropped = dropped
         self._group_of = group_of
         self._others_come = others_come
@@ -176,6 +186,7 @@ class MicroBatcher(Generic[_Item, _Result]):
 
     def _close_aside(self, batch: _Batch[_Item, _Result]) -> None:
         """Close a batch; a large one in a thread."""
+        # in a thread nobody waits for it: its caller goes on when released, as all do
         if not self._is_large([slot.item for slot in list(batch.arrived)]):
             self._close(batch)
             return

@@ -1,7 +1,4 @@
-"""The gateway to a model: prompts wait for each other, are planned, and go on in the planned order.
-
-The model wrappers of all frameworks share it. An internal error sends prompts as given.
-"""
+"""The gateway to a model: prompts wait for each other, are planned, and go on in planned order."""
 
 from __future__ import annotations
 
@@ -30,7 +27,10 @@ _Piece = TypeVar("_Piece")
 
 
 class ModelGateway:
-    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it."""
+    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it.
+
+    An internal error sends prompts as given.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Ordered release: calls wait, are planned together, and go on in the planned order.
 
-The micro-batcher, the admission queue, the frameworks' batches and dispatch stand on it. They
-decide when to plan, and how; the queue here decides which call goes on next.
+Micro-batcher, admission queue, frameworks' batches and dispatch decide when to plan, and how; the
+queue here decides which call goes on next.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Slot(Generic[_Item, _Result]):
         self._results = [result]
 
     def attach(self, wake: Callable[[], object], loop: object = None) -> None:
-        """Call `wake` when the slot is released or leaves, at once if it has."""
+        """Call `wake` when the slot is released or leaves, at once if it has, from any thread."""
         with self.queue.lock:
             self.wake, self.loop = wake, loop
             if self.state in (SlotState.RUNNING, SlotState.LEFT):
@@ -125,21 +125,26 @@ class TaskWaiter:
 
 
 class OrderedQueue(Generic[_Item, _Result]):
-    """Releases calls in their order, some at a time; passes over those that have left."""
+    """Releases calls in their order, some at a time; passes over those that have left.
+
+    Threads and tasks of any event loop may wait in one queue; hold `lock` to look and act in one
+    step. With one place, calls that leave as soon as they are released go strictly one after the
+    other.
+    """
 
     def __init__(
         self,
         places: int = 1,
         unused: Callable[[_Result], object] = lambda result: None,
         lanes: int = 1,
-        by_loop: bool = False,
+        by_loop: bool = False,  # whether neighbours of one event loop take one place together
     ) -> None:
         # re-entrant: a collected task may leave while this very thread holds it
         self.lock = ForkSafeLock()
         self.arrived: dict[Slot[_Item, _Result], None] = {}
         self.present = 0
         self.running = 0
-        self.moved_at = time.monotonic()
+        self.moved_at = time.monotonic()  # in seconds of the monotonic clock
         self.unused = unused
         self.places: float = places
         # heaps of place, order of lining up, and slot
@@ -168,7 +173,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         slots: list[Slot[_Item, _Result]],
         schedule: Callable[[list[Slot[_Item, _Result]]], list[Slot[_Item, _Result]]],
     ) -> None:
-        """Plan calls together, and line them up."""
+        """Plan calls together, and line them up; an error reaches each caller."""
         line = slots
         try:
             line = schedule(slots)

@@ -1,8 +1,6 @@
 """The plan that a planned document carries in its metadata, written and read back.
 
-The first document carries the plan, for who looks at it; all carry its digest, by which this
-process finds it again. Such metadata is JSON and may have been changed or forged by anyone since,
-so only what this process wrote counts; see `believed`.
+Metadata is JSON that anyone may have changed or forged: only what this process wrote counts.
 """
 
 from __future__ import annotations

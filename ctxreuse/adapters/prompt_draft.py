@@ -1,9 +1,4 @@
-"""A prompt in the making: its pieces, what is sent for each, and what the planner is asked.
-
-A prompt's messages are text. It is parsed once into pieces, text and contexts that we rendered;
-what is sent is the pieces joined again, so every other character stays as it is, but for the labels
-of blocks that user and assistant name behind a context, which are renamed as the context's are.
-"""
+"""A prompt in the making: its pieces, what is sent for each, and what the planner is asked."""
 
 from __future__ import annotations
 

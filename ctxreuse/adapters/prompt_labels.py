@@ -1,10 +1,4 @@
-"""Labels as the application gave them, and as the model sees them.
-
-A planned context shows its blocks in another order, so under other labels. The application knows
-the labels that it rendered: `[Doc_2]` is its second document. So a prompt's labels are renamed as
-variables are: what user and assistant say behind a context is shown to the model with the labels
-that it sees there, and its answer comes back with those that the application gave.
-"""
+"""Labels as the application gave them, and as the model sees them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Planning finished prompts: what a wrapper around a language model does before it sends them.
-
-The contexts in a prompt are planned from left to right; see `prompt_draft`. All prompts that wait
-together are planned as one batch and put into the order in which to send them.
-"""
+"""Planning finished prompts: what a wrapper around a language model does before it sends them."""
 
 from __future__ import annotations
 
@@ -434,7 +430,10 @@ def plans_together(
     strategy: Strategy = "reuse",
     **options: Any,
 ) -> list[Plan]:
-    """Return the plans of requests that came together, in the order given."""
+    """Return the plans of requests that came together, in the order given.
+
+    A tenant's only one is planned as if alone: a batch's order would show that others asked.
+    """
     of_tenant = Counter(request.tenant for request in requests)
     in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
     plans: dict[int, Plan] = {}

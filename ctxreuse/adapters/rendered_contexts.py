@@ -1,10 +1,4 @@
-"""Contexts as they were rendered into text, and how to find them again inside a prompt.
-
-A model wrapper gets finished prompts. To plan the context in one it has to know, for certain, that
-the application put it there and where its blocks begin. Nothing in the text can say so, since a
-document or a question may hold any text; so a registry remembers, for each tenant, what was
-rendered and how often, and where prompts have shown it since.
-"""
+"""Contexts as they were rendered into text, and how to find them again inside a prompt."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Finding retrieved documents that an application has joined into a prompt by itself.
-
-A text alone says nothing of what was put into it: the caller has to know that these documents were
-retrieved for this very prompt. What is found may be put into another order, so nothing around a
-document may belong to it: documents stand one after the other, and between each two are the same
-line breaks, with a rule at most, and no word or number that could be a title or a rank.
-"""
+"""Finding retrieved documents that an application has joined into a prompt by itself."""
 
 from __future__ import annotations
 
