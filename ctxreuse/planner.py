@@ -66,32 +66,31 @@ class ReusePlanner(FixedSettings):
     r"""Plans what to send so that the engine's prefix cache hits.
 
     The same requests in the same order give the same plans in any process. Threads and asyncio
-    tasks may share a planner; a large `plan_batch` takes seconds, so run it in a thread. A forked
-    process goes on with what is planned; a copy or a pickle is a new planner with these settings.
+    tasks may share a planner; run a large `plan_batch`, which takes seconds, in a thread. A copy or
+    a pickle is a new planner with these settings; a forked process goes on with what is planned.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
-        token_counter: Counts blocks without a token count: a function from text to tokens, a
-            tokenizer, or None for an estimate that engines' reports correct. Called by threads.
+        token_counter: A function from text to tokens, which threads may call at the same time, a
+            tokenizer, or None for an estimate that engines' reports correct.
         capacity_tokens: Tokens that the engine's cache holds, where it does not report evictions.
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
         annotate: Whether the model is told of a changed order. None: unless `keep_best` is set.
-        labels: Whether prompts show blocks under labels, for answers that cite them. None: only
-            where later turns, overlaps or words of `templates` may refer to them.
+        labels: Whether prompts show blocks under labels, to be cited. None: only where later turns,
+            overlaps or words of `templates` may refer to them.
         trim_overlaps: Whether a block is rendered without a beginning that ends an earlier one.
         mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
-            would have saved.
-        shared_log: Where planners of other processes with the same engine tell what they have sent.
-            Planning never waits for it, nor fails because of it.
-        tenant_class: The class of each tenant, as a function or a mapping, for which `savings`
-            counts apart. At most 16: others, and one named like its tenant, count as "other".
+            would save.
+        shared_log: Where planners of other processes with the same engine tell what they have sent;
+            planning never waits for it, nor fails because of it.
+        tenant_class: From a tenant to the class that `savings` counts it in, as a function or a
+            mapping; at most 16, and "other".
         tracing: Is told what is planned and answered: `ctxreuse.cache.telemetry.PlannerSpans`.
-        cache: Rules and prices of the prefix cache: a `CacheProfile`, or a text that
-            `cache_profile` reads, such as "anthropic(minimum=4096)". None is vLLM's.
+        cache: A `CacheProfile`, or what `cache_profile` reads: "anthropic(minimum=4096)". None is
+            vLLM's.
         keep_best: Whether the retriever's best block stays in front, for models that weigh what
-            they read first. It saves half as much for documents, a quarter for memories. Only for
-            "reuse".
+            they read first: half the savings for documents. Only for "reuse".
 
     Raises:
         InvalidRequestError: wrong type or out of range; so do all methods.
@@ -170,14 +169,11 @@ class ReusePlanner(FixedSettings):
     def load(
         cls, path: str | os.PathLike[str], *, strict: bool = False, **settings: Any
     ) -> ReusePlanner:
-        """Return a planner that goes on from a file that `save` has written.
-
-        Conversations are not in it: pass `history`. Without the file the planner is empty.
+        """Return a planner that goes on from a file of `save`; an empty one without the file.
 
         Args:
             path: The file; its key stands beside it, in `.key`.
-            strict: Whether a damaged or newer file is an error; if not, it is logged, and the
-                planner is empty.
+            strict: Whether a damaged or newer file is an error; else it is logged, and left out.
             **settings: As for `ReusePlanner`, without `shared_log`.
 
         Raises:
@@ -189,14 +185,14 @@ class ReusePlanner(FixedSettings):
         return planner
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was sent of late into a file, for `load` in the next process.
+        """Write what was sent of late, but no conversations, into a file for `load`.
 
-        It holds keyed digests of at most 200,000 blocks, and no text; the key is written beside it,
-        in `.key`. Both have mode 0600, and the file is replaced as a whole.
+        It holds keyed digests of at most 200,000 blocks, and no text; its key stands beside it, in
+        `.key`. Both have mode 0600, and the file is replaced as a whole.
 
         Raises:
-            InvalidRequestError: the planner shares a log, or is in shadow mode; the key beside the
-                file belongs to another planner.
+            InvalidRequestError: the planner shares a log, or is in shadow mode; the key is
+                another's.
             InputFileError: it cannot be written, or its folder does not exist.
         """
         from ctxreuse.sharing.secret_file import kept_secret
@@ -322,11 +318,7 @@ class ReusePlanner(FixedSettings):
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> Plan:
-        """Return what `plan` would return now, without recording it as sent.
-
-        Its request id is "", and no tokens are expected in the cache. Arguments are those of
-        `plan`.
-        """
+        """Return what `plan` would, and record nothing; without request id and cached tokens."""
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
         _check_now(now)
@@ -340,17 +332,10 @@ class ReusePlanner(FixedSettings):
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> BatchPlan:
-        """Plan requests that are known together, and the order in which to send them.
+        """Plan requests that are known together; return the plans in execution order.
 
-        Args:
-            requests: The batch; turns of one conversation in their order.
-            strategy: As in `plan`; "paper" is Algorithms 4 and 5, "none" keeps the batch's order,
-                too.
-            deduplicate: As in `plan`.
-            now: As in `plan`.
-
-        Returns:
-            The plans in execution order.
+        Arguments are those of `plan`. "paper" is Algorithms 4 and 5; "none" keeps the order of the
+        batch. Turns of one conversation have to come in their order.
 
         Raises:
             UnknownStrategyError: there is no such strategy.
@@ -396,16 +381,14 @@ class ReusePlanner(FixedSettings):
     ) -> None:
         """Note what the engine reports of an answered prompt, for `savings` and token estimates.
 
-        `EngineClient`, `EnginePool` and the wrappers around models call it. Impossible counts are
-        taken as not reported.
+        `EngineClient`, `EnginePool` and the wrappers around models call it.
 
         Args:
             plans: The plans of the contexts in the prompt; none for one without any.
             prompt_tokens: Tokens of the prompt, cached and written ones included; None is unknown.
             cached_tokens: Those that came from the prefix cache; None is unknown.
             completion_tokens: Tokens of the answer, for traces.
-            written_tokens: Those written into the cache, all or by time to live ("5m", "1h"); None
-                is unknown.
+            written_tokens: Those written into the cache, all or by time to live ("5m", "1h").
             seconds: How long the call took, for traces.
             tenant: Whose prompt it was; None takes that of the first plan.
         """
@@ -450,8 +433,7 @@ class ReusePlanner(FixedSettings):
 
         Args:
             request_ids: Ids as given to or returned by the planner; unknown ones are reported.
-            tenant: Whose requests they are. None takes the only tenant that has a request of an id;
-                if several have, the id is reported as unknown.
+            tenant: Whose they are; None takes the only tenant that has an id, and else reports it.
         """
         if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
             raise InvalidRequestError(
@@ -463,13 +445,9 @@ class ReusePlanner(FixedSettings):
         return self._note_evicted(self._planning.evict(ids, _checked_tenant(tenant)))
 
     def evict_tokens(self, tokens: int) -> Evicted:
-        """Tell the planner that the engine dropped this many tokens, the least recently used.
+        """Tell the planner that the engine dropped this many block tokens, the least recently used.
 
-        Args:
-            tokens: Block tokens, from 0; rounded up to whole blocks.
-
-        Returns:
-            What left the index, or leaves it as soon as a running call of another thread ends.
+        Whole blocks leave the index, some only when a running call of another thread ends.
         """
         tokens = checked_integer("tokens", tokens)
         return self._note_evicted(self._planning.evict_tokens(tokens))
@@ -477,9 +455,7 @@ class ReusePlanner(FixedSettings):
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the first `blocks` of a request's blocks.
 
-        Returns:
-            What left the index: the request's other blocks, and what other requests sent behind
-            them.
+        The others leave the index, with what other requests sent behind them.
         """
         checked_id("request_id", request_id)
         blocks = checked_integer("blocks", blocks)
@@ -496,10 +472,10 @@ class ReusePlanner(FixedSettings):
         return self._planning.block_tokens(checked_blocks("blocks", blocks), tenant)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
-        """Return how many block tokens of a request are expected in the cache; record nothing.
+        """Return how many block tokens of a request are expected in the cache; 0 with a history.
 
         Args:
-            request: The request; with a history the result is 0.
+            request: The request.
             in_order: Whether the blocks stay in the request's order; else in the best one.
         """
         if not isinstance(request, ContextRequest):
@@ -507,12 +483,7 @@ class ReusePlanner(FixedSettings):
         return 0 if request.history else self._planning.cached_tokens(request, in_order=in_order)
 
     def sibling(self, engine: str | None = None) -> ReusePlanner:
-        """Return a planner with the same settings that has seen nothing yet.
-
-        Args:
-            engine: Its engine, where a log tells engines apart (`of_engine`); None is this
-                planner's.
-        """
+        """Return a planner with these settings that has seen nothing, for an engine of the log."""
         if engine is None or self._shared_log is None:
             return copy(self)
         words = (
@@ -551,27 +522,14 @@ class ReusePlanner(FixedSettings):
         return SharingStatistics() if self._exchange is None else self._exchange.statistics()
 
     def catch_up(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all that the shared log holds is taken in; for the start of a process.
-
-        Args:
-            timeout_s: How long to wait at most, in seconds.
-
-        Returns:
-            Whether it is; True without a log.
-        """
+        """Wait until the shared log is taken in; return whether it is, in `timeout_s` seconds."""
         checked_number("timeout_s", timeout_s)
         return True if self._exchange is None else self._exchange.catch_up(timeout_s)
 
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None
     ) -> Conversation:
-        """Start a conversation that keeps its own messages.
-
-        Args:
-            conversation_id: Its name within the tenant.
-            tenant: Whose conversation it is.
-            system: The system message's text.
-        """
+        """Start a conversation that keeps its own messages, with a system message's text."""
         return Conversation(self.plan, conversation_id, tenant, system, self.without_blocks)
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
@@ -581,11 +539,7 @@ class ReusePlanner(FixedSettings):
         return self._planning.end_conversation(conversation_id, tenant)
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
-        """Return the blocks that stand in a request's history, by label.
-
-        Those that no longer hold are for `ContextRequest.outdated`. Of the request its `history`,
-        `conversation_id` and `tenant` count.
-        """
+        """Return the blocks that stand in a request's history, by label, such as for `outdated`."""
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
         return self._planning.shown_blocks(request)
@@ -597,11 +551,7 @@ class ReusePlanner(FixedSettings):
         conversation_id: str | int,
         tenant: str = "",
     ) -> list[dict[str, Any]]:
-        """Return copies of a conversation's messages without the texts of blocks with these ids.
-
-        What the model said of them stays. The engine computes anew all behind the first removed
-        text.
-        """
+        """Return copies of a conversation's messages without the texts of blocks with these ids."""
         history = ContextRequest((), history=messages).history or ()
         ids = [checked_id("a block id", one) for one in checked_list("block_ids", block_ids, "ids")]
         checked_id("conversation_id", conversation_id)
@@ -609,10 +559,7 @@ class ReusePlanner(FixedSettings):
         return self._planning.without_blocks(history, ids, conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
-        """Return the size of all that the planner remembers, all tenants together.
-
-        It waits for no plan, so what a running one records does not count yet.
-        """
+        """Return the size of all that the planner remembers; running plans may not count."""
         return self._planning.statistics()
 
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:

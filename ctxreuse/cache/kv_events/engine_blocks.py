@@ -343,7 +343,7 @@ class HeldRequests:
     """Follows the prompts of answered requests through the engine's cache events.
 
     A request is judged when the engine holds all of its prompt, or after `settle_s` seconds; until
-    then it counts as held. Requests over the bounds are evicted: nobody would see theirs.
+    then it counts as held. Those over the bounds are evicted, since their loss would go unnoticed.
     """
 
     def __init__(
