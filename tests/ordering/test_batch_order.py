@@ -37,17 +37,6 @@ def test_an_empty_batch_has_nothing_to_arrange(strategy):
     assert arranged([], strategy) == ([], [])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_papers_batch_gets_the_papers_orders(strategy):
-    batch = [asked("213"), asked("261"), asked("410")]
-    assert arranged(batch, strategy) == (["123", "126", "140"], [0, 1, 2])
-
-
-def test_requests_that_share_a_prefix_run_back_to_back():
-    batch = [asked("214"), asked("410"), asked("578"), asked("129")]
-    assert arranged(batch) == (["124", "140", "578", "129"], [0, 3, 1, 2])
-
-
 def test_each_context_stands_behind_its_cached_path():
     batch = [asked("dcba", cached="ab"), asked("edba", cached="ab"), asked("eda")]
     assert arranged(batch) == (["abdc", "abde", "eda"], [0, 1, 2])

@@ -1,9 +1,7 @@
 import pytest
-from helpers import keys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache import BlockLevelCache
 from ctxreuse.ordering.batch import depth_first_order
 from ctxreuse.ordering.paper import paper_schedule
 
@@ -15,12 +13,6 @@ search_paths = st.lists(st.lists(st.integers(0, 2), max_size=3), max_size=12)
 
 def scheduled(batch):
     return [batch[position] for position in depth_first_order(batch)]
-
-
-def reused_blocks(orders):
-    """Run orders of three blocks through a cache that holds one context; count the hits."""
-    cache = BlockLevelCache(capacity_tokens=3)
-    return [cache.serve(keys(order), [1, 1, 1]).cached_tokens for order in orders]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +93,6 @@ def test_algorithm_5_sorts_groups_by_size_and_members_by_length(paths):
     for one in set(branch):
         members = [p for p, its in zip(order, branch, strict=True) if its == one]
         assert members == sorted(members, key=lambda p: (-len(paths[p]), p))
-
-
-def test_figure_7_the_scheduled_order_reuses_three_blocks_where_the_given_one_reuses_one():
-    c6, c3, c7, c8 = "124", "140", "578", "129"
-    assert reused_blocks([c6, c3, c7, c8]) == [0, 1, 0, 0]
-    assert scheduled([c6, c3, c7, c8]) == [c6, c8, c3, c7]
-    assert reused_blocks([c6, c8, c3, c7]) == [0, 2, 1, 0]
 
 
 def test_figure_7_algorithm_5_runs_the_requests_behind_c4_then_c3_then_c7():

@@ -129,18 +129,3 @@ def test_the_second_turn_refers_to_what_the_first_one_showed_and_sends_the_rest(
             "Second?"
         ),
     ]
-
-
-def test_the_annotations_have_the_papers_words():
-    planner = ReusePlanner()
-    planner.plan(big_request((1, 2, 3)))
-    moved = planner.plan(big_request((2, 1, 3), "Which?", history=[], conversation_id="c"))
-
-    assert moved.order_annotation == (
-        "Please read the context in the following priority order: "
-        "[Doc_2] > [Doc_1] > [Doc_3] and answer the question."
-    )
-    later = planner.plan(
-        request((1,), "And?", history=moved.messages(), conversation_id="c"),
-    )
-    assert later.content == "Please refer to [Doc_1] in the previous conversation.\n\nAnd?"

@@ -1,7 +1,6 @@
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,13 +11,12 @@ from planning_helpers import (
     first_turn,
     later_turn,
     location_words,
-    order_words,
     request,
     sent_ids,
     user,
 )
 
-from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.index.radix_tree import IndexStatistics
@@ -50,15 +48,6 @@ def test_moved_blocks_are_announced_before_the_question():
         "Why?"
     )
     assert plan.expected_cached_tokens == 300
-
-
-def test_the_order_annotation_can_stand_after_the_question():
-    planner = ReusePlanner(templates=replace(PAPER_TEMPLATES, order_position="after_question"))
-    planner.plan(big_request((1, 2)))
-    plan = planner.plan(big_request((2, 1), "Why?"))
-    assert plan.content == (
-        f"[Doc_1] text of 1\n\n[Doc_2] text of 2\n\nWhy?\n\n{order_words(2, 1)}"
-    )
 
 
 @all_strategies
@@ -150,17 +139,11 @@ def test_a_plan_can_neither_be_changed_nor_change_with_the_callers_lists():
         plan.request_id = "other"
     asked_blocks.append(block(2))
     history[0]["content"] = "Changed."
+    history[1]["content"][0]["text"] = "changed"
     history.append(user("More."))
     plan.messages()[0]["content"] = "Changed."
+    plan.messages()[1]["content"].clear()
     assert plan.messages() == expected
-
-
-def test_the_parts_of_a_message_in_the_callers_history_are_copied_too():
-    history = [user([{"type": "text", "text": "as it was"}])]
-    plan = ReusePlanner().plan(ContextRequest([], "Why?", history=history))
-    history[0]["content"][0]["text"] = "changed"
-    plan.messages()[0]["content"].clear()
-    assert plan.messages()[0] == user([{"type": "text", "text": "as it was"}])
 
 
 def test_given_token_counts_win_over_the_counter_and_both_over_the_estimate():
@@ -261,18 +244,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "keep_best": True,
     }
     assert planner._mode == sibling._mode == "active"
-
-
-def test_siblings_do_not_learn_from_each_other():
-    planner = ReusePlanner()
-    planner.plan(big_request((1, 2)))
-    sibling = planner.sibling()
-    plan = sibling.plan(big_request((2, 1)))
-    assert (sent_ids(plan), plan.expected_cached_tokens, plan.request_id) == (
-        [2, 1],
-        0,
-        "request-0",
-    )
+    assert sent_ids(sibling.plan(big_request((2, 1)))) == [2, 1]
     assert planner.cached_tokens(big_request((2, 1)), in_order=True) == 0
 
 
@@ -317,16 +289,13 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
             "request_ids must be a list of ids, not 'request-1' (str)",
         ),
         (
-            lambda planner: planner.evict(None),
-            "request_ids must be a list of ids, not None (NoneType)",
-        ),
-        (
             lambda planner: planner.evict_tokens(-1),
             "tokens must be an integer from 0, not -1 (int)",
         ),
         (
-            lambda planner: planner.evict_tokens(1.5),
-            "tokens must be an integer from 0, not 1.5 (float)",
+            lambda planner: planner.cached_tokens(["text"]),
+            "a request must be a ContextRequest, not ['text'] (list); "
+            "build one with ContextRequest(blocks=[...], query='...')",
         ),
         (
             lambda planner: ReusePlanner(alpha=float("nan")),
@@ -370,6 +339,7 @@ def test_an_unknown_strategy_is_refused(strategy):
     for call in (
         lambda: planner.plan(request((1,)), strategy=strategy),
         lambda: planner.plan_batch([request((1,))], strategy=strategy),
+        lambda: planner.plan_batch([], strategy=strategy),
     ):
         with pytest.raises(UnknownStrategyError) as caught:
             call()
@@ -377,9 +347,3 @@ def test_an_unknown_strategy_is_refused(strategy):
             f"there is no strategy {strategy!r} ({type(strategy).__name__}); "
             f"choose one of {', '.join(map(repr, STRATEGIES))}"
         )
-
-
-@pytest.mark.parametrize("strategy", ["Reuse", None])
-def test_an_unknown_strategy_is_refused_for_an_empty_batch_too(strategy):
-    with pytest.raises(UnknownStrategyError):
-        ReusePlanner().plan_batch([], strategy=strategy)

@@ -45,16 +45,6 @@ def test_strategy_none_runs_a_batch_as_it_is():
     assert [sent_ids(plan) for plan in batch.plans] == [[2, 1], [3], [1, 2]]
 
 
-@pytest.mark.parametrize("strategy", ["reuse", "paper"])
-def test_requests_that_share_a_prefix_run_back_to_back(strategy):
-    contexts = [(1, 2), (7, 8), (2, 1), (9,), (8, 7), (3, 2, 1)]
-    batch = ReusePlanner().plan_batch([big_request(ids) for ids in contexts], strategy)
-    orders = [sent_ids(plan) for plan in batch.plans]
-    assert sorted(orders[:3]) == [[1, 2], [1, 2], [1, 2, 3]]
-    assert orders[3:] == [[7, 8], [7, 8], [9]]
-    assert sum(plan.expected_cached_tokens for plan in batch.plans) == 600
-
-
 def test_a_batch_goes_behind_what_is_cached_already():
     planner = ReusePlanner()
     planner.plan(big_request((1, 2)))
@@ -65,15 +55,6 @@ def test_a_batch_goes_behind_what_is_cached_already():
         [5, 3, 4],
     ]
     assert [plan.expected_cached_tokens for plan in batch.in_input_order()] == [100, 200, 0]
-
-
-@pytest.mark.parametrize("strategy", ["reuse", "paper"])
-def test_a_batch_shares_nothing_across_tenants_and_system_texts(strategy):
-    groups = [("", None), ("t", None), ("", "Be brief."), ("", None), ("t", None)]
-    requests = [big_request((1, 2), tenant=tenant, system=system) for tenant, system in groups]
-    batch = ReusePlanner().plan_batch(requests, strategy)
-    assert batch.order == (0, 3, 1, 4, 2)
-    assert [plan.expected_cached_tokens for plan in batch.plans] == [0, 200, 0, 200, 0]
 
 
 @all_strategies
@@ -92,22 +73,6 @@ def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy):
     assert sorted(queries) == ["1", "2", "3", "late", "x", "y"]
     assert [query for query in queries if query in "123"] == ["1", "2", "3"]
     assert sorted(batch.order) == [0, 1, 2, 3, 4, 5]
-
-
-@all_strategies
-def test_a_conversations_turns_keep_their_order_where_a_larger_group_runs_first(strategy):
-    batch = ReusePlanner().plan_batch(
-        [
-            big_request((1,), "1", history=[], conversation_id="c"),
-            big_request((9,), "2", history=[], conversation_id="c"),
-            *[big_request((9, 8), "x")] * 3,
-            big_request((1,), "3", history=[user("Hello.")], conversation_id="c"),
-        ],
-        strategy,
-    )
-    queries = [plan.request.query for plan in batch.plans]
-    assert [query for query in queries if query != "x"] == ["1", "2", "3"]
-    assert sorted(queries) == ["1", "2", "3", "x", "x", "x"]
 
 
 def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows():

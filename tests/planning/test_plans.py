@@ -66,10 +66,6 @@ def test_the_order_annotation_stands_where_the_templates_put_it():
     )
 
 
-def test_an_empty_plan_is_an_empty_message():
-    assert plan_of(query="").messages() == [{"role": "user", "content": ""}]
-
-
 def test_messages_may_be_edited_without_changing_the_plan():
     before = SECOND_TURN.messages()
     edited = SECOND_TURN.messages()
@@ -88,7 +84,3 @@ def test_a_batchs_plans_come_back_in_input_order(order):
     plans = [dataclasses.replace(SECOND_TURN, request_id=position) for position in order]
     batch = BatchPlan(tuple(plans), tuple(order))
     assert [plan.request_id for plan in batch.in_input_order()] == [0, 1, 2, 3, 4]
-
-
-def test_an_empty_batch_has_no_plans():
-    assert BatchPlan((), ()).in_input_order() == ()

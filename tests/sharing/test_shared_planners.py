@@ -9,12 +9,10 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Sequence
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import in_children
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises
@@ -32,41 +30,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 @pytest.fixture
 def log(tmp_path: Path) -> SQLiteLog:
     return SQLiteLog(tmp_path / "sent.sqlite")
-
-
-def test_a_planner_orders_by_what_another_one_has_sent(log: SQLiteLog) -> None:
-    one, other = sharing(log)
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    assert other.cached_tokens(asked("cba")) > 0
-    assert order(other.plan(asked("cxab"))) == order(one.plan(asked("cxab"))) == "abcx"
-    caught_up(one, other)
-    assert one.sharing == SharingStatistics(told=2, taken_in=1)
-
-
-def test_prompts_are_those_of_one_planner_for_all(log: SQLiteLog) -> None:
-    requests = [asked("".join(letters)) for letters in ("abc", "cab", "bxa", "axb", "cxb", "abc")]
-    alone, planners = ReusePlanner(), sharing(log, 3)
-    for number, request in enumerate(requests):
-        plan = planners[number % 3].plan(request)
-        caught_up(*planners)
-        assert plan.messages() == alone.plan(request).messages()
-
-
-def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
-    log: SQLiteLog,
-) -> None:
-    [before] = sharing(log, 1)
-    for letters in ("abc", "cab", "bca", "xyz", "zab"):
-        before.plan(asked(letters, system="Be brief."))
-    before.plan_batch([asked(letters) for letters in ("abd", "dba", "bcd")])
-    caught_up(before)
-    [after] = sharing(log, 1)
-    caught_up(after)
-    for letters in ("cbax", "yzx", "dcba", "abc"):
-        for fields in ({}, {"system": "Be brief."}):
-            ours, theirs = (one.plan(asked(letters, **fields)) for one in (after, before))
-            assert ours.messages() == theirs.messages()
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -157,15 +120,6 @@ def test_the_file_is_for_its_owner_and_shows_no_text(log: SQLiteLog, tmp_path: P
         assert asked("a").blocks[0].key not in content, "digests are keyed"
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
-    log = SQLiteLog(tmp_path / "log", max_entries=10)
-    for _ in range(400):
-        log.append([b"x"] * 2)
-    read = log.read("", 1_000)
-    assert len(read.entries) < 10 + 2 * 64
-    assert log.read(read.position, 10).entries == []
-
-
 @pytest.mark.parametrize("kind", ["fails", "garbage", "a folder"])
 def test_a_log_that_cannot_be_used_costs_no_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
@@ -223,18 +177,6 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
     caught_up(other)
     assert other.sharing == SharingStatistics(taken_in=2, faults=1)
     assert other.cached_tokens(asked("def")) > 0
-
-
-def test_damaged_and_newer_entries_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    log = MemoryLog()
-    one, other = sharing(log)
-    one.plan(asked("abc"))
-    caught_up(one)
-    log.entries += [b"", b"\x02" * 100, log.entries[0][:-1], bytes(60)]
-    one.plan(asked("xyz"))
-    caught_up(one, other)
-    assert other.sharing.unreadable == 4
-    assert other.sharing.taken_in == 2
 
 
 def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,43 +258,6 @@ def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
     go_on.set()
     caught_up(planner)
     assert planner.sharing.told == 2
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_children_that_are_forked_tell_and_learn_for_themselves(log: SQLiteLog) -> None:
-    [planner] = sharing(log, 1)
-    planner.plan(asked("abc"))
-    caught_up(planner)
-
-    def child(number: int) -> tuple[str, int]:
-        plan = planner.plan(asked("cab" + "xyz"[number]))
-        assert planner.catch_up(WAIT_S)
-        return order(plan), planner.sharing.told
-
-    assert in_children(3, child) == [("abcx", 1), ("abcy", 1), ("abcz", 1)]
-    caught_up(planner)
-    assert planner.sharing.taken_in == 3
-
-
-def _spawned(path: Path, letters: str) -> None:
-    [planner] = sharing(SQLiteLog(path), 1, labels=True)
-    planner.plan(asked(letters))
-    caught_up(planner)
-
-
-def test_processes_that_are_spawned_share_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    context = get_context("spawn")
-    children = [context.Process(target=_spawned, args=(path, one)) for one in ("abc", "xyz")]
-    for one in children:
-        one.start()
-    for one in children:
-        one.join(60)
-        assert one.exitcode == 0
-    [planner] = sharing(SQLiteLog(path), 1, labels=True)
-    caught_up(planner)
-    assert order(planner.plan(asked("cba"))) == "abc"
-    assert order(planner.plan(asked("zyx"))) == "xyz"
 
 
 def test_the_thread_ends_with_the_planner() -> None:
