@@ -35,6 +35,14 @@ def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fiel
     return explain(now, before, cached, across_tenants=across_tenants)
 
 
+def told(cause, words, shared=0, **fields):
+    """Return what is told of "now", of which some blocks of 100 tokens each are shared."""
+    fields = {"closest": None, "block": None, "other_block": None, "lost_tokens": 0} | fields
+    return Explanation(
+        "now", cause, shared_blocks=shared, shared_tokens=100 * shared, words=words, **fields
+    )
+
+
 def common_beginning(one, other):
     pairs = zip(one, other, strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
@@ -65,33 +73,26 @@ def test_the_causes_in_words():
 
 
 def test_a_prompt_that_an_earlier_one_begins_with_is_a_hit():
-    assert why("ab", "xy", "abc", "a") == Explanation(
-        request_id="now",
-        cause=Cause.hit,
-        closest=1,
-        shared_blocks=2,
-        shared_tokens=200,
-        block=None,
-        other_block="c",
-        lost_tokens=0,
-        words="It begins as request 1 does, for 2 of its 2 blocks (200 of 200 block tokens): "
+    assert why("ab", "xy", "abc", "a") == told(
+        Cause.hit,
+        "It begins as request 1 does, for 2 of its 2 blocks (200 of 200 block tokens): "
         "all of it can be served. This prompt ends there.",
+        shared=2,
+        closest=1,
+        other_block="c",
     )
 
 
 def test_blocks_that_no_close_prompt_has_are_new():
-    assert why("abcd", "abxy", "cd") == Explanation(
-        request_id="now",
-        cause=Cause.new_blocks,
-        closest=0,
-        shared_blocks=2,
-        shared_tokens=200,
-        block="c",
-        other_block="x",
-        lost_tokens=0,
-        words="It begins as request 0 does, for 2 of its 4 blocks (200 of 400 block tokens). "
+    assert why("abcd", "abxy", "cd") == told(
+        Cause.new_blocks,
+        "It begins as request 0 does, for 2 of its 4 blocks (200 of 400 block tokens). "
         "They part at block 'c', where the earlier prompt has 'x'. "
         "No block from there on stands in that prompt.",
+        shared=2,
+        closest=0,
+        block="c",
+        other_block="x",
     )
 
 
@@ -103,34 +104,25 @@ def test_a_longer_prompt_goes_on_where_the_earlier_one_ends():
 
 
 def test_the_first_prompt_has_none_to_compare_with():
-    assert why("ab") == Explanation(
-        request_id="now",
-        cause=Cause.new_blocks,
-        closest=None,
-        shared_blocks=0,
-        shared_tokens=0,
+    assert why("ab") == told(
+        Cause.new_blocks,
+        "No earlier prompt with this tenant and system text is known: everything is computed.",
         block="a",
-        other_block=None,
-        lost_tokens=0,
-        words="No earlier prompt with this tenant and system text is known: "
-        "everything is computed.",
     )
 
 
 def test_the_same_blocks_in_another_order_are_computed_again():
-    assert why("acbd", "abcx") == Explanation(
-        request_id="now",
-        cause=Cause.other_order,
-        closest=0,
-        shared_blocks=1,
-        shared_tokens=100,
-        block="c",
-        other_block="b",
-        lost_tokens=200,
-        words="It begins as request 0 does, for 1 of its 4 blocks (100 of 400 block tokens). "
+    assert why("acbd", "abcx") == told(
+        Cause.other_order,
+        "It begins as request 0 does, for 1 of its 4 blocks (100 of 400 block tokens). "
         "They part at block 'c', where the earlier prompt has 'b'. "
         "From there on blocks with 200 tokens stand in the earlier prompt, too, but in another "
         "order or place: they are computed again.",
+        shared=1,
+        closest=0,
+        block="c",
+        other_block="b",
+        lost_tokens=200,
     )
 
 
@@ -141,18 +133,14 @@ def test_where_no_prompt_begins_alike_the_closest_is_said_to_be_no_more_than_tha
         "From there on blocks with 200 tokens stand in the earlier prompt, too, but in another "
         "order or place: they are computed again."
     )
-    assert why("ab", "cd", "ef") == Explanation(
-        request_id="now",
-        cause=Cause.new_blocks,
-        closest=1,
-        shared_blocks=0,
-        shared_tokens=0,
-        block="a",
-        other_block="e",
-        lost_tokens=0,
-        words="No earlier prompt begins as it does; the closest is request 1. "
+    assert why("ab", "cd", "ef") == told(
+        Cause.new_blocks,
+        "No earlier prompt begins as it does; the closest is request 1. "
         "They part at block 'a', where the earlier prompt has 'e'. "
         "No block from there on stands in that prompt.",
+        closest=1,
+        block="a",
+        other_block="e",
     )
 
 
@@ -177,17 +165,14 @@ def test_a_text_that_came_back_is_not_another_one():
 
 def test_the_same_blocks_behind_another_system_text_are_computed_again():
     before = prompt("earlier", "abc", system="S")
-    assert why("abd", before, "x") == Explanation(
-        request_id="now",
-        cause=Cause.other_system,
+    assert why("abd", before, "x") == told(
+        Cause.other_system,
+        "Request 'earlier' began with the same 2 blocks (200 tokens), but its system text is "
+        "another one and stands before them; they are computed again.",
         closest="earlier",
-        shared_blocks=0,
-        shared_tokens=0,
         block="a",
         other_block="a",
         lost_tokens=200,
-        words="Request 'earlier' began with the same 2 blocks (200 tokens), but its system text is "
-        "another one and stands before them; they are computed again.",
     )
 
 
@@ -215,17 +200,12 @@ def test_system_texts_are_told_apart(one, other):
 def test_another_tenants_prompt_is_only_looked_at_on_demand_and_never_named():
     before = prompt("theirs", "abc", tenant="them", system="theirs, too")
     assert why("abd", before) == why("abd")
-    assert why("abd", before, across_tenants=True) == Explanation(
-        request_id="now",
-        cause=Cause.other_tenant,
-        closest=None,
-        shared_blocks=0,
-        shared_tokens=0,
-        block="a",
-        other_block=None,
-        lost_tokens=200,
-        words="Another tenant's prompt began with the same 2 blocks (200 tokens), but tenants "
+    assert why("abd", before, across_tenants=True) == told(
+        Cause.other_tenant,
+        "Another tenant's prompt began with the same 2 blocks (200 tokens), but tenants "
         "share nothing; they are computed again.",
+        block="a",
+        lost_tokens=200,
     )
 
 
@@ -239,18 +219,16 @@ def test_ones_own_prompts_explain_before_other_system_texts_and_those_before_oth
 
 
 def test_what_left_the_cache_since_is_evicted():
-    assert why("abc", "abx", cached=100) == Explanation(
-        request_id="now",
-        cause=Cause.evicted,
+    assert why("abc", "abx", cached=100) == told(
+        Cause.evicted,
+        "It begins as request 0 does, for 2 of its 3 blocks (200 of 300 block tokens), "
+        "but 100 of these tokens have left the cache since. "
+        "They part at block 'c', where the earlier prompt has 'x'.",
+        shared=2,
         closest=0,
-        shared_blocks=2,
-        shared_tokens=200,
         block="c",
         other_block="x",
         lost_tokens=100,
-        words="It begins as request 0 does, for 2 of its 3 blocks (200 of 300 block tokens), "
-        "but 100 of these tokens have left the cache since. "
-        "They part at block 'c', where the earlier prompt has 'x'.",
     )
     assert why("abc", "abx", cached=200).cause is Cause.new_blocks
     assert why("abc", "abx", cached=0).lost_tokens == 200
@@ -294,17 +272,12 @@ def test_what_was_moved_and_what_is_too_short_add_up_and_the_larger_part_is_the_
 
 
 def test_more_cached_than_any_given_prompt_shares_is_an_older_prompts_beginning():
-    assert why("abcd", "axyz", "bcd", cached=200) == Explanation(
-        request_id="now",
-        cause=Cause.older_prompt,
-        closest=None,
-        shared_blocks=2,
-        shared_tokens=200,
-        block="c",
-        other_block=None,
-        lost_tokens=0,
-        words="A prompt that is not among those compared begins as it does: 200 of 400 block "
+    assert why("abcd", "axyz", "bcd", cached=200) == told(
+        Cause.older_prompt,
+        "A prompt that is not among those compared begins as it does: 200 of 400 block "
         "tokens are cached, 2 of its 4 blocks whole.",
+        shared=2,
+        block="c",
     )
     assert why("ab", cached=100).cause is Cause.older_prompt
     assert why("abcd", "axyz", cached=299).shared_tokens == 200  # whole blocks only
@@ -315,17 +288,11 @@ def test_more_cached_than_any_given_prompt_shares_is_an_older_prompts_beginning(
 
 @pytest.mark.parametrize("cached", [200, 201, 10**9])
 def test_an_older_prompt_that_begins_with_all_of_it_is_a_hit(cached):
-    assert why("ab", "ax", cached=cached) == Explanation(
-        request_id="now",
-        cause=Cause.hit,
-        closest=None,
-        shared_blocks=2,
-        shared_tokens=200,
-        block=None,
-        other_block=None,
-        lost_tokens=0,
-        words="A prompt that is not among those compared begins as it does: 200 of 200 block "
+    assert why("ab", "ax", cached=cached) == told(
+        Cause.hit,
+        "A prompt that is not among those compared begins as it does: 200 of 200 block "
         "tokens are cached, 2 of its 2 blocks whole.",
+        shared=2,
     )
 
 
@@ -358,32 +325,19 @@ def test_engines_with_other_block_sizes_can_be_explained():
 
 
 def test_a_prompt_without_blocks_has_nothing_to_reuse():
-    assert why("", "ab", "") == Explanation(
-        request_id="now",
-        cause=Cause.empty,
-        closest=None,
-        shared_blocks=0,
-        shared_tokens=0,
-        block=None,
-        other_block=None,
-        lost_tokens=0,
-        words="The prompt has no blocks: there is nothing to reuse.",
+    assert why("", "ab", "") == told(
+        Cause.empty, "The prompt has no blocks: there is nothing to reuse."
     )
 
 
 def test_a_later_turn_stands_behind_its_history():
-    assert why("ab", "ab", is_later_turn=True, after=0) == Explanation(
-        request_id="now",
-        cause=Cause.later_turn,
-        closest=0,
-        shared_blocks=0,
-        shared_tokens=0,
-        block="a",
-        other_block=None,
-        lost_tokens=0,
-        words="It continues a conversation behind request 0 and repeats what was sent there; "
+    assert why("ab", "ab", is_later_turn=True, after=0) == told(
+        Cause.later_turn,
+        "It continues a conversation behind request 0 and repeats what was sent there; "
         "its own 2 blocks (200 tokens) stand behind that history, "
         "where no other prompt can have put them.",
+        closest=0,
+        block="a",
     )
     unknown = why("", is_later_turn=True)
     assert (unknown.cause, unknown.closest, unknown.block) == (Cause.later_turn, None, None)
