@@ -7,7 +7,8 @@ the answer is the template's: then nobody has been sent it, and no other context
 import json
 
 import pytest
-from test_prompt_planner import World, block, letters_in, order_words
+from planning_helpers import order_words
+from test_prompt_planner import World, block, letters_in
 
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
@@ -131,13 +132,6 @@ def test_an_answered_context_with_another_one_behind_it_stays_as_it_is() -> None
     world.user(world.context("abc"))
     given = (*accepted(world.context("cab")), *ASKED[1:2], PromptPart("user", world.context("ca")))
     assert world.one(*given).texts[0] == given[0].text
-
-
-def test_what_an_answer_of_the_template_repeats_stays_as_it_is() -> None:
-    world = World()
-    world.user(world.context("abc"))
-    given = (ASKED[0], PromptPart("assistant", world.context("cab")), ASKED[2])
-    assert world.one(*given).texts == tuple(part.text for part in given)
 
 
 def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:

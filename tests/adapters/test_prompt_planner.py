@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from planning_helpers import order_words
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters import prompt_planner
@@ -54,14 +55,6 @@ class World:
 def letters_in(text: str) -> str:
     """Return the blocks that a text shows, in order."""
     return "".join(found[1] for found in re.finditer(r"([a-z]): \1{300}", text))
-
-
-def order_words(*ordinals: int) -> str:
-    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
-    return (
-        f"Please read the context in the following priority order: {labels} "
-        "and answer the question."
-    )
 
 
 def test_a_recognised_context_is_planned_where_it_stands() -> None:
@@ -223,15 +216,16 @@ def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
         before = (*planned.texts, f"Answer {number}.")
 
 
-def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
+@pytest.mark.parametrize("conversation_id", ["c1", None])
+def test_a_later_turn_leaves_out_what_the_conversation_shows(conversation_id: str | None) -> None:
     world = World()
     first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
-    world.one(first, conversation_id="c1")
+    world.one(first, conversation_id=conversation_id)
     later = world.one(
         first,
         PromptPart("assistant", "That."),
         PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
-        conversation_id="c1",
+        conversation_id=conversation_id,
     )
     assert later.texts[2] == (
         "Please refer to [Doc_2] in the previous conversation.\n\n"
@@ -239,21 +233,6 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
     )
     [plan] = later.plans
     assert plan.references == ("b",)
-
-
-def test_without_a_conversation_id_a_later_turn_leaves_out_what_earlier_messages_show() -> None:
-    world = World()
-    first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
-    world.one(first)
-    later = world.one(
-        first,
-        PromptPart("assistant", "That."),
-        PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
-    )
-    assert later.texts[2] == (
-        "Please refer to [Doc_2] in the previous conversation.\n\n"
-        f"[Doc_4] {block('d').text}\n\nWhy?"
-    )
 
 
 def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one() -> None:
@@ -283,13 +262,6 @@ def test_the_first_turn_of_a_conversation_is_ordered_like_any_context() -> None:
     world.one(*parts, PromptPart("user", world.context("abc")), conversation_id="c1")
     planned = world.one(*parts, PromptPart("user", world.context("cab")), conversation_id="c2")
     assert letters_in(planned.texts[2]) == "abc"
-
-
-def test_tenants_never_influence_each_other() -> None:
-    world = World()
-    world.user(world.context("abc", "one"), tenant="one")
-    assert letters_in(world.user(world.context("cab", "two"), tenant="two")) == "cab"
-    assert letters_in(world.user(world.context("bca", "one"), tenant="one")) == "abc"
 
 
 def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form() -> None:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypedDict
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
 from langgraph.graph import END, START, StateGraph
@@ -69,32 +70,6 @@ class Application:
 class TestStrangers:
     """What a tenant or a user can say to rewrite a prompt."""
 
-    def test_an_empty_chunk_rewrites_no_question(self) -> None:
-        application = Application()
-        for tenant in ("", "A", "B"):
-            application.ask([Document("")], "Hi", tenant)
-        asked = "What exactly does [Doc_1] say?"
-        sent = application.ask(documents("ab"), asked, "A")
-        assert sent.endswith(f"\n\nQuestion: {asked}")
-
-    @pytest.mark.parametrize("other", ["A", "B"])
-    def test_a_match_ends_where_the_context_ends(self, other: str) -> None:
-        application = Application("{context}\n\n{question}")
-        with request_context(tenant=other):
-            format_context([Document("The T")])
-        own_words = "[Doc_1] The Tagus\n\n[Doc_2] The Tiber"
-        sent = application.ask(documents("ab"), own_words, "A")
-        assert sent.endswith(f"\n\n{own_words}")
-
-    def test_another_tenants_ids_are_not_in_a_plan(self) -> None:
-        application = Application()
-        with request_context(tenant="A"):
-            context = format_context(documents("ab", "A's "))
-            with request_context(tenant="B"):
-                format_context(documents("ab", "B's "))
-            labels = labels_of(application, f"{context}\n\nWhich?")
-        assert labels == {"[Doc_1]": "A's a", "[Doc_2]": "A's b"}
-
     @pytest.mark.parametrize("other", ["A", "B"])
     def test_a_document_that_poses_as_two_does_not_merge_them(self, other: str) -> None:
         application = Application()
@@ -109,31 +84,6 @@ class TestStrangers:
         else:
             assert not labels, "it is not certain which of the two the prompt shows"
 
-    def test_texts_of_two_sources_keep_the_ids_of_theirs(self) -> None:
-        application = Application()
-        for source in ("one ", "two ", "one "):
-            context = format_context(documents("ab", source))
-            labels = labels_of(application, f"{context}\n\nWhich?")
-            assert labels == {"[Doc_1]": f"{source}a", "[Doc_2]": f"{source}b"}
-
-    def test_a_context_in_a_question_is_no_context(self) -> None:
-        application = Application()
-        shown = application.ask(documents("ab"), "One?", "A", thread_id="t")
-        pasted = shown.partition("\n\nQuestion")[0]
-        history = [HumanMessage(shown), AIMessage("So.")]
-        for template in (CONTEXT_FIRST, QUESTION_FIRST, "{question}"):
-            later = Application(template)
-            later.chain = (
-                RunnablePassthrough.assign(context=lambda one: format_context(one["documents"]))
-                | ChatPromptTemplate.from_messages(
-                    [MessagesPlaceholder("history"), ("human", template)]
-                )
-                | later.model
-            )
-            given = {"documents": documents("cd"), "question": f"{pasted} Why?", "history": history}
-            later.chain.invoke(given, configured("A", thread_id="t"))
-            assert f"{pasted} Why?" in str(later.inner.calls[-1].messages[-1].content)
-
     def test_the_same_context_twice_in_a_prompt_is_left_alone(self) -> None:
         application = Application(QUESTION_FIRST)
         with request_context(tenant="A"):
@@ -147,12 +97,7 @@ class TestStrangers:
 
     @pytest.mark.parametrize(
         "message",
-        [
-            SystemMessage,
-            AIMessage,
-            HumanMessage,
-            lambda text: ToolMessage(text, tool_call_id="1"),
-        ],
+        [SystemMessage, AIMessage, HumanMessage, partial(ToolMessage, tool_call_id="1")],
     )
     def test_no_message_that_quotes_a_context_is_rewritten(
         self, message: Callable[[str], BaseMessage]
@@ -168,13 +113,6 @@ class TestStrangers:
             quoting = message(f"I read: {context}")
             application.model.invoke([quoting, HumanMessage("Why?")], configured(tenant))
             assert application.inner.calls[-1].messages[0].content == quoting.content
-
-    def test_a_document_that_quotes_a_context_stays_whole(self) -> None:
-        application = Application()
-        shown = application.ask(documents("ab"), "One?", "A").partition("\n\nQuestion")[0]
-        quoting = Document(f"He said: {shown.replace('[Doc_2]', '[Doc_2]')} and left.", id="q")
-        sent = application.ask([*documents("c"), quoting], "One?", "A")
-        assert quoting.page_content in sent
 
 
 def labels_of(application: Application, prompt: str) -> dict[str, object]:
@@ -194,11 +132,81 @@ def labels_of(application: Application, prompt: str) -> dict[str, object]:
     return labels
 
 
+def given(letters: str) -> dict[str, Any]:
+    return {"documents": documents(letters), "question": "Which?"}
+
+
+def ask_plainly(application: Application, letters: str, config: Any = None) -> Any:
+    return application.model.invoke(f"{format_context(documents(letters))}\n\nWhich?", config)
+
+
+def around_the_chain(application: Application, tenant: str, letters: str) -> None:
+    with request_context(tenant=tenant):
+        application.chain.invoke(given(letters))
+
+
+def around_functions(application: Application, tenant: str, letters: str) -> None:
+    with request_context(tenant=tenant):
+        ask_plainly(application, letters)
+
+
+async def awaited_stream(application: Application, tenant: str, letters: str) -> None:
+    async for _ in application.chain.astream(given(letters), configured(tenant)):
+        pass
+
+
+def in_a_thread(application: Application, tenant: str, letters: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(around_the_chain, application, tenant, letters).result()
+
+
+def in_a_step(application: Application, tenant: str, letters: str) -> None:
+    step = RunnableLambda(lambda letters: ask_plainly(application, letters))
+    step.invoke(letters, configured(tenant))
+
+
+class State(TypedDict, total=False):
+    documents: list[Document]
+    context: str
+    answer: str
+
+
+def graph_of(application: Application) -> Any:
+    def render(state: State) -> State:
+        return {"context": format_context(state["documents"])}
+
+    def answer(state: State) -> State:
+        said = application.model.invoke(f"{state['context']}\n\nWhich?")
+        return {"answer": str(said.content)}
+
+    graph = StateGraph(State).add_node("render", render).add_node("answer", answer)
+    graph.add_edge(START, "render").add_edge("render", "answer").add_edge("answer", END)
+    return graph.compile()
+
+
+WAYS: dict[str, Callable[[Application, str, str], Any]] = {
+    "a config": lambda one, tenant, it: one.chain.invoke(given(it), configured(tenant)),
+    "an awaited config": lambda one, tenant, it: one.chain.ainvoke(given(it), configured(tenant)),
+    "a bound config": lambda one, tenant, it: one.chain.with_config(configured(tenant)).invoke(
+        given(it)
+    ),
+    "a request context around the chain": around_the_chain,
+    "a request context around functions": around_functions,
+    "a stream": lambda one, tenant, it: list(one.chain.stream(given(it), configured(tenant))),
+    "an awaited stream": awaited_stream,
+    "a thread": in_a_thread,
+    "a step of a chain": in_a_step,
+    "a graph": lambda one, tenant, it: graph_of(one).invoke(
+        {"documents": documents(it)}, configured(tenant)
+    ),
+    "an awaited graph": lambda one, tenant, it: graph_of(one).ainvoke(
+        {"documents": documents(it)}, configured(tenant)
+    ),
+}
+
+
 class TestSetUps:
     """Every usual way to say the tenant plans the contexts of this tenant."""
-
-    def given(self, letters: str) -> dict[str, Any]:
-        return {"documents": documents(letters), "question": "Which?"}
 
     def check(self, application: Application) -> None:
         assert sorted(application.sent) == ["abc", "abc", "cab"]
@@ -206,104 +214,24 @@ class TestSetUps:
         assert (statistics.planned, statistics.left_alone) == (3, 0)
         assert statistics.in_other_scope == 0
 
-    def test_a_config(self) -> None:
-        application = Application()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            application.chain.invoke(self.given(letters), configured(tenant))
-        self.check(application)
-
-    async def test_a_config_awaited(self) -> None:
-        application = Application()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            await application.chain.ainvoke(self.given(letters), configured(tenant))
-        self.check(application)
-
-    def test_a_request_context_around_the_chain(self) -> None:
-        application = Application()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            with request_context(tenant=tenant):
-                application.chain.invoke(self.given(letters))
-        self.check(application)
-
-    def test_a_request_context_around_plain_functions(self) -> None:
-        application = Application()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            with request_context(tenant=tenant):
-                context = format_context(documents(letters))
-                application.model.invoke(f"{context}\n\nWhich?")
-        self.check(application)
-
-    def test_a_bound_config(self) -> None:
-        application = Application()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            chain = application.chain.with_config(configured(tenant))
-            chain.invoke(self.given(letters))
-        self.check(application)
-
-    def test_a_batch_with_a_config_each(self) -> None:
-        application = Application()
-        application.chain.invoke(self.given("abc"), configured("one"))
-        configs = [configured("two"), configured("one")]
-        application.chain.batch([self.given("cab"), self.given("bca")], configs)
-        self.check(application)
-
-    async def test_an_awaited_batch_with_a_config_each(self) -> None:
-        application = Application()
-        await application.chain.ainvoke(self.given("abc"), configured("one"))
-        configs = [configured("two"), configured("one")]
-        await application.chain.abatch([self.given("cab"), self.given("bca")], configs)
-        self.check(application)
-
-    async def test_streams(self) -> None:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_is_the_tenants_context(self, way: str) -> None:
         application = Application(inner=StreamingModel())
-        list(application.chain.stream(self.given("abc"), configured("one")))
-        async for _ in application.chain.astream(self.given("cab"), configured("two")):
-            pass
-        async for _ in application.chain.astream(self.given("bca"), configured("one")):
-            pass
-        self.check(application)
-
-    def test_threads(self) -> None:
-        application = Application()
-        application.chain.invoke(self.given("abc"), configured("one"))
-
-        def ask(tenant: str, letters: str) -> None:
-            with request_context(tenant=tenant):
-                application.chain.invoke(self.given(letters))
-
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(ask, ["two", "one"], ["cab", "bca"]))
+        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+            done = WAYS[way](application, tenant, letters)
+            if asyncio.iscoroutine(done):
+                asyncio.run(done)
         self.check(application)
 
     @pytest.mark.parametrize("is_awaited", [False, True])
-    def test_nodes_of_a_graph(self, is_awaited: bool) -> None:
-        class State(TypedDict, total=False):
-            documents: list[Document]
-            context: str
-            answer: str
-
+    def test_a_batch_has_a_config_each(self, is_awaited: bool) -> None:
         application = Application()
-
-        def render(state: State) -> State:
-            return {"context": format_context(state["documents"])}
-
-        def answer(state: State) -> State:
-            said = application.model.invoke(f"{state['context']}\n\nWhich?")
-            return {"answer": str(said.content)}
-
-        graph = StateGraph(State)
-        graph.add_node("render", render)
-        graph.add_node("answer", answer)
-        graph.add_edge(START, "render")
-        graph.add_edge("render", "answer")
-        graph.add_edge("answer", END)
-        compiled = graph.compile()
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            state: State = {"documents": documents(letters)}
-            if is_awaited:
-                asyncio.run(compiled.ainvoke(state, configured(tenant)))
-            else:
-                compiled.invoke(state, configured(tenant))
+        application.chain.invoke(given("abc"), configured("one"))
+        asked = [given("cab"), given("bca")], [configured("two"), configured("one")]
+        if is_awaited:
+            asyncio.run(application.chain.abatch(*asked))
+        else:
+            application.chain.batch(*asked)
         self.check(application)
 
     def test_a_context_that_was_rendered_without_the_tenant_is_counted_and_logged_once(
@@ -320,13 +248,10 @@ class TestSetUps:
         [line] = caplog.messages
         assert "request_context(tenant=" in line
         assert "says" not in line
-
-    def test_a_context_whose_tenant_the_model_does_not_know_is_counted(self) -> None:
-        application = Application()
         with request_context(tenant="one"):
-            context = format_context(documents("abc"))
+            context = format_context(documents("xyz"))
         application.model.invoke(f"{context}\n\nWhich?")
-        assert application.model.prompt_statistics.in_other_scope == 1
+        assert application.model.prompt_statistics.in_other_scope == 3
 
 
 def test_a_rendering_that_two_prompts_use_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -393,35 +318,6 @@ class TestHonestPrograms:
         chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
         assert application.sent == ["abc"] * 4
 
-    def test_a_batch_may_hold_a_context_several_times(self) -> None:
-        application = Application()
-        application.ask(documents("abc"), "One?")
-        asked = [{"documents": documents("cab"), "question": f"{n}?"} for n in range(4)]
-        application.chain.batch(asked)
-        assert application.sent == ["abc"] * 5
-
-    def test_a_question_may_stand_before_its_context(self) -> None:
-        application = Application(QUESTION_FIRST)
-        application.chain.batch(
-            [{"documents": documents("cab"), "question": f"{n}?"} for n in range(4)]
-        )
-        assert application.model.prompt_statistics.planned == 4
-
-    @pytest.mark.parametrize(
-        "template",
-        [
-            "<context>{context}</context>\n{question}",
-            "Context: {context} \nAnswer: {question}",
-            "```{context}```{question}",
-            "{context}. {question}",
-        ],
-    )
-    def test_what_stands_around_a_context_does_not_matter(self, template: str) -> None:
-        application = Application(template)
-        for letters in ("abc", "cab"):
-            application.ask(documents(letters), "Which?", "A")
-        assert application.sent == ["abc", "abc"]
-
     def test_a_tool_may_render_a_context(self) -> None:
         application = Application()
         call = AIMessage("", tool_calls=[{"name": "find", "args": {}, "id": "1"}])
@@ -468,17 +364,6 @@ class TestHonestPrograms:
                 application.model.invoke(messages)
                 messages.append(AIMessage("So."))
         assert application.model.prompt_statistics.planned == 4
-
-    def test_a_step_of_the_chain_may_ask_with_the_config_of_the_chain(self) -> None:
-        application = Application()
-
-        def answer(given: dict[str, Any]) -> Any:
-            context = format_context(given["documents"])
-            return application.model.invoke(f"{context}\n\nWhich?")
-
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            RunnableLambda(answer).invoke({"documents": documents(letters)}, configured(tenant))
-        assert application.sent == ["abc", "cab", "abc"]
 
 
 class TestOtherAdapters:
