@@ -59,15 +59,6 @@ class TestContexts:
             await other.ainvoke(question(letters))
         assert [call.text for call in sync.calls] == [call.text for call in asynchronous.calls]
 
-    def test_all_other_text_stays_as_it_is(self) -> None:
-        inner = RecordingModel()
-        messages = [
-            SystemMessage("[Doc_1] nobody's\n\n[Doc_2] own"),
-            HumanMessage(f"- {context('ab')} -"),
-        ]
-        model(inner).invoke(messages)
-        assert inner.calls[0].messages == messages
-
     def test_the_callers_messages_are_not_changed(self) -> None:
         wrapper = model()
         wrapper.invoke(question("abc"))
@@ -167,13 +158,6 @@ class TestContexts:
             found = [Document(block(letter).text, id=f"id-{letter}") for letter in letters]
             chain.invoke({"context": format_context(found), "question": "Which?"})
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-
-    def test_strategy_none_only_schedules(self) -> None:
-        inner = RecordingModel()
-        wrapper = model(inner, strategy="none")
-        wrapper.invoke(question("abc"))
-        wrapper.invoke(question("cab"))
-        assert letters_in(inner.calls[1].text) == "cab"
 
     def test_other_tools_are_another_prefix(self) -> None:
         inner = RecordingModel()
@@ -288,52 +272,6 @@ class TestArguments:
 
 
 class TestScope:
-    def test_tenants_in_the_config_are_kept_apart(self) -> None:
-        inner = RecordingModel()
-        wrapper = model(inner)
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            wrapper.invoke(question(letters, tenant=tenant), configured(tenant=tenant))
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
-
-    async def test_the_tenant_reaches_async_calls_and_streams(self) -> None:
-        inner = StreamingModel()
-        wrapper = model(inner)
-        one, two = configured(tenant="one"), configured(tenant="two")
-        await wrapper.ainvoke(question("abc", tenant="one"), one)
-        for _ in wrapper.stream(question("cab", tenant="two"), two):
-            pass
-        async for _ in wrapper.astream(question("bca", tenant="one"), one):
-            pass
-        for _ in wrapper.stream(question("acb", tenant="one"), one):
-            pass
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc", "abc"]
-
-    def test_the_request_context_counts(self) -> None:
-        inner = RecordingModel()
-        wrapper = model(inner)
-        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            with request_context(tenant=tenant):
-                wrapper.invoke(question(letters, tenant=tenant))
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
-
-    def test_the_config_around_a_step_counts(self) -> None:
-        inner = RecordingModel()
-        wrapper = model(inner)
-        step = RunnableLambda(lambda text: wrapper.invoke(text))
-        old_style = RunnableLambda(lambda text: wrapper.generate([[HumanMessage(text)]]))
-        step.invoke(question("abc", tenant="one"), configured(tenant="one"))
-        step.invoke(question("cab", tenant="two"), configured(tenant="two"))
-        old_style.invoke(question("bca", tenant="one"), configured(tenant="one"))
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
-
-    def test_a_bound_config_counts(self) -> None:
-        inner = RecordingModel()
-        wrapper = model(inner)
-        of_one = wrapper.with_config(configurable={"tenant": "one"})
-        of_one.invoke(question("abc", tenant="one"))
-        wrapper.invoke(question("cab"))
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
-
     async def test_the_listeners_context_shows_nothing_of_a_stream(self) -> None:
         wrapper = model(StreamingModel())
         steps = wrapper.stream("Hello", configured(tenant="one"))
@@ -394,10 +332,6 @@ class TestWrongArguments:
     def test_a_switch_is_true_or_false(self, field: str) -> None:
         with pytest.raises(ValueError, match=field):
             model(**{field: "yes"})
-
-    def test_an_inner_model_is_needed(self) -> None:
-        with pytest.raises(ValueError, match="inner"):
-            ReuseChatModel()  # type: ignore[call-arg]
 
     def test_each_wrapper_has_a_planner_of_its_own_unless_given(self) -> None:
         shared = ReusePlanner()

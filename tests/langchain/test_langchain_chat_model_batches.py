@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,10 +22,10 @@ from langchain_model_helpers import (
     context,
     global_cache,
     letters_in,
+    openai_model,
     question,
     text_of,
 )
-from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, TaskWaiter
@@ -575,20 +574,6 @@ class TestWindow:
         assert wrapper.planner.statistics().requests == 5
 
 
-def engine_and_model(
-    wrap: Callable[[ChatOpenAI], BaseChatModel],
-) -> tuple[EmulatedEngine, BaseChatModel]:
-    engine = EmulatedEngine(block_size=16, capacity_tokens=800)
-    inner = ChatOpenAI(
-        model="emulated",
-        base_url="http://engine/v1",
-        api_key="none",  # type: ignore[arg-type]
-        http_client=httpx.Client(transport=engine.transport(httpx)),
-        http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
-    )
-    return engine, wrap(inner)
-
-
 @pytest.mark.parametrize("way", ["burst", *METHODS])
 def test_an_engine_with_a_small_cache_serves_more_from_it(way: str) -> None:
     letters = ["abcd", "efgh", "dcba", "hgfe", "badc", "mnop", "feghi"[:4], "cdab"]
@@ -599,7 +584,8 @@ def test_an_engine_with_a_small_cache_serves_more_from_it(way: str) -> None:
 
     cached = []
     for wrap in (lambda inner: inner, lambda inner: ReuseChatModel(inner=inner)):
-        engine, chat_model = engine_and_model(wrap)
+        engine = EmulatedEngine(block_size=16, capacity_tokens=800)
+        chat_model = wrap(openai_model(engine))
         if way == "burst":
             answers = asyncio.run(burst(chat_model))
         else:

@@ -4,10 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_openai import ChatOpenAI
+from langchain_model_helpers import openai_model
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -54,40 +53,23 @@ def obedient(body: Mapping[str, Any]) -> str | ToolCall:
     return "Some words."
 
 
-def wrapped_fields() -> dict[str, Any]:
-    engine = EmulatedEngine(answer=obedient)
-    inner = ChatOpenAI(
-        model="emulated",
-        base_url="http://engine/v1",
-        api_key="none",  # type: ignore[arg-type]
-        http_client=httpx.Client(transport=engine.transport(httpx)),
-        http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
-        stream_usage=True,
-        temperature=0,
-        max_tokens=100,
-    )
-    return {"inner": inner, "planner": ReusePlanner()}
-
-
-class TestUnit(ChatModelUnitTests):
+class OfTheWrapper:
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ReuseChatModel
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return wrapped_fields()
+        engine = EmulatedEngine(answer=obedient)
+        inner = openai_model(engine, temperature=0, max_tokens=100)
+        return {"inner": inner, "planner": ReusePlanner()}
 
 
-class TestIntegration(ChatModelIntegrationTests):
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ReuseChatModel
+class TestUnit(OfTheWrapper, ChatModelUnitTests):
+    pass
 
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return wrapped_fields()
 
+class TestIntegration(OfTheWrapper, ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True

@@ -46,6 +46,7 @@ class CitingModel(BaseChatModel):
     """Answers what `says` returns for the labels it was shown; streams it letter by letter."""
 
     says: Says = Field(default=cites_a)
+    message: Callable[[str], AIMessage] = AIMessage
     calls_tool: bool = False
     step: int = 1
     _seen: list[list[BaseMessage]] = PrivateAttr(default_factory=list)
@@ -66,7 +67,7 @@ class CitingModel(BaseChatModel):
     def _answer(self, messages: list[BaseMessage]) -> AIMessage:
         text = self._text(messages)
         if not self.calls_tool:
-            return AIMessage(text)
+            return self.message(text)
         call = {"name": "note", "args": {"sources": [text], "n": 1}, "id": "1"}
         raw = {"id": "1", "function": {"name": "note", "arguments": json.dumps(call["args"])}}
         return AIMessage("", tool_calls=[call], additional_kwargs={"tool_calls": [raw]})
@@ -229,26 +230,14 @@ class TestWholeAnswers:
 
     def test_a_reasoning_that_is_signed_stays(self) -> None:
         thought = {"type": "thinking", "thinking": "[Doc_1]", "signature": "x"}
-
-        class Thinking(CitingModel):
-            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
-                return AIMessage([thought, {"type": "text", "text": self._text(messages)}])
-
-        model = ReuseChatModel(inner=Thinking(), window_s=0)
-        model.invoke(prompt("abc"))
+        model = wrapped(message=lambda text: AIMessage([thought, {"type": "text", "text": text}]))
         answer = model.invoke(prompt("cab"))
         assert answer.content == [thought, {"type": "text", "text": "It is so [Doc_2]."}]
 
     @pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])
     def test_a_part_of_a_kind_that_nobody_knows_stays_beside_the_others(self, kind: Any) -> None:
         odd = {"type": kind, "text": "[Doc_1]"}
-
-        class Odd(CitingModel):
-            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
-                return AIMessage([odd, {"type": "text", "text": self._text(messages)}])
-
-        model = ReuseChatModel(inner=Odd(), window_s=0)
-        model.invoke(prompt("abc"))
+        model = wrapped(message=lambda text: AIMessage([odd, {"type": "text", "text": text}]))
         answer = model.invoke(prompt("cab"))
         assert answer.content[1] == {"type": "text", "text": "It is so [Doc_2]."}
         assert answer.content[0]["type"] == kind
@@ -256,14 +245,7 @@ class TestWholeAnswers:
 
     def test_a_content_that_is_no_list_of_parts_stays(self) -> None:
         odd = {"type": "text", "text": "[Doc_1]"}
-
-        class Odd(CitingModel):
-            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
-                self._text(messages)
-                return AIMessage("").model_copy(update={"content": odd})
-
-        model = ReuseChatModel(inner=Odd(), window_s=0)
-        model.invoke(prompt("abc"))
+        model = wrapped(message=lambda _: AIMessage("").model_copy(update={"content": odd}))
         assert model.invoke(prompt("cab")).content == odd
         assert is_reordered(model)
 
@@ -271,15 +253,11 @@ class TestWholeAnswers:
         class Cited(BaseModel):
             source: str
 
-        class Parsing(CitingModel):
-            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
-                parsed = Cited(source=self._text(messages))
-                return AIMessage("", additional_kwargs={"parsed": parsed})
+        def parsed(text: str) -> AIMessage:
+            return AIMessage("", additional_kwargs={"parsed": Cited(source=text)})
 
-        model = ReuseChatModel(inner=Parsing(), window_s=0)
-        model.invoke(prompt("abc"))
-        parsed = model.invoke(prompt("cab")).additional_kwargs["parsed"]
-        assert parsed == Cited(source="It is so [Doc_2].")
+        answer = wrapped(message=parsed).invoke(prompt("cab"))
+        assert answer.additional_kwargs["parsed"] == Cited(source="It is so [Doc_2].")
 
     def test_labels_of_templates_of_ones_own_are_read(self) -> None:
         templates = Templates(label="<{ordinal}>", block="{label} {text}")
@@ -348,8 +326,9 @@ class TestStreams:
         assert first.additional_kwargs == {"tool_calls": [raw]}
         assert is_reordered(model)
 
-    @pytest.mark.parametrize("way", ["invoke", "stream"])
-    def test_callbacks_hear_the_labels_given(self, way: str) -> None:
+    @pytest.mark.parametrize("end", [" [Doc_2", " Doc_1", " for vitamin D", " [Doc_1]."])
+    @pytest.mark.parametrize("way", ["invoke", "ainvoke", "chunkless", "stream"])
+    async def test_callbacks_hear_the_answer_to_its_end(self, way: str, end: str) -> None:
         heard: list[str] = []
 
         class Listener(BaseCallbackHandler):
@@ -360,39 +339,13 @@ class TestStreams:
                 heard.append(f" END {response.generations[0][0].text}")
 
         class Telling(CitingModel):
-            def _generate(
-                self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any
-            ) -> Any:
-                chunks = list(self._stream(messages, stop, run_manager))
-                text = "".join(one.text for one in chunks)
-                return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
-
-        model = ReuseChatModel(inner=Telling(), window_s=0)
-        model.invoke(prompt("abc"))
-        asked = prompt("cab")
-        config: Any = {"callbacks": [Listener()]}
-        if way == "invoke":
-            model.invoke(asked, config)
-        else:
-            list(model.stream(asked, config))
-        assert "".join(heard) == "It is so [Doc_2]. END It is so [Doc_2]."
-
-    @pytest.mark.parametrize("end", [" [Doc_2", " Doc_1", " for vitamin D"])
-    @pytest.mark.parametrize("way", ["invoke", "ainvoke", "chunkless"])
-    async def test_callbacks_hear_the_end_of_an_answer(self, way: str, end: str) -> None:
-        heard: list[str] = []
-
-        class Listener(BaseCallbackHandler):
-            def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
-                heard.append(token)
-
-        class Telling(CitingModel):
             def _told(self, messages: Any, run_manager: Any) -> tuple[list[Any], Any]:
                 text = self._text(messages)
                 chunks = [ChatGenerationChunk(message=AIMessageChunk(one)) for one in text]
+                options = [{} if way == "chunkless" else {"chunk": one} for one in chunks]
                 told = [
-                    run_manager.on_llm_new_token(one.text, **({} if chunkless else {"chunk": one}))
-                    for one in chunks
+                    run_manager.on_llm_new_token(one.text, **option)
+                    for one, option in zip(chunks, options, strict=True)
                 ]
                 return told, ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
@@ -409,16 +362,17 @@ class TestStreams:
                     await one
                 return result
 
-        chunkless = way == "chunkless"
         model = ReuseChatModel(inner=Telling(says=lambda labels, text: f"Good{end}"), window_s=0)
         model.invoke(prompt("abc"))
-        heard.clear()
         config: Any = {"callbacks": [Listener()]}
         if way == "ainvoke":
-            answer = await model.ainvoke(prompt("cab"), config)
+            text = (await model.ainvoke(prompt("cab"), config)).text
+        elif way == "stream":
+            text = "".join(one.text for one in model.stream(prompt("cab"), config))
         else:
-            answer = model.invoke(prompt("cab"), config)
-        assert "".join(heard) == answer.content
+            text = model.invoke(prompt("cab"), config).text
+        assert text == "Good [Doc_2]." or end != " [Doc_1]."
+        assert "".join(heard) == f"{text} END {text}"
 
     async def test_events_have_the_labels_given(self) -> None:
         model = wrapped()

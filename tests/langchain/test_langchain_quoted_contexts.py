@@ -165,6 +165,14 @@ def in_a_step(application: Application, tenant: str, letters: str) -> None:
     step.invoke(letters, configured(tenant))
 
 
+def generated_in_a_step(application: Application, tenant: str, letters: str) -> None:
+    def generate(letters: str) -> Any:
+        asked = HumanMessage(f"{format_context(documents(letters))}\n\nWhich?")
+        return application.model.generate([[asked]])
+
+    RunnableLambda(generate).invoke(letters, configured(tenant))
+
+
 class State(TypedDict, total=False):
     documents: list[Document]
     context: str
@@ -196,6 +204,7 @@ WAYS: dict[str, Callable[[Application, str, str], Any]] = {
     "an awaited stream": awaited_stream,
     "a thread": in_a_thread,
     "a step of a chain": in_a_step,
+    "generated in a step": generated_in_a_step,
     "a graph": lambda one, tenant, it: graph_of(one).invoke(
         {"documents": documents(it)}, configured(tenant)
     ),

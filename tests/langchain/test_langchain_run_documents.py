@@ -12,8 +12,6 @@ from typing import Any, TypedDict
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_agent_helpers import (
     Scripted,
@@ -37,13 +35,12 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 from langchain_core.tools import tool
 from langchain_document_helpers import LetterRetriever, document, no_sockets, text_of
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from ctxreuse import request_context
 from ctxreuse.adapters.prompt_planner import _log_joined_otherwise
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, cited_documents
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.run_documents import RunDocuments, run_documents
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -198,16 +195,6 @@ def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(i
     assert model.prompt_statistics.without_context == 0
 
 
-def test_an_answer_names_what_was_retrieved_twice_as_its_first_place() -> None:
-    a, again, b = (Document(text_of(letter), id=one) for letter, one in ("a1", "a2", "b3"))
-    inner = FakeListChatModel(responses=["", "It is [Doc_1] and [Doc_2]."])
-    model = wrapped(inner)
-    with_lcel(model, Fixed(found=[a, b])).invoke("Which?")
-    answer = with_lcel(model, Fixed(found=[b, a, again])).invoke("Which?")
-    assert answer.content == "It is [Doc_2] and [Doc_1]."
-    assert cited_documents(answer, [b, a, again]) == [a, b]
-
-
 def test_documents_that_are_shown_in_another_way_are_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -251,29 +238,6 @@ def test_documents_of_another_run_are_not_known() -> None:
     assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "cab"]
 
 
-def test_a_threads_runs_are_different_runs() -> None:
-    inner = RecordingModel()
-    model = wrapped(inner)
-    retriever = LetterRetriever()
-    with_lcel(model, retriever).invoke("abc")
-
-    def retrieve(state: State) -> State:
-        return {} if state.get("context") else {"context": retriever.invoke("cab")}
-
-    def generate(state: State) -> State:
-        asked = f"{joined(state['context'])}\n\n{state['question']}"
-        return {"answer": model.invoke(asked).content} if state["question"] != "none" else {}
-
-    graph = StateGraph(State)
-    graph.add_sequence([retrieve, generate])
-    graph.add_edge(START, "retrieve")
-    app = graph.compile(checkpointer=InMemorySaver())
-    config = {"configurable": {"thread_id": "1"}}
-    app.invoke({"question": "none"}, config)
-    app.invoke({"question": "Which?"}, config)
-    assert letters_in(inner.calls[-1].text) == "cab", "another run has retrieved it"
-
-
 def test_documents_that_can_be_read_only_once_are_left_to_the_application() -> None:
     class Lazy(LetterRetriever):
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
@@ -308,41 +272,6 @@ class Fixed(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return self.found
-
-
-TEXTS = st.text(alphabet="ab [Doc_1]\n{}", max_size=9)
-
-
-@given(st.lists(st.lists(TEXTS, max_size=4), min_size=1, max_size=4), TEXTS)
-def test_each_document_is_sent_once_and_nothing_else_changes(
-    lists: list[list[str]], asked: str
-) -> None:
-    inner = RecordingModel()
-    model = wrapped(inner)
-    for texts in lists:
-        found = [Document(text) for text in texts]
-        given_text = f"{joined(found)}\n\n{asked}"
-
-        def ask(_: str, found: list[Document] = found, given_text: str = given_text) -> Any:
-            Fixed(found=found).invoke("?")
-            return model.invoke(given_text)
-
-        RunnableLambda(ask).invoke("?")
-        sent = inner.calls[-1].text
-        if sent == given_text:
-            continue
-        words = sent.index("The documents above are")
-        assert sorted(sent[:words].replace("\n", "")) == sorted(joined(found).replace("\n", ""))
-        assert sent.endswith(f"\n\n{asked}")
-
-
-def test_an_answer_names_the_documents_in_the_retrievers_order() -> None:
-    inner = FakeListChatModel(responses=["It is [Doc_1].", "It is [Doc_3]."])
-    chain = with_lcel(wrapped(inner), LetterRetriever())
-    chain.invoke("abc")
-    answer = chain.invoke("cab")
-    assert answer.content == "It is [Doc_1]."
-    assert answer.response_metadata["ctxreuse"]["labels"]["[Doc_1]"]["id"] == "id-c"
 
 
 def queries_of(text: str) -> Any:
@@ -488,18 +417,6 @@ def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned() -> No
         RetrievalQA.from_chain_type(model, retriever=LetterRetriever()).invoke(letters)
     assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
     assert model.prompt_statistics.planned == 2
-
-
-def test_a_question_before_the_documents_leaves_them_in_their_order() -> None:
-    """Nothing is cached behind a question that nobody has asked."""
-    inner = RecordingModel()
-    model = wrapped(inner)
-    prompt = ChatPromptTemplate.from_template("Question: {question}\nContext:\n{context}\nAnswer:")
-    chain = {"context": LetterRetriever() | joined, "question": RunnablePassthrough()} | prompt
-    for letters in ("abc", "cab", "bca"):
-        (chain | model).invoke(letters)
-    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "bca"]
-    assert not any("priority" in call.text for call in inner.calls)
 
 
 def test_a_copy_can_switch_it_on() -> None:

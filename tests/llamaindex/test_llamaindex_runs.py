@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from llama_index.core import PromptTemplate, SummaryIndex
+from llama_index.core import SummaryIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
@@ -31,7 +29,7 @@ from llama_index.core.query_engine import (
 from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
@@ -40,7 +38,6 @@ from workflows.events import Event, StartEvent, StopEvent
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters import standing_documents
-from ctxreuse.adapters.prompt_planner import _log_varying_front
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes import run_nodes
@@ -132,38 +129,6 @@ class TestQueryEngines:
         assert statistics.planned_before == 1, "the first has no words that rank it"
         assert (statistics.without_context, statistics.not_recognised) == (1, 0)
 
-    def test_a_node_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(self) -> None:
-        class Twice(BaseRetriever):
-            """Finds the last letter twice, under another id."""
-
-            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-                letters, _, _ = query_bundle.query_str.partition(" ")
-                again = TextNode(text=letter_text(letters[-1]), id_=f"id-{letters[-1]}-2")
-                nodes = [TextNode(text=letter_text(one), id_=f"id-{one}") for one in letters]
-                return [NodeWithScore(node=one) for one in (*nodes[:-1], again, nodes[-1])]
-
-        inner, model = reusing()
-        queries = RetrieverQueryEngine.from_args(Twice(), llm=model)
-        for asked_for in ("ab first?", "ba second?"):
-            queries.query(asked_for)
-        assert model.prompt_statistics.planned == 2
-        bare = {letters: shown(letters, metadata=False) for letters in ("abb", "aba")}
-        assert bare["abb"] in inner.prompts[0]
-        assert bare["aba"] in inner.prompts[1]
-
-    def test_a_question_before_the_nodes_is_said_once(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        _log_varying_front.cache_clear()
-        _, model = reusing()
-        template = PromptTemplate("Question: {query_str}\n\n{context_str}\n\nAnswer:")
-        questions = [f"abc number {one}?" for one in range(40)]
-        asked(model, *questions, text_qa_template=template)
-        assert model.prompt_statistics.planned == 40
-        assert model.prompt_statistics.varying_front == 39
-        said = [one for one in caplog.records if "{context} before {question}" in one.getMessage()]
-        assert len(said) == 1
-
     def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
         _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
         response = asked(model, "abc first?", "cba second?")[1]
@@ -244,22 +209,6 @@ class TestQueryEngines:
         plain, sent, model = both(program)
         assert sent == plain
         assert model.prompt_statistics.planned == 0
-
-    def test_a_node_of_another_retriever_beside_them_leaves_them_in_place(self) -> None:
-        def program(llm: Any) -> None:
-            class Joining(CustomQueryEngine):
-                def custom_query(self, query_str: str) -> str:
-                    faq = LetterRetriever().retrieve("d")
-                    nodes = LetterRetriever().retrieve(query_str)
-                    texts = [one.node.get_content() for one in (*faq, *nodes)]
-                    return str(llm.complete("\n\n".join([*texts, query_str])))
-
-            for letters in ("abc", "cba"):
-                Joining().query(letters)
-
-        plain, sent, model = both(program)
-        assert sent == plain
-        assert model.prompt_statistics.kept_in_place == 2
 
     def test_the_text_is_what_the_synthesizer_was_given(
         self, monkeypatch: pytest.MonkeyPatch
@@ -482,73 +431,6 @@ class TestNowhereElse:
         assert sent == plain
         assert model.prompt_statistics.without_context == 2
 
-    def test_a_tenants_order_says_nothing_of_another_ones_questions(self) -> None:
-        def program(llm: Any) -> None:
-            with request_context(tenant="theirs"):
-                asked(llm, "abc first?")
-            with request_context(tenant="ours"):
-                asked(llm, "cba second?")
-
-        plain, sent, _ = both(program)
-        assert sent == plain
-
-    @pytest.mark.parametrize(
-        ("before", "behind"),
-        [
-            ("Context: {}\n", "\nWhat stands in {}?"),
-            ("See also {}\n\nContext:\n{}\n", ""),
-        ],
-    )
-    def test_nodes_that_stand_twice_stay(self, before: str, behind: str) -> None:
-        class Twice(JoiningQueryEngine):
-            def custom_query(self, query_str: str) -> str:
-                nodes = self.retriever.retrieve(query_str)
-                text = "\n\n".join(one.get_content() for one in nodes)
-                return str(self.llm.complete((before + behind).replace("{}", text)))
-
-        def program(llm: Any) -> None:
-            for question in ("abc first?", "cba second?"):
-                Twice(retriever=LetterRetriever(), llm=llm).query(question)
-
-        plain, sent, _ = both(program)
-        assert sent == plain
-
-    @pytest.mark.parametrize("separator", [" ", "", "\nDocument:\n", ", ", "\n1. "])
-    def test_nodes_with_words_or_without_a_line_break_between_them_stay(
-        self, separator: str
-    ) -> None:
-        def program(llm: Any) -> None:
-            joining = JoiningQueryEngine(retriever=LetterRetriever(), llm=llm, separator=separator)
-            joining.query("abc first?")
-            joining.query("cba second?")
-
-        plain, sent, _ = both(program)
-        assert sent == plain
-
-    def test_a_longer_text_is_not_torn_apart(self) -> None:
-        """The prompt shows the document that the nodes are pieces of."""
-
-        class Pieces(BaseRetriever):
-            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-                return letter_nodes(query_bundle.query_str.partition(" ")[0])
-
-        class Whole(JoiningQueryEngine):
-            def custom_query(self, query_str: str) -> str:
-                nodes = self.retriever.retrieve(query_str)
-                text = "\n".join(one.get_content() for one in nodes)
-                return str(self.llm.complete(f"Read:\n{text} and so on.\n\n{query_str}"))
-
-        def program(llm: Any) -> None:
-            for question in ("abc first?", "cba second?"):
-                Whole(retriever=Pieces(), llm=llm).query(question)
-
-        plain, sent, _ = both(program)
-        assert sent == plain
-
-    def test_prompts_that_name_labels_stay(self) -> None:
-        plain, sent, _ = both(lambda llm: asked(llm, "abc first?", "cba What does [Doc_1] say?"))
-        assert sent == plain
-
 
 class TestOnePlan:
     def test_what_a_postprocessor_has_planned_is_not_planned_again(self) -> None:
@@ -653,53 +535,3 @@ class TestWhatIsKept:
         for number in range(100):
             handler.span_enter(f"call-{number}", arguments)
         assert len(handler._calls) == 10
-
-
-TEXTS = st.lists(
-    st.text(alphabet="ab\n :", max_size=6)
-    | st.sampled_from(
-        ["a", "a\n\nb", "b", "\n\n", "  ", "[Doc_1] a", "Source 1:\na", "a b", "x" * 80, "y" * 80]
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-class TestAnyTexts:
-    @settings(max_examples=60, deadline=None)
-    @given(
-        contexts=st.lists(TEXTS, min_size=1, max_size=4),
-        separator=st.sampled_from(["\n\n", "\n", "\n---\n", " ", ""]),
-        mode=st.sampled_from([None, *MOVED]),
-    )
-    def test_prompts_show_the_same_texts_each_once_and_nothing_else(
-        self, contexts: list[list[str]], separator: str, mode: ResponseMode | None
-    ) -> None:
-        class Fixed(BaseRetriever):
-            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-                texts = contexts[int(query_bundle.query_str)]
-                return [NodeWithScore(node=TextNode(id_=f"{text!r}", text=text)) for text in texts]
-
-        def program(llm: Any) -> None:
-            queries: Any = JoiningQueryEngine(retriever=Fixed(), llm=llm, separator=separator)
-            if mode is not None:
-                queries = RetrieverQueryEngine.from_args(Fixed(), llm=llm, response_mode=mode)
-            for number in range(len(contexts)):
-                queries.query(str(number))
-                queries.query(str(number))
-
-        plain, sent, model = both(program)
-        assert model.faults == 0
-        assert len(plain) == len(sent)
-        for one, other in zip(plain, sent, strict=True):
-            if one != other:
-                assert_same_pieces(one, other)
-
-
-def assert_same_pieces(plain: str, sent: str) -> None:
-    """Fail unless a prompt shows the lines of another one, and only words of a plan besides."""
-    words = sent.index("\n\nThe documents above are [Doc_1]")
-    end = sent.index("answer the question.", words) + len("answer the question.")
-    rest = sent[:words] + sent[end:]
-    assert len(rest) == len(plain)
-    assert sorted(rest.split("\n")) == sorted(plain.split("\n"))
