@@ -29,11 +29,12 @@ from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
     HumanMessage,
+    SystemMessage,
     ToolMessage,
     convert_to_openai_messages,
 )
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langchain_document_helpers import (
     LetterRetriever,
@@ -45,6 +46,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
+from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.agents.middleware import (
     ResultStatistics,
@@ -53,6 +55,7 @@ from langchain_ctxreuse.agents.middleware import (
 )
 
 pytestmark = pytest.mark.usefixtures("paper_words")
+
 
 __all__ = ["no_sockets"]
 
@@ -167,17 +170,6 @@ def test_threads_know_nothing_of_each_others_blocks():
     assert results(first) == results(second) == [f"[Doc_1] {A}\n\n[Doc_2] {B}"]
 
 
-def test_what_a_tool_writes_around_its_documents_is_kept():
-    prompt = PromptTemplate.from_template("Source: {source}\nContent: {page_content}")
-    agent, _ = agent_with(
-        ReuseMiddleware(), [calls("ab"), calls("b"), done()], search_tool(document_prompt=prompt)
-    )
-    assert results(sent(ask(agent, "First?"))) == [
-        f"[Doc_1] Source: a.txt\nContent: {A}\n\n[Doc_2] Source: b.txt\nContent: {B}",
-        see(2),
-    ]
-
-
 def test_the_artifacts_documents_carry_their_label_and_the_retrievers_own_stay_as_they_are():
     retriever = LetterRetriever()
     agent, _ = agent_with(
@@ -273,18 +265,6 @@ def test_any_other_result_is_not_touched():
     assert is_append_only(model.seen)
 
 
-def test_a_result_that_does_not_show_its_documents_is_not_touched():
-    @tool(response_format="content_and_artifact")
-    def search(query: str) -> tuple[str, list[Document]]:
-        """Find something."""
-        return f"Found {len(query)} documents.", [document(letter) for letter in query]
-
-    agent, _ = agent_with(ReuseMiddleware(), [calls("ab"), done()], search)
-    messages = ask(agent, "?")
-    assert results(messages) == ["Found 2 documents."]
-    assert messages[2].artifact == [document("a"), document("b")]  # type: ignore[attr-defined]
-
-
 def test_results_that_were_planned_are_not_planned_again():
     middleware = ReuseMiddleware()
     state: Any = {"messages": [result("m1", "ab"), result("m2", "bc")]}
@@ -349,21 +329,6 @@ def test_a_memory_tool_may_return_the_result_itself():
         ReuseMiddleware(), [calls("1"), done()], text_tool(lambda _: memories("tea is liked"))
     )
     assert results(ask(agent, "?")) == ['[Doc_1] {"id": "m-tea", "memory": "tea is liked"}']
-
-
-def test_memories_in_the_artifact_are_found_in_the_text_that_lists_them():
-    @tool(response_format="content_and_artifact")
-    def search(query: str) -> tuple[str, Any]:
-        """Find something."""
-        result = memories("tea is liked", "cats are kept")
-        lines = "\n".join(f"- {one['memory']}" for one in result["results"])
-        return f"About the user:\n{lines}", result
-
-    agent, _ = agent_with(ReuseMiddleware(), [calls("1"), calls("2"), done()], search)
-    assert results(sent(ask(agent, "?"))) == [
-        "About the user:\n[Doc_1] - tea is liked\n\n[Doc_2] - cats are kept",
-        f"About the user:\n{see(1)}\n\n{see(2)}",
-    ]
 
 
 def test_the_other_parts_of_a_result_survive():
@@ -437,3 +402,166 @@ def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so
     assert [message.id for message in planned] == [f"{n}" for n in range(64)]
     assert planned[-1].content == "[Doc_127] one 63\n\n[Doc_128] two 63"
     assert ["more than 64" in one.getMessage() for one in caplog.records] == [True]
+
+
+def test_context_stands_before_the_newest_question_and_behind_the_history():
+    agent, model = agent_with(
+        ReuseMiddleware(retriever=LetterRetriever()), [done("One."), done("Two.")]
+    )
+    ask(agent, "ab")
+    messages = ask(agent, "bc")
+    assert [message.content for message in sent(messages)] == [
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
+        "One.",
+        f"{see(2)}\n\n[Doc_3] {C}\n\nbc",
+        "Two.",
+    ]
+    assert is_append_only(model.seen)
+    assert [one.additional_kwargs["ctxreuse"]["question"] for one in messages[::2]] == ["ab", "bc"]
+
+
+def test_another_threads_first_context_shares_its_beginning():
+    agent, model = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done()])
+    ask(agent, "abc", "t1")
+    [question, _] = ask(agent, "dba", "t2")
+    assert question.content == (
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {D}\n\nPlease read the context in the following "
+        "priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ndba"
+    )
+    assert [message["role"] for message in model.seen[1]] == ["system", "user"]
+
+
+def test_a_system_message_before_the_first_question_is_no_history():
+    middleware = ReuseMiddleware(retriever=LetterRetriever())
+    for letters in ("ab", "ba"):
+        messages = [SystemMessage("Be brief.", id=f"s{letters}"), HumanMessage(letters, id=letters)]
+        update = middleware.before_agent({"messages": messages}, None)  # type: ignore[arg-type]
+    assert update is not None
+    assert update["messages"][0].content.startswith(f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read")
+
+
+def test_a_tool_result_does_not_repeat_the_context_of_the_question():
+    agent, _ = agent_with(
+        ReuseMiddleware(retriever=LetterRetriever()), [calls("cb"), done()], search_tool()
+    )
+    assert results(sent(ask(agent, "ab"))) == [f"[Doc_3] {C}\n\n{see(2)}"]
+
+
+async def test_an_async_agent_retrieves_context_too():
+    middleware = ReuseMiddleware(retriever=LetterRetriever())
+    agent, model = agent_with(middleware, [done()])
+    config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
+    await agent.ainvoke({"messages": [HumanMessage("ab")]}, config)
+    assert model.seen[0][1]["content"] == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
+
+
+def test_context_is_retrieved_once_for_a_question():
+    queries: list[str] = []
+
+    def retrieve(query: str) -> list[Document]:
+        queries.append(query)
+        return [document("a")]
+
+    middleware = ReuseMiddleware(retriever=RunnableLambda(retrieve))
+    state: Any = {"messages": [HumanMessage("first", id="1")]}
+    update = middleware.before_agent(state, None)  # type: ignore[arg-type]
+    assert update is not None
+    assert middleware.before_agent(update, None) is None  # type: ignore[arg-type]
+    answered = {"messages": [*state["messages"], AIMessage("Yes.", id="2")]}
+    assert middleware.before_agent(answered, None) is None  # type: ignore[arg-type]
+    assert queries == ["first"]
+
+
+def test_a_question_with_a_picture_keeps_it():
+    agent, model = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done()])
+    parts = [{"type": "text", "text": "ab"}, PICTURE]
+    [question, _] = ask(agent, parts)
+    context = {"type": "text", "text": f"[Doc_1] {A}\n\n[Doc_2] {B}"}
+    assert question.content == [context, *parts]
+    assert sent(ask(agent, "b"))[2].content == f"{see(2)}\n\nb"
+    assert is_append_only(model.seen)
+
+
+@pytest.mark.parametrize("content", ["", "  ", [PICTURE]])
+def test_nothing_is_retrieved_for_a_question_without_text(content):
+    agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done()])
+    assert ask(agent, content)[0].content == content
+
+
+def test_a_question_for_which_nothing_is_found_stays_as_it_is():
+    agent, _ = agent_with(ReuseMiddleware(retriever=RunnableLambda(lambda _: [])), [done()])
+    [question, _] = ask(agent, "ab")
+    assert question.content == "ab"
+    assert question.additional_kwargs == {}
+
+
+def test_an_error_of_the_retriever_is_not_caught():
+    def retrieve(query: str) -> list[Document]:
+        raise ConnectionError("no store")
+
+    agent, _ = agent_with(ReuseMiddleware(retriever=RunnableLambda(retrieve)), [done()])
+    with pytest.raises(ConnectionError, match="no store"):
+        ask(agent, "ab")
+
+
+@pytest.mark.parametrize("found", [True, None, "text", ["text"], {"documents": []}])
+def test_what_is_no_documents_is_named(found):
+    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: found))
+    agent, _ = agent_with(middleware, [done()])
+    with pytest.raises(InvalidRequestError, match="the retriever must return a list of Document"):
+        ask(agent, "Which?")
+
+
+def test_a_retriever_may_return_an_iterator():
+    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: map(document, query)))
+    agent, _ = agent_with(middleware, [done()])
+    assert ask(agent, "ab")[0].content == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
+
+
+def test_a_reuse_retriever_may_retrieve_the_context():
+    planner = ReusePlanner()
+    retriever = ReuseRetriever(planner=planner, retriever=LetterRetriever())
+    middleware = ReuseMiddleware(planner=planner, retriever=retriever)
+    agent, _ = agent_with(middleware, [done(), done()])
+    ask(agent, "ab", "t1")
+    [question, _] = ask(agent, "ba", "t2")
+    assert question.content == (
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read the context in the following "
+        "priority order: [Doc_2] > [Doc_1] and answer the question.\n\nba"
+    )
+
+
+def test_tenants_do_not_influence_each_others_order():
+    agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done(), done()])
+    ask(agent, "abc", "t1", tenant="one")
+    other = ask(agent, "dcb", "t2", tenant="two")[0].content
+    assert other == f"[Doc_1] {D}\n\n[Doc_2] {C}\n\n[Doc_3] {B}\n\ndcb"
+    assert ask(agent, "dcb", "t3", tenant="one")[0].content != other
+
+
+def test_a_result_that_ended_a_run_is_planned_when_the_next_one_shows_it():
+    direct = search_tool()
+    direct.return_direct = True
+    agent, model = agent_with(ReuseMiddleware(), [calls("ab"), calls("cb"), done()], direct)
+    assert results(ask(agent, "First?")) == [f"{A}\n\n{B}"]
+    messages = ask(agent, "Second?")
+    assert results(messages) == [f"[Doc_1] {A}\n\n[Doc_2] {B}", f"{C}\n\n{B}"]
+    assert results(sent(ask(agent, "Third?")))[1] == f"[Doc_3] {C}\n\n{see(2)}"
+    assert is_append_only(model.seen)
+
+
+def test_labels_of_such_a_result_and_of_the_next_context_differ():
+    direct = search_tool()
+    direct.return_direct = True
+    middleware = ReuseMiddleware(retriever=LetterRetriever())
+    agent, model = agent_with(middleware, [calls("cb"), done()], direct)
+    ask(agent, "ab")
+    messages = ask(agent, "cd")
+    assert [
+        message.content for message in sent(messages) if not isinstance(message, AIMessage)
+    ] == [
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
+        f"[Doc_3] {C}\n\n{see(2)}",
+        f"{see(3)}\n\n[Doc_4] {D}\n\ncd",
+    ]
+    assert is_append_only(model.seen)

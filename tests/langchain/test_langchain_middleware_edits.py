@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from adapter_conformance import FaultyPlanner
 from helpers import contexts_in
-from langchain.agents import create_agent
 from langchain.agents.middleware import (
     AgentMiddleware,
     ClearToolUsesEdit,
@@ -20,7 +19,6 @@ from langchain_agent_helpers import (
     C,
     D,
     E,
-    Scripted,
     agent_with,
     ask,
     calls,
@@ -45,11 +43,9 @@ from langchain_document_helpers import (
     no_sockets,
     text_of,
 )
-from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxreuse import ReusePlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
+from langchain_ctxreuse import ReuseMiddleware, format_context
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -75,24 +71,6 @@ def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
     assert whole == f"[Doc_3] {Q}\n\n[Doc_1] {P}"
     for text in (question, result, whole):
         assert [found.blocks for found in contexts_in(text)] == [()]
-
-
-def test_an_agents_wrapped_model_sends_what_the_middleware_planned():
-    script = [calls("cb"), done(), calls("c", "bd"), done()]
-    agent, plain = agent_with(ReuseMiddleware(retriever=LetterRetriever()), script, search_tool())
-    planner = ReusePlanner()
-    inner = Scripted(responses=script, seen=[])
-    wrapped = create_agent(
-        ReuseChatModel(inner=inner, planner=planner, window_s=0),
-        [search_tool()],
-        system_prompt="Be brief.",
-        middleware=[ReuseMiddleware(planner=planner, retriever=LetterRetriever())],
-        checkpointer=InMemorySaver(),
-    )
-    for question in ("ab", "ba"):
-        ask(agent, question)
-        ask(wrapped, question)
-    assert inner.seen == plain.seen
 
 
 def test_a_registry_of_its_own_remembers_what_was_planned():

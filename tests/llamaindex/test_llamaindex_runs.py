@@ -431,6 +431,16 @@ class TestNowhereElse:
         assert sent == plain
         assert model.prompt_statistics.without_context == 2
 
+    def test_a_tenants_order_says_nothing_of_another_ones_questions(self) -> None:
+        def program(llm: Any) -> None:
+            with request_context(tenant="theirs"):
+                asked(llm, "abc first?")
+            with request_context(tenant="ours"):
+                asked(llm, "cba second?")
+
+        plain, sent, _ = both(program)
+        assert sent == plain
+
 
 class TestOnePlan:
     def test_what_a_postprocessor_has_planned_is_not_planned_again(self) -> None:
