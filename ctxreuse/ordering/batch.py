@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.ordering.marks import MarkPrices, short_chains_first
 from ctxreuse.ordering.paper import paper_orders, paper_schedule
 
 _GRAIN = 64
@@ -57,8 +58,7 @@ def arrange(
     strategy: Literal["reuse", "paper"],
     alpha: float,
     words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
-    prices: MarkPrices | None = None,
-    minimum: int = 0,
+    cache: CacheProfile = VLLM,
 ) -> Arrangement:
     """Order the contexts of a batch and schedule its requests.
 
@@ -79,7 +79,7 @@ def arrange(
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
             assert strategy == "reuse", f"there is no order for {strategy!r} here"
-            execution += _arrange_reuse(batch, group, orders, words, prices, minimum)
+            execution += _arrange_reuse(batch, group, orders, words, cache)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)
     return Arrangement(orders, execution)
@@ -90,15 +90,14 @@ def _arrange_reuse(
     group: list[int],
     orders: list[list[BlockKey]],
     words: Callable[[int], int],
-    prices: MarkPrices | None,
-    minimum: int,
+    cache: CacheProfile,
 ) -> list[int]:
     """Put each context behind its cached path, and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
     with importing_late:
-        from ctxreuse.ordering.bill_tree import cheap_orders
         from ctxreuse.ordering.clustering import reuse_orders
 
+    minimum = 0 if cache is VLLM else cache.least_tokens
     behind: dict[tuple[BlockKey, ...], list[int]] = {}
     for position in group:
         behind.setdefault(batch[position].front, []).append(position)
@@ -115,15 +114,13 @@ def _arrange_reuse(
             [numbers[key] for key in batch[position].weights if key in numbers]
             for position in positions
         ]
-        if prices is None:
-            ordered = reuse_orders(remainders, list(weights.values()))
-        else:
-            first = batch[positions[0]]
-            base = first.system_tokens + sum(map(first.weights.__getitem__, path))
-            ordered = cheap_orders(remainders, list(weights.values()), base, prices)
+        first = batch[positions[0]]
+        least = minimum - first.system_tokens - sum(map(first.weights.__getitem__, path))
+        ordered = reuse_orders(remainders, list(weights.values()), least)
         for position, order in zip(positions, ordered, strict=True):
             orders[position] = [*path, *(keys[number] for number in order)]
-    schedule = depth_first_order if prices is None else short_chains_first
+    # a request has few marks, and in a small branch the first one has fewer forks to write
+    schedule = partial(depth_first_order, largest_first=not cache.has_marks)
     execution = [group[i] for i in schedule([orders[position] for position in group])]
     least = minimum - batch[group[0]].system_tokens - 1
     moved = _moved_for_too_little(batch, execution, orders, words, least)
@@ -215,10 +212,12 @@ def _conversation(request: ContextRequest) -> Hashable | None:
     return (request.tenant, type(request.conversation_id), request.conversation_id)
 
 
-def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
+def depth_first_order(
+    sequences: Sequence[Sequence[Hashable]], *, largest_first: bool = True
+) -> list[int]:
     """Return the positions of the sequences in depth-first order of their prefix tree.
 
-    At each node sequences that end there come first, then larger branches, then earlier ones.
+    At each node sequences that end there come first, then branches by size, then earlier ones.
     """
     order: list[int] = []
     stack: list[tuple[list[int], int]] = [(list(range(len(sequences))), 0)]
@@ -234,7 +233,7 @@ def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
                 branches.setdefault(sequence[depth], []).append(position)
             else:
                 order.append(position)
-        ordered = sorted(branches.values(), key=len, reverse=True)  # stable
+        ordered = sorted(branches.values(), key=len, reverse=largest_first)  # stable
         stack += [(branch, depth + 1) for branch in reversed(ordered)]
     return order
 

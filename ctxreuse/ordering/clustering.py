@@ -60,8 +60,9 @@ class _Clusters:
     Weights are exact all the same; partners that share nothing but such blocks may be missed.
     """
 
-    def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
+    def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int], least: int) -> None:
         self.content = contents  # sorted block numbers, common to all contexts of a cluster
+        self._least = least
         self.parent = [_NOBODY] * len(contents)
         self._partners: dict[int, _Partners] = {}
         self._following: dict[tuple[int, int], _Partners] = {}
@@ -143,7 +144,7 @@ class _Clusters:
         )
 
     def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
-        """Find the living clusters that share most with a content, the newest among equals."""
+        """Find the living clusters that share most and enough, the newest among equals."""
         if sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES:
             return self._search_few(content, besides)
         return self._search_many(content, besides)
@@ -155,11 +156,11 @@ class _Clusters:
             weight = self._weights[block]
             for cluster in self._holders[block]:
                 shared[cluster] = shared.get(cluster, 0) + weight
-        parent = self.parent
+        parent, least = self.parent, self._least
         best = second = _NOBODY
         most = more = 0
         for cluster, weight in shared.items():
-            if weight < more or parent[cluster] != _NOBODY:
+            if weight < least or weight < more or parent[cluster] != _NOBODY:
                 continue
             if weight > most or (weight == most and cluster > best):
                 second, more = best, most
@@ -189,6 +190,7 @@ class _Clusters:
         found = shared[clusters]
         found *= self._alive[clusters]
         shared[clusters] = 0
+        found[found < self._least] = 0
         weight = found.max()
         if not weight:
             return _NO_PARTNERS
@@ -257,10 +259,13 @@ class _Pairs:
 
 
 def merge_heaviest(
-    contents: list[tuple[int, ...]], weights: Sequence[int]
+    contents: list[tuple[int, ...]], weights: Sequence[int], least: int = 0
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Merge clusters by the score above until nothing is shared; return contents and parents."""
-    clusters = _Clusters(list(contents), weights)
+    """Merge clusters by the score above until nothing of `least` tokens is shared.
+
+    Returns contents and parents.
+    """
+    clusters = _Clusters(list(contents), weights, least)
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
     compared = min(compared, _COMPARED_PAIRS)
@@ -277,7 +282,9 @@ def merge_heaviest(
 
 
 def reuse_orders(
-    contexts: Sequence[Sequence[int]], weights: Sequence[int] | npt.NDArray[np.int64]
+    contexts: Sequence[Sequence[int]],
+    weights: Sequence[int] | npt.NDArray[np.int64],
+    least: int = 0,
 ) -> list[list[int]]:
     """Order every context of a batch so that their prefix tree weighs little.
 
@@ -285,7 +292,7 @@ def reuse_orders(
     """
     numbers: dict[tuple[int, ...], int] = {}
     cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
-    contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])
+    contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights], least)
 
     top_down = _parents_first(parent)
 

@@ -37,16 +37,6 @@ class MarkPrices:
             profile.lifetime,
         )
 
-    @property
-    def least_requests(self) -> int:
-        """How many requests have to share a prefix for writing it to pay."""
-        if self.saving <= 0:
-            return 1 << 62
-        number = 2
-        while self.saving * (number - 1) <= self.premium:
-            number += 1
-        return number
-
     def gain(self, again: float) -> float:
         """Return what writing a token gains, if it is wanted once more with a probability."""
         # else it is written when it comes again: one saving later, at the same premium
@@ -103,14 +93,6 @@ class _Fork:
     members: list[int]  # the requests below it, in execution order
     children: list[_Fork]
     ends_first: bool  # whether the first of them ends here
-    has_ends: bool  # whether any of them does
-
-
-class BatchMarks(NamedTuple):
-    """The marks of a batch."""
-
-    marks: list[tuple[int, ...]]  # the blocks before each, by request
-    bill: float  # in uncached tokens
 
 
 def marks_of_batch(
@@ -119,7 +101,7 @@ def marks_of_batch(
     system_tokens: int,
     written: Sequence[int],
     prices: MarkPrices,
-) -> BatchMarks:
+) -> list[tuple[int, ...]]:
     """Choose the marks of requests that run one after the other, in depth-first order.
 
     Exact where the first request that has a prefix writes it, as far as it has marks left: dynamic
@@ -131,49 +113,16 @@ def marks_of_batch(
     for position, depth in enumerate(written):
         key = None if depth < 0 else tuple(sequences[position][:depth])
         groups.setdefault(key, []).append(position)
-    bill = float(sum(total[-1] for total in totals))
     for key, members in groups.items():
         start = 0 if key is None else len(key)
         read = 0 if key is None else totals[members[0]][start]
         if key is not None:
             for position in members:
                 marks[position].append(start)
-        bill -= prices.saving * read * len(members)
         fork = _fork(sequences, totals, members, start)
-        chosen = _Chosen(prices)
         # a written beginning is no fork to write, though several requests part there
-        bill -= chosen.below(fork, read, key is not None)
-        chosen.mark(fork, read, key is not None, marks)
-    return BatchMarks([tuple(sorted(set(one))) for one in marks], bill)
-
-
-def short_chains_first(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
-    """Return the positions of sequences in a depth-first order of their prefix tree."""
-    if not sequences:
-        return []
-    totals = [[0] * (len(one) + 1) for one in sequences]
-    top = _fork(sequences, totals, list(range(len(sequences))), 0)
-    order: list[int] = []
-    stack = [top]
-    while stack:
-        fork = stack.pop()
-        if not fork.children:
-            order += fork.members
-            continue
-        chains = {id(child): _chain(child) for child in fork.children}
-        order += [position for position in fork.members if len(sequences[position]) == fork.depth]
-        fork.children.sort(key=lambda child: (chains[id(child)], -len(child.members)))
-        stack += reversed(fork.children)
-    return order
-
-
-def _chain(fork: _Fork) -> int:
-    """Return how many forks the first request writes from here on, in the best order."""
-    if len(fork.members) == 1:
-        return 0
-    if fork.has_ends or not fork.children:
-        return 1
-    return 1 + min(map(_chain, fork.children))
+        _Chosen(prices).mark(fork, read, key is not None, marks)
+    return [tuple(sorted(set(one))) for one in marks]
 
 
 def _cumulated(weights: Sequence[int], start: int) -> list[int]:
@@ -192,7 +141,7 @@ def _fork(
 ) -> _Fork:
     """Return the tree of some requests behind a common beginning, as deep as it is looked at."""
     first = members[0]
-    fork = _Fork(depth, totals[first][depth], members, [], len(sequences[first]) == depth, False)
+    fork = _Fork(depth, totals[first][depth], members, [], len(sequences[first]) == depth)
     if level == _MOST_LEVELS:
         fork.ends_first = True
         return fork
@@ -200,8 +149,6 @@ def _fork(
     for position in members:
         if len(sequences[position]) > depth:
             branches.setdefault(sequences[position][depth], []).append(position)
-        else:
-            fork.has_ends = True
     for branch in branches.values():
         if len(branch) == 1:
             end = len(sequences[branch[0]])
@@ -223,12 +170,6 @@ class _Chosen:
     def __init__(self, prices: MarkPrices) -> None:
         self._prices = prices
         self._known: dict[tuple[int, int, int], tuple[float, bool]] = {}
-
-    def below(self, fork: _Fork, read: int, is_written: bool) -> float:
-        """Return the gain at and below the top fork."""
-        if is_written:
-            return self._children(fork, read, self._fresh(read))
-        return self._best(fork, read, self._prices.marks)[0]
 
     def _fresh(self, read: int) -> int:
         """Return how many marks a request has left that reads this much."""

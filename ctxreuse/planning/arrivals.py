@@ -86,4 +86,4 @@ def marks_together(
 ) -> list[tuple[int, ...]]:
     """Return the marks of requests behind one system text that are known together."""
     keys, weights = [one.keys for one in sent], [one.weights for one in sent]
-    return marks_of_batch(keys, weights, system_tokens, readable, prices).marks
+    return marks_of_batch(keys, weights, system_tokens, readable, prices)

@@ -225,9 +225,8 @@ class TenantPlanner:
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
             contexts = [self._context(one, strategy, budgets[one.tenant], now) for one in counted]
             settings = self._settings
-            minimum = 0 if settings.cache is VLLM else settings.cache.least_tokens
             arrangement = arrange(
-                contexts, strategy, settings.alpha, settings.words, self._prices, minimum
+                contexts, strategy, settings.alpha, settings.words, settings.cache
             )
             orders, execution = arrangement.orders, arrangement.execution
         marks = self._marks_together(counted, orders, execution, now)

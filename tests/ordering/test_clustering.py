@@ -76,6 +76,13 @@ def test_clusters_of_a_small_batch_are_merged_from_the_heaviest_down():
     assert parents == [4, 4, 5, -1, 5, -1]
 
 
+@pytest.mark.parametrize("copies", [1, 300])  # searched one by one, and as arrays
+def test_what_is_shorter_than_a_cache_keeps_is_not_merged(copies):
+    contexts = [[2, 0, 1], [3, 1, 0], [4, 0]] * copies
+    assert reuse_orders(contexts, [1] * 5, least=2)[:3] == [[0, 1, 2], [0, 1, 3], [4, 0]]
+    assert reuse_orders(contexts, [1] * 5, least=3)[:3] == contexts[:3]
+
+
 def test_a_cluster_that_is_part_of_another_takes_it_in():
     contents, parents = merge_heaviest([(0, 1, 2), (0, 1)], [1] * 3)
     assert (contents, parents) == ([(0, 1, 2), (0, 1)], [1, -1])

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.bill_tree import cheap_orders
+from ctxreuse.ordering.batch import depth_first_order
+from ctxreuse.ordering.clustering import reuse_orders
 from ctxreuse.ordering.marks import (
     Markable,
     MarkPrices,
     marks_of_arrival,
     marks_of_batch,
-    short_chains_first,
 )
 
 PRICES = MarkPrices(premium=0.25, saving=0.9, minimum=10, marks=4, lifetime=None)
@@ -40,15 +40,15 @@ prices = st.sampled_from(
 
 @given(contexts, all_weights, st.sampled_from((0, 4, 20)), prices)
 @settings(max_examples=150)
-def test_the_bill_of_a_batch_is_that_of_an_independent_replay(found, weights, system, one):
-    orders = cheap_orders(found, weights, system, one)
+def test_the_marks_of_a_batch_are_few_and_pay(found, weights, system, one):
+    orders = reuse_orders(found, weights, one.minimum - system)
     assert [sorted(order) for order in orders] == [sorted(context) for context in found]
-    sent = [orders[position] for position in short_chains_first(orders)]
+    sent = [orders[position] for position in depth_first_order(orders, largest_first=False)]
     tokens = [[weights[block] for block in order] for order in sent]
-    marked = marks_of_batch(sent, tokens, system, [-1] * len(sent), one)
-    assert marked.bill == pytest.approx(replay(sent, tokens, marked.marks, system, one))
-    assert marked.bill <= sum(map(sum, tokens)) + system * len(sent) + 1e-9
-    for order, marks in zip(sent, marked.marks, strict=True):
+    chosen = marks_of_batch(sent, tokens, system, [-1] * len(sent), one)
+    bill = replay(sent, tokens, chosen, system, one)
+    assert bill <= sum(map(sum, tokens)) + system * len(sent) + 1e-9
+    for order, marks in zip(sent, chosen, strict=True):
         assert len(marks) <= one.marks
         assert list(marks) == sorted(set(marks))
         assert not marks or 0 <= marks[0] <= marks[-1] <= len(order)
@@ -60,9 +60,9 @@ def test_the_bill_of_a_batch_is_that_of_an_independent_replay(found, weights, sy
 )
 @settings(max_examples=60, deadline=None)
 def test_no_marks_of_a_small_batch_cost_less(found, weights):
-    sent = [found[position] for position in short_chains_first(found)]
+    sent = [found[position] for position in depth_first_order(found)]
     tokens = [[weights[block] for block in order] for order in sent]
-    marked = marks_of_batch(sent, tokens, 0, [-1] * len(sent), PRICES)
+    chosen = marks_of_batch(sent, tokens, 0, [-1] * len(sent), PRICES)
     choices = [
         [
             marks
@@ -72,7 +72,7 @@ def test_no_marks_of_a_small_batch_cost_less(found, weights):
         for order in sent
     ]
     cheapest = min(replay(sent, tokens, marks, 0, PRICES) for marks in product(*choices))
-    assert marked.bill == pytest.approx(cheapest)
+    assert replay(sent, tokens, chosen, 0, PRICES) == pytest.approx(cheapest)
 
 
 @given(
@@ -100,22 +100,6 @@ def test_no_marks_of_an_arrival_gain_more(steps, most):
     assert gain(marks) == pytest.approx(max(map(gain, choices)))
 
 
-def test_a_dearer_class_of_writing_needs_more_readers():
-    assert (PRICES.least_requests, HOUR.least_requests) == (2, 3)
-
-
-def test_the_first_request_of_a_fork_has_few_forks_to_write():
-    chain = ["abcd", "abce", "abx", "ay"]
-    assert [chain[position] for position in short_chains_first(chain)] == [
-        "ay",
-        "abx",
-        "abcd",
-        "abce",
-    ]
-
-
 def test_what_is_written_already_is_read_not_written():
     sent, tokens = ["ab", "ac"], [[20, 5], [20, 5]]
-    marked = marks_of_batch(sent, tokens, 0, [1, 1], PRICES)
-    assert marked.marks == [(1,), (1,)]
-    assert marked.bill == pytest.approx(2 * (2 + 5))
+    assert marks_of_batch(sent, tokens, 0, [1, 1], PRICES) == [(1,), (1,)]

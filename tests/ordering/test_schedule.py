@@ -32,6 +32,11 @@ def test_shared_prefixes_run_back_to_back_larger_groups_first(batch, order):
     assert scheduled(batch) == order
 
 
+def test_smaller_groups_run_first_where_that_is_wanted():
+    batch = ["abc", "x", "abd", "ay", "abe"]
+    assert depth_first_order(batch, largest_first=False) == [1, 3, 0, 2, 4]
+
+
 def test_requests_of_the_same_sequence_keep_the_input_order():
     assert depth_first_order(["ab", "c", "ab", "c", "ab"]) == [0, 2, 4, 1, 3]
 
