@@ -16,6 +16,7 @@ from admission_helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import assistant, big_request, sent_ids
+from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
@@ -69,55 +70,45 @@ def test_everybody_who_stays_gets_a_place_and_exactly_the_own_plan(visitors, pla
     assert queue.faults == 0
 
 
-def test_who_comes_waits_for_others_even_if_there_is_a_place(monkeypatch):
+@virtual_time
+async def test_who_comes_waits_for_others_even_if_there_is_a_place(monkeypatch):
     queue, planner = queue_of(concurrency=10)
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
-
-    async def main():
-        requests = [big_request([n], str(n)) for n in range(4)]
-        times = (0.0, 0.001, 0.004, 0.006)
-        await asyncio.gather(
-            *(visits.go(one, at=at) for one, at in zip(requests, times, strict=True))
-        )
-
-    run_in_virtual_time(main())
+    requests = [big_request([n], str(n)) for n in range(4)]
+    times = (0.0, 0.001, 0.004, 0.006)
+    await asyncio.gather(*(visits.go(one, at=at) for one, at in zip(requests, times, strict=True)))
     assert sizes == [3, 1]
     assert visits.queries == ["0", "1", "2", "3"]
     assert visits.times == pytest.approx([0.005, 0.005, 0.005, 0.011])
 
 
-def test_who_goes_does_not_cut_short_the_wait_of_those_who_have_just_come(monkeypatch):
+@virtual_time
+async def test_who_goes_does_not_cut_short_the_wait_of_those_who_have_just_come(monkeypatch):
     queue, planner = queue_of(concurrency=10)
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
-
-    async def main():
-        await asyncio.gather(
-            visits.go(big_request([1]), hold_s=1.0),
-            visits.go(big_request([2]), at=1.004),
-            visits.go(big_request([3]), at=1.006),  # the first one has just gone
-        )
-
-    run_in_virtual_time(main())
+    await asyncio.gather(
+        visits.go(big_request([1]), hold_s=1.0),
+        visits.go(big_request([2]), at=1.004),
+        visits.go(big_request([3]), at=1.006),  # the first one has just gone
+    )
     assert sizes == [1, 2]
     assert visits.times == pytest.approx([0.005, 1.009, 1.009])
 
 
-def test_without_a_window_those_who_come_at_the_same_moment_are_planned_together(monkeypatch):
+@virtual_time
+async def test_without_a_window_those_who_come_at_the_same_moment_are_planned_together(monkeypatch):
     queue, planner = queue_of(concurrency=10, window_s=0)
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
-
-    async def main():
-        await asyncio.gather(*(visits.go(big_request([n])) for n in range(5)))
-
-    run_in_virtual_time(main())
+    await asyncio.gather(*(visits.go(big_request([n])) for n in range(5)))
     assert sizes == [5]
     assert visits.times == [0.0] * 5
 
 
-def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch):
+@virtual_time
+async def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch):
     queue, planner = queue_of()
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
@@ -125,14 +116,11 @@ def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch):
     def texts(ids, query):
         return ContextRequest([f"{one} " * 100 for one in ids], query)
 
-    async def main():
-        first = visits.task(texts(["x"], "first"))
-        await asyncio.sleep(0.5)
-        asked = [texts([f"{one}1", f"{one}2", n], one) for n in range(3) for one in "abc"]
-        assert [one.query for one in asked] == list("abcabcabc")
-        await asyncio.gather(first, *(visits.go(one) for one in asked))
-
-    run_in_virtual_time(main())
+    first = visits.task(texts(["x"], "first"))
+    await asyncio.sleep(0.5)
+    asked = [texts([f"{one}1", f"{one}2", n], one) for n in range(3) for one in "abc"]
+    assert [one.query for one in asked] == list("abcabcabc")
+    await asyncio.gather(first, *(visits.go(one) for one in asked))
     assert sizes == [1, 9]
     runs = [query for query, _ in groupby(visits.queries)]
     assert runs[0] == "first"
@@ -140,107 +128,90 @@ def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch):
     assert sum(plan.expected_cached_tokens > 0 for plan in visits.plans) == 6
 
 
-def test_a_request_is_planned_on_top_of_what_was_sent():
+@virtual_time
+async def test_a_request_is_planned_on_top_of_what_was_sent():
     queue, _ = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        await visits.go(big_request([1, 2, 3]))
-        return await visits.go(big_request([9, 3, 2, 1]))
-
-    plan = run_in_virtual_time(main())
+    await visits.go(big_request([1, 2, 3]))
+    plan = await visits.go(big_request([9, 3, 2, 1]))
     assert sent_ids(plan) == [1, 2, 3, 9]
     assert plan.expected_cached_tokens == 300
 
 
-def test_with_strategy_none_all_go_as_they_came():
+@virtual_time
+async def test_with_strategy_none_all_go_as_they_came():
     queue, _ = queue_of(strategy="none")
     visits = Visits(queue)
-
-    async def main():
-        asked = [big_request(ids, str(n)) for n, ids in enumerate(([1, 2], [3], [2, 1], [3]))]
-        await asyncio.gather(*(visits.go(one) for one in asked))
-
-    run_in_virtual_time(main())
+    asked = [big_request(ids, str(n)) for n, ids in enumerate(([1, 2], [3], [2, 1], [3]))]
+    await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "1", "2", "3"]
     assert [sent_ids(plan) for plan in visits.plans] == [[1, 2], [3], [2, 1], [3]]
 
 
-def test_nobody_who_was_planned_is_overtaken_by_those_who_come_later():
+@virtual_time
+async def test_nobody_who_was_planned_is_overtaken_by_those_who_come_later():
     queue, _ = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        tasks = [visits.task(big_request([1, 2], "a")), visits.task(big_request([3, 4], "b"))]
-        for late in range(5):
-            await asyncio.sleep(0.5)
-            tasks.append(visits.task(big_request([1, 2], f"late {late}")))
-        await asyncio.gather(*tasks)
-
-    run_in_virtual_time(main())
+    tasks = [visits.task(big_request([1, 2], "a")), visits.task(big_request([3, 4], "b"))]
+    for late in range(5):
+        await asyncio.sleep(0.5)
+        tasks.append(visits.task(big_request([1, 2], f"late {late}")))
+    await asyncio.gather(*tasks)
     assert sorted(visits.queries[:2]) == ["a", "b"]
     assert visits.queries[2:] == [f"late {late}" for late in range(5)]
 
 
-def test_requests_without_blocks_take_turns_with_those_that_wait_to_be_planned():
-    async def main():
-        queue, _ = queue_of()
-        visits = Visits(queue)
-        first = visits.task(big_request(["a"], "first"))
-        await asyncio.sleep(0.1)
-        planned = [visits.task(big_request(["a"], f"line {n}")) for n in range(3)]
-        await asyncio.sleep(0.1)
-        plain = [visits.task(ContextRequest([], f"plain {n}")) for n in range(2)]
-        await asyncio.gather(first, *planned, *plain)
-        assert visits.queries == ["first", "plain 0", "line 0", "plain 1", "line 1", "line 2"]
-        assert_is_empty(queue)
-
-    run_in_virtual_time(main())
+@virtual_time
+async def test_requests_without_blocks_take_turns_with_those_that_wait_to_be_planned():
+    queue, _ = queue_of()
+    visits = Visits(queue)
+    first = visits.task(big_request(["a"], "first"))
+    await asyncio.sleep(0.1)
+    planned = [visits.task(big_request(["a"], f"line {n}")) for n in range(3)]
+    await asyncio.sleep(0.1)
+    plain = [visits.task(ContextRequest([], f"plain {n}")) for n in range(2)]
+    await asyncio.gather(first, *planned, *plain)
+    assert visits.queries == ["first", "plain 0", "line 0", "plain 1", "line 1", "line 2"]
+    assert_is_empty(queue)
 
 
-def test_a_request_without_blocks_waits_for_nobody_if_there_is_a_place():
-    async def main():
-        queue, _ = queue_of(window_s=5)
-        visits = Visits(queue)
-        await visits.go(ContextRequest([], "plain"))
-        assert visits.times == [0]
-
-    run_in_virtual_time(main())
+@virtual_time
+async def test_a_request_without_blocks_waits_for_nobody_if_there_is_a_place():
+    queue, _ = queue_of(window_s=5)
+    visits = Visits(queue)
+    await visits.go(ContextRequest([], "plain"))
+    assert visits.times == [0]
 
 
-def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind():
-    async def main():
-        queue, planner = queue_of()
-        visits = Visits(queue)
-        inside = visits.task(ContextRequest([], "inside"))
-        waiting = visits.task(ContextRequest([], "waiting"))
-        await asyncio.sleep(0.1)
-        await cancelled(waiting)
-        await inside
-        assert visits.queries == ["inside"]
-        assert_is_empty(queue)
-        assert planner.statistics().requests == 1
-
-    run_in_virtual_time(main())
+@virtual_time
+async def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind():
+    queue, planner = queue_of()
+    visits = Visits(queue)
+    inside = visits.task(ContextRequest([], "inside"))
+    waiting = visits.task(ContextRequest([], "waiting"))
+    await asyncio.sleep(0.1)
+    await cancelled(waiting)
+    await inside
+    assert visits.queries == ["inside"]
+    assert_is_empty(queue)
+    assert planner.statistics().requests == 1
 
 
-def test_the_queue_says_how_many_wait_and_how_many_run():
+@virtual_time
+async def test_the_queue_says_how_many_wait_and_how_many_run():
     queue, _ = queue_of(concurrency=2)
     visits = Visits(queue)
-
-    async def main():
-        counts = []
-        tasks = [visits.task(big_request([n])) for n in range(5)]
-        for seconds in (0.001, 0.5, 1.0, 1.0, 1.0):
-            await asyncio.sleep(seconds)
-            counts.append((queue.running, queue.waiting))
-        await asyncio.gather(*tasks)
-        return counts
-
-    assert run_in_virtual_time(main()) == [(0, 5), (2, 3), (2, 1), (1, 0), (0, 0)]
+    counts = []
+    tasks = [visits.task(big_request([n])) for n in range(5)]
+    for seconds in (0.001, 0.5, 1.0, 1.0, 1.0):
+        await asyncio.sleep(seconds)
+        counts.append((queue.running, queue.waiting))
+    await asyncio.gather(*tasks)
+    assert counts == [(0, 5), (2, 3), (2, 1), (1, 0), (0, 0)]
 
 
-def test_a_place_is_given_back_when_what_it_is_for_fails():
+@virtual_time
+async def test_a_place_is_given_back_when_what_it_is_for_fails():
     queue, _ = queue_of()
     visits = Visits(queue)
 
@@ -248,30 +219,24 @@ def test_a_place_is_given_back_when_what_it_is_for_fails():
         async with queue.slot(big_request([1])):
             raise ValueError("boom")
 
-    async def main():
-        results = await asyncio.gather(fail(), visits.go(big_request([2])), return_exceptions=True)
-        return [type(one) for one in results]
-
-    kinds = run_in_virtual_time(main())
+    results = await asyncio.gather(fail(), visits.go(big_request([2])), return_exceptions=True)
+    kinds = [type(one) for one in results]
     assert kinds[0] is ValueError
     assert len(visits.plans) == 1
     assert_is_empty(queue)
 
 
-def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
+@virtual_time
+async def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
     queue, planner = queue_of(concurrency=2)
     other = ReusePlanner()
     other.plan(big_request([1, 2, 3]))
     plan = other.plan(big_request([3, 2, 1], "Why?"))
     assert plan.request_id == "request-1"
     visits = Visits(queue)
-
-    async def main():
-        first = await visits.go(plan)
-        requested = await visits.go(big_request([7, 1], "And?"))
-        return first, requested, await visits.go(plan)
-
-    first, requested, again = run_in_virtual_time(main())
+    first = await visits.go(plan)
+    requested = await visits.go(big_request([7, 1], "And?"))
+    first, requested, again = first, requested, await visits.go(plan)
     for sent in (first, again):
         assert sent.messages() == plan.messages()
         assert sent.parts == plan.parts
@@ -287,7 +252,8 @@ def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
     assert_knows_only(planner, visits.plans)
 
 
-def test_a_plan_of_a_later_turn_keeps_its_references():
+@virtual_time
+async def test_a_plan_of_a_later_turn_keeps_its_references():
     queue, planner = queue_of()
     other = ReusePlanner()
     first = other.plan(big_request([1], history=[], conversation_id="c"))
@@ -295,29 +261,22 @@ def test_a_plan_of_a_later_turn_keeps_its_references():
     second = other.plan(big_request([2, 1], history=history, conversation_id="c"))
     assert second.references == (1,)
     visits = Visits(queue)
-
-    async def main():
-        return [await visits.go(first), await visits.go(second)]
-
-    sent = run_in_virtual_time(main())
+    sent = [await visits.go(first), await visits.go(second)]
     assert [one.messages() for one in sent] == [first.messages(), second.messages()]
     assert_knows_only(planner, sent)
 
 
-def test_a_plan_that_is_cancelled_is_forgotten():
+@virtual_time
+async def test_a_plan_that_is_cancelled_is_forgotten():
     queue, planner = queue_of()
     visits = Visits(queue)
     plan = ReusePlanner().plan(big_request([2, 1]))
-
-    async def main():
-        first, second = visits.task(big_request([3])), visits.task(plan)
-        await asyncio.sleep(0.5)
-        assert planner.statistics().requests == 2
-        await cancelled(second)
-        assert planner.statistics().requests == 1
-        await first
-
-    run_in_virtual_time(main())
+    first, second = visits.task(big_request([3])), visits.task(plan)
+    await asyncio.sleep(0.5)
+    assert planner.statistics().requests == 2
+    await cancelled(second)
+    assert planner.statistics().requests == 1
+    await first
     assert_knows_only(planner, visits.plans)
 
 
@@ -325,17 +284,14 @@ def broken(*arguments, **more):
     raise ZeroDivisionError
 
 
-def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
+@virtual_time
+async def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
     queue, planner = queue_of()
     planner.plan(big_request([1, 2]))
     monkeypatch.setattr(planner, "plan_batch", broken)
     visits = Visits(queue)
-
-    async def main():
-        asked = [big_request(ids, str(n)) for n, ids in enumerate(([2, 1], [3], [2, 1]))]
-        await asyncio.gather(*(visits.go(one) for one in asked))
-
-    run_in_virtual_time(main())
+    asked = [big_request(ids, str(n)) for n, ids in enumerate(([2, 1], [3], [2, 1]))]
+    await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "1", "2"]
     assert [sent_ids(plan) for plan in visits.plans] == [[2, 1], [3], [2, 1]]
     assert [plan.expected_cached_tokens for plan in visits.plans] == [0, 0, 200]
@@ -343,7 +299,8 @@ def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
     assert_is_empty(queue)
 
 
-def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_recorded(
+@virtual_time
+async def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_recorded(
     monkeypatch,
 ):
     queue, planner = queue_of()
@@ -351,12 +308,8 @@ def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_r
     monkeypatch.setattr(planner, "plan_batch", broken)
     monkeypatch.setattr(planner, "plan", broken)
     visits = Visits(queue)
-
-    async def main():
-        asked = [big_request([2, 1], "0"), plan, big_request([3], "2", request_id="mine")]
-        await asyncio.gather(*(visits.go(one) for one in asked))
-
-    run_in_virtual_time(main())
+    asked = [big_request([2, 1], "0"), plan, big_request([3], "2", request_id="mine")]
+    await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "plan", "2"]
     assert visits.plans[0].content == "[Doc_1] text of 2\n\n[Doc_2] text of 1\n\n0"
     assert visits.plans[1].messages() == plan.messages()
@@ -369,7 +322,8 @@ def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_r
     assert_is_empty(queue)
 
 
-def test_a_fault_with_one_plan_leaves_what_was_planned_before_it(monkeypatch):
+@virtual_time
+async def test_a_fault_with_one_plan_leaves_what_was_planned_before_it(monkeypatch):
     queue, planner = queue_of()
     visits = Visits(queue)
     plan = ReusePlanner().plan(big_request([5]))
@@ -382,11 +336,7 @@ def test_a_fault_with_one_plan_leaves_what_was_planned_before_it(monkeypatch):
         return ReusePlanner.plan(planner, *arguments, **more)
 
     monkeypatch.setattr(planner, "plan", fails_once)
-
-    async def main():
-        await asyncio.gather(visits.go(big_request([1], "request")), visits.go(plan))
-
-    run_in_virtual_time(main())
+    await asyncio.gather(visits.go(big_request([1], "request")), visits.go(plan))
     assert visits.queries == ["request", ""]
     assert queue.faults == 1
     assert_knows_only(planner, visits.plans)

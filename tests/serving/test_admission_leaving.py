@@ -14,142 +14,120 @@ from admission_helpers import (
     queue_of,
 )
 from planning_helpers import big_request, sent_ids
+from virtual_time import virtual_time
 
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
-
-def test_who_is_cancelled_while_others_are_waited_for_is_never_planned(monkeypatch):
+@virtual_time
+async def test_who_is_cancelled_while_others_are_waited_for_is_never_planned(monkeypatch):
     queue, planner = queue_of()
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
-
-    async def main():
-        left, stays = visits.task(big_request([1])), visits.task(big_request([2], "stays"))
-        await asyncio.sleep(0.001)
-        assert queue.waiting == 2
-        await cancelled(left)
-        assert queue.waiting == 1
-        await stays
-
-    run_in_virtual_time(main())
+    left, stays = visits.task(big_request([1])), visits.task(big_request([2], "stays"))
+    await asyncio.sleep(0.001)
+    assert queue.waiting == 2
+    await cancelled(left)
+    assert queue.waiting == 1
+    await stays
     assert (sizes, visits.queries) == ([1], ["stays"])
     assert_is_empty(queue)
     assert_knows_only(planner, visits.plans)
 
 
-def test_who_is_cancelled_before_a_place_is_free_is_never_planned(monkeypatch):
+@virtual_time
+async def test_who_is_cancelled_before_a_place_is_free_is_never_planned(monkeypatch):
     queue, planner = queue_of()
     sizes = counting(planner, monkeypatch)
     visits = Visits(queue)
-
-    async def main():
-        first = visits.task(big_request([1]))
-        await asyncio.sleep(0.5)
-        left = visits.task(big_request([2]))
-        await asyncio.sleep(0.1)
-        await cancelled(left)
-        assert (queue.running, queue.waiting) == (1, 0)
-        await first
-
-    run_in_virtual_time(main())
+    first = visits.task(big_request([1]))
+    await asyncio.sleep(0.5)
+    left = visits.task(big_request([2]))
+    await asyncio.sleep(0.1)
+    await cancelled(left)
+    assert (queue.running, queue.waiting) == (1, 0)
+    await first
     assert sizes == [1]
     assert_is_empty(queue)
     assert_knows_only(planner, visits.plans)
 
 
-def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planner():
+@virtual_time
+async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planner():
     queue, planner = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
-        await asyncio.sleep(0.5)
-        assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 2, 3)
-        await cancelled(tasks[1])
-        assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 1, 2)
-        await asyncio.gather(tasks[0], tasks[2])
-
-    run_in_virtual_time(main())
+    tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
+    await asyncio.sleep(0.5)
+    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 2, 3)
+    await cancelled(tasks[1])
+    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 1, 2)
+    await asyncio.gather(tasks[0], tasks[2])
     assert visits.queries == ["0", "2"]
     assert_is_empty(queue)
     assert_knows_only(planner, visits.plans)
 
 
 @pytest.mark.parametrize("turns_of_the_loop", [0, 1])
-def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(
+@virtual_time
+async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(
     turns_of_the_loop,
 ):
     queue, planner = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        first = queue.slot(big_request([1]))
-        sent = await first.__aenter__()
-        second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
-        await asyncio.sleep(0.5)
-        assert (queue.running, queue.waiting) == (1, 2)
-        await first.__aexit__(None, None, None)
-        assert (queue.running, queue.waiting) == (1, 1)  # the second was released
-        for _ in range(turns_of_the_loop):
-            await asyncio.sleep(0)
-        assert visits.plans == []
-        await cancelled(second)
-        await third
-        return sent
-
-    sent = run_in_virtual_time(main())
+    first = queue.slot(big_request([1]))
+    sent = await first.__aenter__()
+    second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
+    await asyncio.sleep(0.5)
+    assert (queue.running, queue.waiting) == (1, 2)
+    await first.__aexit__(None, None, None)
+    assert (queue.running, queue.waiting) == (1, 1)  # the second was released
+    for _ in range(turns_of_the_loop):
+        await asyncio.sleep(0)
+    assert visits.plans == []
+    await cancelled(second)
+    await third
+    sent = sent
     assert visits.queries == ["3"]
     assert_is_empty(queue)
     assert_knows_only(planner, [sent, *visits.plans])
 
 
-def test_who_is_cancelled_while_it_runs_gives_the_place_back_and_was_sent():
+@virtual_time
+async def test_who_is_cancelled_while_it_runs_gives_the_place_back_and_was_sent():
     queue, planner = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        first, second = visits.task(big_request([1], "1")), visits.task(big_request([2], "2"))
-        await asyncio.sleep(0.5)
-        await cancelled(first)
-        await asyncio.sleep(0)
-        assert (queue.running, queue.waiting) == (1, 0)
-        await second
-
-    run_in_virtual_time(main())
+    first, second = visits.task(big_request([1], "1")), visits.task(big_request([2], "2"))
+    await asyncio.sleep(0.5)
+    await cancelled(first)
+    await asyncio.sleep(0)
+    assert (queue.running, queue.waiting) == (1, 0)
+    await second
     assert visits.queries == ["1", "2"]
     assert visits.times == pytest.approx([0.005, 0.5])
     assert_is_empty(queue)
     assert_knows_only(planner, visits.plans)
 
 
-def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled_before():
+@virtual_time
+async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled():
     queue, planner = queue_of()
     visits = Visits(queue)
-
-    async def main():
-        first = visits.task(big_request([1]))
-        left = visits.task(big_request([2], request_id="again"))
-        await asyncio.sleep(0.5)
-        await cancelled(left)
-        again = visits.task(big_request([2], request_id="again"))
-        await asyncio.gather(first, again)
-
-    run_in_virtual_time(main())
+    first = visits.task(big_request([1]))
+    left = visits.task(big_request([2], request_id="again"))
+    await asyncio.sleep(0.5)
+    await cancelled(left)
+    again = visits.task(big_request([2], request_id="again"))
+    await asyncio.gather(first, again)
     assert visits.plans[1].request_id == "again"
     assert_knows_only(planner, visits.plans)
 
 
-def test_a_slot_is_for_one_request():
+@virtual_time
+async def test_a_slot_is_for_one_request():
     queue, _ = queue_of()
-
-    async def main():
-        slot = queue.slot(big_request([1]))
-        async with slot:
-            pass
-        with pytest.raises(AssertionError, match="an admission slot is for one request"):
-            await slot.__aenter__()
-
-    run_in_virtual_time(main())
+    slot = queue.slot(big_request([1]))
+    async with slot:
+        pass
+    with pytest.raises(AssertionError, match="an admission slot is for one request"):
+        await slot.__aenter__()
     assert_is_empty(queue)
 
 
@@ -194,7 +172,7 @@ def test_event_loops_in_several_threads_share_one_queue():
     assert_knows_only(planner, visits.plans)
 
 
-def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
+async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
     queue, planner = queue_of(concurrency=200, window_s=0)
     visits = Visits(queue)
     planning, go_on, threads = threading.Event(), threading.Event(), []
@@ -206,18 +184,15 @@ def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch
         assert go_on.wait(10)
         return plan_batch(*arguments)
 
-    async def main():
-        tasks = [visits.task(big_request([n]), 0) for n in range(100)]
-        while not planning.is_set():
-            await asyncio.sleep(0.001)
-        assert (queue.running, queue.waiting) == (0, 100)
-        await cancelled(*tasks[:40])
-        assert (queue.running, queue.waiting) == (0, 60)
-        go_on.set()
-        await asyncio.gather(*tasks[40:])
-
     monkeypatch.setattr(planner, "plan_batch", slow)
-    asyncio.run(main())
+    tasks = [visits.task(big_request([n]), 0) for n in range(100)]
+    while not planning.is_set():
+        await asyncio.sleep(0.001)
+    assert (queue.running, queue.waiting) == (0, 100)
+    await cancelled(*tasks[:40])
+    assert (queue.running, queue.waiting) == (0, 60)
+    go_on.set()
+    await asyncio.gather(*tasks[40:])
     assert threading.get_ident() not in threads
     assert sorted(sent_ids(plan)[0] for plan in visits.plans) == list(range(40, 100))
     assert_is_empty(queue)

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from virtual_time import virtual_time
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InvalidRequestError
@@ -31,18 +32,17 @@ async def served(timed, start, length, answer=1, at=0.0):
     return now(), usage
 
 
-def test_answers_come_when_the_engine_has_computed_them():
+@virtual_time
+async def test_answers_come_when_the_engine_has_computed_them():
     timed, _ = engine()
-
-    async def main():
-        return await asyncio.gather(
+    assert (
+        await asyncio.gather(
             served(timed, 0, 64, answer=3),
             served(timed, 0, 64, answer=1),
             served(timed, 500, 32, answer=2, at=2.0),
             served(timed, 0, 64, at=100.0),
         )
-
-    assert run_in_virtual_time(main()) == [
+    ) == [
         # 65 tokens and two answers: 65 / 64 + 1.5 s; then 0.5 + 1.5 s; then 1.5 s
         (6.015625, CacheUsage(64, 0)),
         (2.515625, CacheUsage(64, 63)),
@@ -56,13 +56,15 @@ def test_an_engine_may_run_faster_than_its_rates():
     assert run_in_virtual_time(served(timed, 0, 64)) == (1.125, CacheUsage(64, 0))
 
 
-def test_a_request_that_comes_during_a_step_begins_with_the_next():
+@virtual_time
+async def test_a_request_that_comes_during_a_step_begins_with_the_next():
     timed, _ = engine()
-
-    async def main():
-        return await asyncio.gather(served(timed, 0, 128), served(timed, 500, 64, at=1.0))
-
-    assert [ended for ended, _ in run_in_virtual_time(main())] == [3.25, 5.5]
+    assert [
+        ended
+        for ended, _ in (
+            await asyncio.gather(served(timed, 0, 128), served(timed, 500, 64, at=1.0))
+        )
+    ] == [3.25, 5.5]
 
 
 def test_the_engine_can_be_used_again_after_it_was_idle():
@@ -90,66 +92,54 @@ def test_the_engine_can_be_used_again_after_it_was_idle():
         (4.0, 64),  # while it is answered
     ],
 )
-def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(at, cached):
+@virtual_time
+async def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(at, cached):
     timed, cache = engine(max_step_tokens=32)
-
-    async def main():
-        task = asyncio.create_task(served(timed, 0, 64, answer=5))
-        await asyncio.sleep(at)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not timed.has_work
-        assert cache._users == {}
-        return (await served(timed, 0, 65, at=now()))[1]
-
-    assert run_in_virtual_time(main()) == CacheUsage(65, cached)
+    task = asyncio.create_task(served(timed, 0, 64, answer=5))
+    await asyncio.sleep(at)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not timed.has_work
+    assert cache._users == {}
+    assert (await served(timed, 0, 65, at=now()))[1] == CacheUsage(65, cached)
 
 
-def test_a_cancelled_request_does_not_hold_up_the_others():
+@virtual_time
+async def test_a_cancelled_request_does_not_hold_up_the_others():
     timed, _ = engine(max_running=1)
-
-    async def main():
-        tasks = [asyncio.create_task(served(timed, 100 * n, 64, answer=2)) for n in range(3)]
-        await asyncio.sleep(1)
-        tasks[0].cancel()
-        tasks[1].cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        return [type(one) for one in results[:2]], results[2]
-
     # its step goes on until 2.25; then 2.25 + 1.25 s
-    assert run_in_virtual_time(main()) == (
+    tasks = [asyncio.create_task(served(timed, 100 * n, 64, answer=2)) for n in range(3)]
+    await asyncio.sleep(1)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ([type(one) for one in results[:2]], results[2]) == (
         [asyncio.CancelledError] * 2,
         (5.75, CacheUsage(64, 0)),
     )
     assert not timed.has_work
 
 
-def test_a_time_limit_aborts_the_request():
+@virtual_time
+async def test_a_time_limit_aborts_the_request():
     timed, cache = engine()
-
-    async def main():
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):
-                await timed.serve(range(64), range(100))
-        return now()
-
-    assert run_in_virtual_time(main()) == 3.0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await timed.serve(range(64), range(100))
+    assert now() == 3.0
     assert not timed.has_work
     assert cache._users == {}
 
 
-def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
+@virtual_time
+async def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
     timed, _ = engine(capacity_tokens=10)
-
-    async def main():
-        with pytest.raises(InvalidRequestError, match="larger than the cache"):
-            await timed.serve(range(11), [1])
-        with pytest.raises(InvalidRequestError, match="at least one token"):
-            await timed.serve(range(2), [])
-        return await served(timed, 0, 8)
-
-    assert run_in_virtual_time(main()) == (0.125 + 1.25, CacheUsage(8, 0))
+    with pytest.raises(InvalidRequestError, match="larger than the cache"):
+        await timed.serve(range(11), [1])
+    with pytest.raises(InvalidRequestError, match="at least one token"):
+        await timed.serve(range(2), [])
+    assert await served(timed, 0, 8) == (0.125 + 1.25, CacheUsage(8, 0))
     assert timed.open_requests == 0
     assert not timed.has_work
 
@@ -157,17 +147,14 @@ def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
 @pytest.mark.parametrize(
     ("tokens", "answer"), [(["no", "tokens"], [1]), ([1, 2], ["no", "tokens"])]
 )
-def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(tokens, answer):
+@virtual_time
+async def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(tokens, answer):
     timed, cache = engine()
-
-    async def main():
-        with pytest.raises(InvalidRequestError, match="token ids must be integers"):
-            await timed.serve(tokens, answer)
-        assert not timed.has_work
-        assert cache._users == {}
-        return (await served(timed, 0, 64, at=now()))[1]
-
-    assert run_in_virtual_time(main()) == CacheUsage(64, 0)
+    with pytest.raises(InvalidRequestError, match="token ids must be integers"):
+        await timed.serve(tokens, answer)
+    assert not timed.has_work
+    assert cache._users == {}
+    assert (await served(timed, 0, 64, at=now()))[1] == CacheUsage(64, 0)
 
 
 @pytest.mark.parametrize("speed", [0, -1, float("inf"), float("nan"), "fast"])
@@ -185,85 +172,78 @@ async def followed(timed, start, length, answer=1, at=0.0, chunk_tokens=2):
         return [(now(), said) async for said in counts]
 
 
-def test_an_answer_is_followed_beside_one_that_is_waited_for():
+@virtual_time
+async def test_an_answer_is_followed_beside_one_that_is_waited_for():
     timed, _ = engine()
-
-    async def main():
-        return await asyncio.gather(
-            followed(timed, 0, 64, answer=5), served(timed, 500, 64, answer=3)
-        )
-
     # 128 tokens and two answers: 2 + 1.5 s; then 1.5 s twice, 1.25 s twice
-    assert run_in_virtual_time(main()) == [
+    assert (
+        await asyncio.gather(followed(timed, 0, 64, answer=5), served(timed, 500, 64, answer=3))
+    ) == [
         [(5.0, 2), (7.75, 4), (9.0, 5)],
         (6.5, CacheUsage(64, 0)),
     ]
 
 
-def test_there_is_no_task_but_those_that_wait():
+@virtual_time
+async def test_there_is_no_task_but_those_that_wait():
     timed, _ = engine()
-
-    async def main():
-        asking = [
-            asyncio.create_task(served(timed, 0, 64, answer=9)),
-            asyncio.create_task(followed(timed, 100, 64, answer=9)),
-        ]
-        await asyncio.sleep(3)
-        assert (timed.open_requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        assert (timed.open_requests, timed.has_work) == (0, False)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run_in_virtual_time(main())
+    asking = [
+        asyncio.create_task(served(timed, 0, 64, answer=9)),
+        asyncio.create_task(followed(timed, 100, 64, answer=9)),
+    ]
+    await asyncio.sleep(3)
+    assert (timed.open_requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert (timed.open_requests, timed.has_work) == (0, False)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(("after", "left_at"), [(1, 3.5), (2, 6.0)])
-def test_who_stops_following_aborts_the_request(after, left_at):
+@virtual_time
+async def test_who_stops_following_aborts_the_request(after, left_at):
     timed, cache = engine()
-
-    async def main():
-        counts = timed.stream(range(64), range(10), chunk_tokens=2)
-        for _ in range(after):
-            await anext(counts)
-        assert timed.has_work
-        await counts.aclose()
-        assert (now(), timed.open_requests, timed.has_work) == (left_at, 0, False)
-        assert cache._users == {}
-        # the step that goes on ends first, 1.25 s later
-        return await served(timed, 500, 64, at=now())
-
-    assert run_in_virtual_time(main()) == (left_at + 1.25 + 2.25, CacheUsage(64, 0))
+    counts = timed.stream(range(64), range(10), chunk_tokens=2)
+    for _ in range(after):
+        await anext(counts)
+    assert timed.has_work
+    await counts.aclose()
+    assert (now(), timed.open_requests, timed.has_work) == (left_at, 0, False)
+    assert cache._users == {}
+    # the step that goes on ends first, 1.25 s later
+    assert await served(timed, 500, 64, at=now()) == (left_at + 1.25 + 2.25, CacheUsage(64, 0))
 
 
-def test_who_leaves_with_the_last_token_has_aborted_nothing():
+@virtual_time
+async def test_who_leaves_with_the_last_token_has_aborted_nothing():
     timed, _ = engine()
-
-    async def main():
-        counts = timed.stream(range(64), range(64, 66), chunk_tokens=2)
-        assert await anext(counts) == 2
-        await counts.aclose()
-        return (await served(timed, 0, 66, at=now()))[1]
-
-    assert run_in_virtual_time(main()) == CacheUsage(66, 65)  # with the first token of the answer
+    counts = timed.stream(range(64), range(64, 66), chunk_tokens=2)
+    assert await anext(counts) == 2
+    await counts.aclose()
+    assert (await served(timed, 0, 66, at=now()))[1] == CacheUsage(
+        66, 65
+    )  # with the first token of the answer
 
 
-def test_token_ids_that_are_none_end_every_stream():
+@virtual_time
+async def test_token_ids_that_are_none_end_every_stream():
     timed, _ = engine()
 
     async def refused():
         await asyncio.sleep(0)
         await timed.serve(["no", "tokens"], [1])
 
-    async def main():
-        return await asyncio.gather(
-            followed(timed, 0, 64, answer=9),
-            followed(timed, 0, 64, answer=9),
-            served(timed, 0, 64, answer=9),
-            refused(),
-            return_exceptions=True,
+    assert [
+        type(one)
+        for one in (
+            await asyncio.gather(
+                followed(timed, 0, 64, answer=9),
+                followed(timed, 0, 64, answer=9),
+                served(timed, 0, 64, answer=9),
+                refused(),
+                return_exceptions=True,
+            )
         )
-
-    assert [type(one) for one in run_in_virtual_time(main())] == [InvalidRequestError] * 4
+    ] == [InvalidRequestError] * 4
     assert not timed.has_work

@@ -17,6 +17,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from virtual_time import run_by
 from workflow_interpreter import Asked
 
 from ctxreuse import ContextBlock
@@ -235,6 +236,9 @@ def in_virtual_time(main: Any) -> Any:
         result = runner.run(guarded())
     assert not told, told
     return result
+
+
+virtual_time = run_by(in_virtual_time)
 
 
 def executors_of(engine: WorkflowEngine) -> list[SearchExecutor]:

@@ -20,6 +20,7 @@ from workflow_engines import (
     plain_answer,
     plain_search,
     rag,
+    virtual_time,
 )
 from workflow_interpreter import interpret
 
@@ -82,36 +83,31 @@ class Asked(SteadyLLM):
         return super().stream(prompt, params)
 
 
-def test_a_run_gives_its_answer_its_state_its_way_and_its_time() -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            result = await engine.run(guess_first(), "Why")
-            plain = plainly(guess_first(), "Why")
-            assert str(result) == result.answer == plain.answer
-            assert dict(result.state) == dict(plain.state)
-            assert result.visited == ("guess", "search", "answer")
-            assert 0.0 < result.seconds <= asyncio.get_running_loop().time() + 0.001
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_run_gives_its_answer_its_state_its_way_and_its_time() -> None:
+    async with engine_over() as engine:
+        result = await engine.run(guess_first(), "Why")
+        plain = plainly(guess_first(), "Why")
+        assert str(result) == result.answer == plain.answer
+        assert dict(result.state) == dict(plain.state)
+        assert result.visited == ("guess", "search", "answer")
+        assert 0.0 < result.seconds <= asyncio.get_running_loop().time() + 0.001
 
 
-def test_inputs_are_given_by_name_and_missing_ones_are_told() -> None:
+@virtual_time
+async def test_inputs_are_given_by_name_and_missing_ones_are_told() -> None:
     graph = of_function(
         lambda state: f"{state['one']}, {state['other']}", inputs=("one", "other"), name="two"
     )
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            assert (await engine.run(graph, "a", other="b")).answer == "a, b"
-            assert (await engine.run(graph, one="a", other="b")).answer == "a, b"
-            with pytest.raises(StateKeyError, match="'two' was run without its input 'other'"):
-                await engine.run(graph, "a")
-            with pytest.raises(StateKeyError, match="'two' has no input 'third'"):
-                await engine.run(graph, "a", other="b", third="c")
-            metrics = engine.metrics()
-            assert (metrics.runs, metrics.finished, metrics.failed) == (4, 2, 2)
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        assert (await engine.run(graph, "a", other="b")).answer == "a, b"
+        assert (await engine.run(graph, one="a", other="b")).answer == "a, b"
+        with pytest.raises(StateKeyError, match="'two' was run without its input 'other'"):
+            await engine.run(graph, "a")
+        with pytest.raises(StateKeyError, match="'two' has no input 'third'"):
+            await engine.run(graph, "a", other="b", third="c")
+        metrics = engine.metrics()
+        assert (metrics.runs, metrics.finished, metrics.failed) == (4, 2, 2)
 
 
 @pytest.mark.usefixtures("eager")
@@ -149,51 +145,44 @@ def test_events_come_in_order_and_end_with_the_result() -> None:
     assert found.documents == plain["docs"]
 
 
-def test_a_batch_keeps_the_order_of_its_jobs() -> None:
+@virtual_time
+async def test_a_batch_keeps_the_order_of_its_jobs() -> None:
     jobs = [(graph, f"q {number}") for number in range(5) for graph in (rag(), guess_first())]
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            results = await engine.arun_batch(jobs)
-            assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]  # type: ignore[union-attr]
-            assert await engine.arun_batch([]) == []
-            given = await engine.arun_batch([(rag(), {"input": "Why"})])
-            assert given[0].answer == plainly(rag(), "Why").answer  # type: ignore[union-attr]
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        results = await engine.arun_batch(jobs)
+        assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]  # type: ignore[union-attr]
+        assert await engine.arun_batch([]) == []
+        given = await engine.arun_batch([(rag(), {"input": "Why"})])
+        assert given[0].answer == plainly(rag(), "Why").answer  # type: ignore[union-attr]
 
 
-def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_its_place() -> None:
+@virtual_time
+async def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_its_place() -> None:
     def fail(state: Any) -> Any:
         raise ValueError("no")
 
-    async def main() -> None:
-        llm = SteadyLLM()
-        async with engine_over(llm=llm) as engine:
-            jobs = [(rag(), "Why"), (of_function(fail), "x"), (rag(), "Who")]
-            with pytest.raises(Exception, match=r"node 'own' .* failed on visit 1 with"):
-                await engine.arun_batch(jobs)
-            assert llm.open == 0
-            await assert_idle(engine)
-            assert engine.metrics().cancelled == 2
-            results = await engine.arun_batch(jobs, return_exceptions=True)
-            assert [type(one).__name__ for one in results] == [
-                "WorkflowResult",
-                "StageError",
-                "WorkflowResult",
-            ]
-
-    in_virtual_time(main())
+    llm = SteadyLLM()
+    async with engine_over(llm=llm) as engine:
+        jobs = [(rag(), "Why"), (of_function(fail), "x"), (rag(), "Who")]
+        with pytest.raises(Exception, match=r"node 'own' .* failed on visit 1 with"):
+            await engine.arun_batch(jobs)
+        assert llm.open == 0
+        await assert_idle(engine)
+        assert engine.metrics().cancelled == 2
+        results = await engine.arun_batch(jobs, return_exceptions=True)
+        assert [type(one).__name__ for one in results] == [
+            "WorkflowResult",
+            "StageError",
+            "WorkflowResult",
+        ]
 
 
 @pytest.mark.parametrize("job", [rag(), ("graph",), "ab", (rag(), "x", "y")])
-def test_a_job_that_is_no_pair_is_refused(job: Any) -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            with pytest.raises(InvalidRequestError, match="a job must be a pair of a graph and"):
-                await engine.arun_batch([job])
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_job_that_is_no_pair_is_refused(job: Any) -> None:
+    async with engine_over() as engine:
+        with pytest.raises(InvalidRequestError, match="a job must be a pair of a graph and"):
+            await engine.arun_batch([job])
 
 
 def test_a_batch_is_run_from_code_that_is_not_asynchronous() -> None:
@@ -214,7 +203,8 @@ def test_an_engine_is_used_in_one_event_loop_after_another() -> None:
     asyncio.run(engine.aclose())
 
 
-def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival() -> None:
+@virtual_time
+async def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival() -> None:
     began: list[str] = []
 
     async def slow(state: Any) -> str:
@@ -222,180 +212,160 @@ def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival() -> 
         await asyncio.sleep(1.0)
         return "done"
 
-    async def main() -> None:
-        async with engine_over(options=WorkflowOptions(max_in_flight=2)) as engine:
-            running = [
-                asyncio.ensure_future(engine.run(of_function(slow), str(number)))
-                for number in range(5)
-            ]
-            await asyncio.sleep(0.5)
-            metrics = engine.metrics()
-            assert (metrics.in_flight, metrics.waiting, metrics.runs) == (2, 3, 5)
-            running[2].cancel()
-            await asyncio.sleep(0.1)
-            assert engine.metrics().waiting == 2
-            await asyncio.wait(running)
-            assert began == ["0", "1", "3", "4"]
-            with pytest.raises(DeadlineError):
-                await asyncio.gather(
-                    *(engine.run(of_function(slow), "late", deadline_s=1.5) for _ in range(3))
-                )
-
-    in_virtual_time(main())
+    async with engine_over(options=WorkflowOptions(max_in_flight=2)) as engine:
+        running = [
+            asyncio.ensure_future(engine.run(of_function(slow), str(number))) for number in range(5)
+        ]
+        await asyncio.sleep(0.5)
+        metrics = engine.metrics()
+        assert (metrics.in_flight, metrics.waiting, metrics.runs) == (2, 3, 5)
+        running[2].cancel()
+        await asyncio.sleep(0.1)
+        assert engine.metrics().waiting == 2
+        await asyncio.wait(running)
+        assert began == ["0", "1", "3", "4"]
+        with pytest.raises(DeadlineError):
+            await asyncio.gather(
+                *(engine.run(of_function(slow), "late", deadline_s=1.5) for _ in range(3))
+            )
 
 
-def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
+@virtual_time
+async def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
     async def slow(state: Any) -> str:
         await asyncio.sleep(1.0)
         return "done"
 
-    async def main() -> None:
-        async with engine_over(options=WorkflowOptions(max_in_flight=1)) as engine:
-            results = await engine.arun_batch(
-                [(of_function(slow), "x")] * 3, deadline_s=2.5, return_exceptions=True
-            )
-            first, second, third = results
-            assert isinstance(third, DeadlineError)
-            assert [round(one.seconds, 2) for one in (first, second)] == [1.0, 2.0]  # type: ignore[union-attr]
-            metrics = engine.metrics()
-            assert (metrics.finished, metrics.failed, metrics.cancelled) == (2, 1, 0)
-
-    in_virtual_time(main())
+    async with engine_over(options=WorkflowOptions(max_in_flight=1)) as engine:
+        results = await engine.arun_batch(
+            [(of_function(slow), "x")] * 3, deadline_s=2.5, return_exceptions=True
+        )
+        first, second, third = results
+        assert isinstance(third, DeadlineError)
+        assert [round(one.seconds, 2) for one in (first, second)] == [1.0, 2.0]  # type: ignore[union-attr]
+        metrics = engine.metrics()
+        assert (metrics.finished, metrics.failed, metrics.cancelled) == (2, 1, 0)
 
 
-def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more() -> None:
-    async def main() -> None:
-        llm = SteadyLLM()
-        engine = engine_over(llm=llm, options=WorkflowOptions(max_in_flight=2))
-        running = [asyncio.ensure_future(engine.run(guess_first(), f"q {n}")) for n in range(4)]
-        await asyncio.sleep(0.02)
-        await engine.aclose()
-        assert llm.open == 0
-        await assert_idle(engine)
-        for run in running:
-            with pytest.raises(EngineClosedError, match="closed while the run was under way"):
-                await run
-        assert engine.metrics().cancelled == 4
-        with pytest.raises(EngineClosedError, match="the engine is closed; make a new one"):
+@virtual_time
+async def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more() -> None:
+    llm = SteadyLLM()
+    engine = engine_over(llm=llm, options=WorkflowOptions(max_in_flight=2))
+    running = [asyncio.ensure_future(engine.run(guess_first(), f"q {n}")) for n in range(4)]
+    await asyncio.sleep(0.02)
+    await engine.aclose()
+    assert llm.open == 0
+    await assert_idle(engine)
+    for run in running:
+        with pytest.raises(EngineClosedError, match="closed while the run was under way"):
+            await run
+    assert engine.metrics().cancelled == 4
+    with pytest.raises(EngineClosedError, match="the engine is closed; make a new one"):
+        await engine.run(rag(), "Why")
+    await engine.aclose()
+
+
+@virtual_time
+async def test_who_waits_for_a_run_goes_on_when_the_engine_is_closed() -> None:
+    engine = engine_over()
+    told = []
+
+    async def ask() -> None:
+        try:
             await engine.run(rag(), "Why")
-        await engine.aclose()
+        except EngineClosedError as error:
+            told.append(error)
+        await asyncio.sleep(100.0)
+        told.append("went on")
 
-    in_virtual_time(main())
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0.001)
+    await engine.aclose()
+    assert len(told) == 1
+    assert asyncio.get_running_loop().time() < 1.0
+    await asking
+    assert told[1:] == ["went on"]
 
 
-def test_who_waits_for_a_run_goes_on_when_the_engine_is_closed() -> None:
-    async def main() -> None:
-        engine = engine_over()
-        told = []
+@virtual_time
+async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own() -> None:
+    async with engine_over() as engine:
+        seen = []
 
-        async def ask() -> None:
-            try:
-                await engine.run(rag(), "Why")
-            except EngineClosedError as error:
-                told.append(error)
-            await asyncio.sleep(100.0)
-            told.append("went on")
+        async def inner(state: Any) -> Any:
+            answer = (await engine.run(rag(), "Why")).answer
+            seen.append(engine.metrics().in_flight)
+            return answer
 
-        asking = asyncio.ensure_future(ask())
+        result = await engine.run(of_function(inner), "x")
+        assert result.answer == plainly(rag(), "Why").answer
+        assert seen == [1]
+        closing = asyncio.ensure_future(engine.run(of_function(inner), "x"))
         await asyncio.sleep(0.001)
         await engine.aclose()
-        assert len(told) == 1
-        assert asyncio.get_running_loop().time() < 1.0
-        await asking
-        assert told[1:] == ["went on"]
-
-    in_virtual_time(main())
-
-
-def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own() -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            seen = []
-
-            async def inner(state: Any) -> Any:
-                answer = (await engine.run(rag(), "Why")).answer
-                seen.append(engine.metrics().in_flight)
-                return answer
-
-            result = await engine.run(of_function(inner), "x")
-            assert result.answer == plainly(rag(), "Why").answer
-            assert seen == [1]
-            closing = asyncio.ensure_future(engine.run(of_function(inner), "x"))
-            await asyncio.sleep(0.001)
-            await engine.aclose()
-            with pytest.raises(WorkflowError, match="closed while the run was under way"):
-                await closing
-            await assert_idle(engine)
-
-    in_virtual_time(main())
+        with pytest.raises(WorkflowError, match="closed while the run was under way"):
+            await closing
+        await assert_idle(engine)
 
 
 @pytest.mark.parametrize("deadline_s", [-1, float("nan"), "soon"])
-def test_a_deadline_that_is_no_time_is_refused(deadline_s: Any) -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            with pytest.raises(InvalidRequestError, match="deadline_s must be a number of seconds"):
-                await engine.run(rag(), "Why", deadline_s=deadline_s)
-            assert engine.metrics().runs == 0
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_deadline_that_is_no_time_is_refused(deadline_s: Any) -> None:
+    async with engine_over() as engine:
+        with pytest.raises(InvalidRequestError, match="deadline_s must be a number of seconds"):
+            await engine.run(rag(), "Why", deadline_s=deadline_s)
+        assert engine.metrics().runs == 0
 
 
-def test_metrics_count_what_was_done() -> None:
-    async def main() -> None:
-        options = WorkflowOptions(speculation="off", speculative_retrieval=False, workers=1)
-        async with engine_over(options=options) as engine:
-            for question in ("Why", "Who"):
-                await engine.run(guess_first(), question)
-            metrics = engine.metrics()
-            assert (metrics.runs, metrics.finished, metrics.failed, metrics.cancelled) == (
-                2,
-                2,
-                0,
-                0,
-            )
-            assert (metrics.in_flight, metrics.waiting, metrics.generations) == (0, 0, 4)
-            assert metrics.searches.searches == 2
-            probed = metrics.searches.pairs
-            assert 2 <= probed <= 24
-            assert metrics.searches.clusters <= probed
-            assert metrics.speculation.launched == metrics.speculation.searches == 0
-
-    in_virtual_time(main())
+@virtual_time
+async def test_metrics_count_what_was_done() -> None:
+    options = WorkflowOptions(speculation="off", speculative_retrieval=False, workers=1)
+    async with engine_over(options=options) as engine:
+        for question in ("Why", "Who"):
+            await engine.run(guess_first(), question)
+        metrics = engine.metrics()
+        assert (metrics.runs, metrics.finished, metrics.failed, metrics.cancelled) == (
+            2,
+            2,
+            0,
+            0,
+        )
+        assert (metrics.in_flight, metrics.waiting, metrics.generations) == (0, 0, 4)
+        assert metrics.searches.searches == 2
+        probed = metrics.searches.pairs
+        assert 2 <= probed <= 24
+        assert metrics.searches.clusters <= probed
+        assert metrics.speculation.launched == metrics.speculation.searches == 0
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> None:
-    async def main() -> None:
-        async with engine_over(options=EAGER) as engine:
-            for number in range(6):
-                await engine.run(rag(), f"q {number}")
-            spans = list(engine.timeline())
-            speculation = engine.metrics().speculation
-            done = [(one.run, one.node, one.kind) for one in spans if one.outcome == "done"]
-            assert done == [
-                (run, node, kind)
-                for run in range(1, 7)
-                for node, kind in (("search", "retrieval"), ("answer", "generation"))
-            ]
-            outcomes = [one.outcome for one in spans]
-            assert outcomes.count("committed") == speculation.committed > 0
-            assert outcomes.count("wasted") == speculation.wasted_prompts > 0
-            assert all(one.began_s <= one.ended_s for one in spans)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> None:
+    async with engine_over(options=EAGER) as engine:
+        for number in range(6):
+            await engine.run(rag(), f"q {number}")
+        spans = list(engine.timeline())
+        speculation = engine.metrics().speculation
+        done = [(one.run, one.node, one.kind) for one in spans if one.outcome == "done"]
+        assert done == [
+            (run, node, kind)
+            for run in range(1, 7)
+            for node, kind in (("search", "retrieval"), ("answer", "generation"))
+        ]
+        outcomes = [one.outcome for one in spans]
+        assert outcomes.count("committed") == speculation.committed > 0
+        assert outcomes.count("wasted") == speculation.wasted_prompts > 0
+        assert all(one.began_s <= one.ended_s for one in spans)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
-    async def main() -> None:
-        options = WorkflowOptions(speculation="stable", workers=workers)
-        async with engine_over(options=options) as engine:
-            for number in range(10):
-                await engine.run(rag(k=1), f"q {number}")
-            assert engine.metrics().speculation.committed > 0
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
+    options = WorkflowOptions(speculation="stable", workers=workers)
+    async with engine_over(options=options) as engine:
+        for number in range(10):
+            await engine.run(rag(k=1), f"q {number}")
+        assert engine.metrics().speculation.committed > 0
 
 
 @pytest.mark.usefixtures("eager")
@@ -409,7 +379,8 @@ def test_a_speculation_that_is_right_makes_the_run_faster() -> None:
     assert sum(eager) < sum(patient)
 
 
-def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
+@virtual_time
+async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
@@ -422,55 +393,48 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
         return begin(self, text, k, due, record, *rest, **more)
 
     monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
-
-    async def main() -> None:
-        options = WorkflowOptions(speculative_retrieval=False)
-        async with engine_over(options=options) as engine:
-            await engine.run(rag(), "Why is it", session="s")
-            first = engine._services.last_search("", "s", "default")
-            assert first is not None
-            assert [f"d{number}" for number in first.ids[:3]] == [
-                block.id for block in plain_search("Why is it", 3)
-            ]
-            await engine.run(rag(), "Why was it", session="s")
-            await engine.run(rag(), "Why was it", session="other")
-            await engine.run(rag(), "Why was it", session="s", tenant="another")
-            await engine.run(rag(), "Why was it")
-            with request_context(tenant="", conversation_id="s"):
-                await engine.run(rag(), "Why will it be")
-            assert [record is not None for record in records] == [
-                False,
-                True,
-                False,
-                False,
-                False,
-                True,
-            ]
-            assert records[1] is first
-
-    in_virtual_time(main())
+    options = WorkflowOptions(speculative_retrieval=False)
+    async with engine_over(options=options) as engine:
+        await engine.run(rag(), "Why is it", session="s")
+        first = engine._services.last_search("", "s", "default")
+        assert first is not None
+        assert [f"d{number}" for number in first.ids[:3]] == [
+            block.id for block in plain_search("Why is it", 3)
+        ]
+        await engine.run(rag(), "Why was it", session="s")
+        await engine.run(rag(), "Why was it", session="other")
+        await engine.run(rag(), "Why was it", session="s", tenant="another")
+        await engine.run(rag(), "Why was it")
+        with request_context(tenant="", conversation_id="s"):
+            await engine.run(rag(), "Why will it be")
+        assert [record is not None for record in records] == [
+            False,
+            True,
+            False,
+            False,
+            False,
+            True,
+        ]
+        assert records[1] is first
 
 
-def test_a_tenants_many_sessions_take_no_other_tenants_away(
+@virtual_time
+async def test_a_tenants_many_sessions_take_no_other_tenants_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(services, "_MOST_SESSIONS", 6)
     monkeypatch.setattr(services, "_MOST_SESSION_BYTES", 5_000)
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            await engine.run(rag(), "Why is it", session="s", tenant="quiet")
-            for number in range(20):
-                session = f"{number % 15}" * 100
-                await engine.run(rag(), "Why is it", session=session, tenant="loud")
-                parts = engine.metrics().parts
-                assert not any(part.is_exceeded for part in parts.values())
-            assert parts["sessions"].entries > 2
-            assert parts["session_bytes"].entries > 1_000
-            assert parts["timeline"].entries
-            assert engine._services.last_search("quiet", "s", "default") is not None
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        await engine.run(rag(), "Why is it", session="s", tenant="quiet")
+        for number in range(20):
+            session = f"{number % 15}" * 100
+            await engine.run(rag(), "Why is it", session=session, tenant="loud")
+            parts = engine.metrics().parts
+            assert not any(part.is_exceeded for part in parts.values())
+        assert parts["sessions"].entries > 2
+        assert parts["session_bytes"].entries > 1_000
+        assert parts["timeline"].entries
+        assert engine._services.last_search("quiet", "s", "default") is not None
 
 
 def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same() -> None:
@@ -495,7 +459,8 @@ def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same(
     assert same[0] == [["Why is it"]]
 
 
-def test_a_search_right_behind_another_one_knows_what_that_has_found(
+@virtual_time
+async def test_a_search_right_behind_another_one_knows_what_that_has_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
@@ -512,56 +477,48 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     for name in ("first", "second"):
         graph.add_retrieval(name, query=f"{{input}} {name}", k=3, output=name)
     graph.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            await engine.run(graph, "Why", session="s")
-            kept = engine._services.last_search("", "s", "default")
-            assert kept is not None
-            assert kept.vectors is not None
-            for record, query in ((records[1], "Why first"), (kept.ids[:3], "Why second")):
-                assert [BLOCKS[number] for number in record] == plain_search(query, 3)
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        await engine.run(graph, "Why", session="s")
+        kept = engine._services.last_search("", "s", "default")
+        assert kept is not None
+        assert kept.vectors is not None
+        for record, query in ((records[1], "Why first"), (kept.ids[:3], "Why second")):
+            assert [BLOCKS[number] for number in record] == plain_search(query, 3)
     assert records[0] is None
 
 
-def test_each_tenant_is_planned_for_on_its_own() -> None:
-    async def main() -> list[Any]:
-        llm = Asked()
-        plain = WorkflowOptions(speculation="off")
-        async with engine_over(llm=llm, planner=ReusePlanner(), options=plain) as engine:
-            await engine.run(rag(), "Why", tenant="one")
-            with request_context(tenant="two"):
-                await engine.run(rag(), "Why")
-            assert engine.metrics().planning_failures == 0
-        return llm.prompts
-
-    plans = in_virtual_time(main())
+@virtual_time
+async def test_each_tenant_is_planned_for_on_its_own() -> None:
+    llm = Asked()
+    plain = WorkflowOptions(speculation="off")
+    async with engine_over(llm=llm, planner=ReusePlanner(), options=plain) as engine:
+        await engine.run(rag(), "Why", tenant="one")
+        with request_context(tenant="two"):
+            await engine.run(rag(), "Why")
+        assert engine.metrics().planning_failures == 0
+    plans = llm.prompts
     assert all(isinstance(plan, Plan) for plan in plans)
     assert [plan.request.tenant for plan in plans] == ["one", "two"]
     assert [plan.expected_cached_tokens for plan in plans] == [0, 0]
 
 
-def test_documents_that_were_sent_before_come_in_the_same_order_again() -> None:
+@virtual_time
+async def test_documents_that_were_sent_before_come_in_the_same_order_again() -> None:
     blocks = [
         ContextBlock(id=f"d{number}", text=200 * f"passage {number}. ") for number in range(3)
     ]
-
-    async def main() -> list[Any]:
-        llm = Asked()
-        retriever = CallableRetriever(lambda query, k: blocks if query == "first" else blocks[::-1])
-        async with engine_over(retriever, llm, planner=ReusePlanner()) as engine:
-            await engine.run(rag(), "first")
-            result = await engine.run(rag(), "second")
-            assert [block.id for block in result.state["docs"]] == ["d2", "d1", "d0"]
-        return llm.prompts
-
-    plans = in_virtual_time(main())
+    llm = Asked()
+    retriever = CallableRetriever(lambda query, k: blocks if query == "first" else blocks[::-1])
+    async with engine_over(retriever, llm, planner=ReusePlanner()) as engine:
+        await engine.run(rag(), "first")
+        result = await engine.run(rag(), "second")
+        assert [block.id for block in result.state["docs"]] == ["d2", "d1", "d0"]
+    plans = llm.prompts
     assert [[block.id for block in plan.blocks] for plan in plans] == 2 * [["d0", "d1", "d2"]]
 
 
-def test_a_node_asks_the_retriever_that_it_names() -> None:
+@virtual_time
+async def test_a_node_asks_the_retriever_that_it_names() -> None:
     graph = WorkflowGraph(name="both")
     graph.add_retrieval("near", query="{input}", k=2, output="near")
     graph.add_retrieval("words", query="{input}", k=2, output="words", retriever="keyword")
@@ -571,50 +528,42 @@ def test_a_node_asks_the_retriever_that_it_names() -> None:
         "default": corpus_retriever(),
         "keyword": CallableRetriever(lambda query, k: [f"{query} {number}" for number in range(9)]),
     }
-
-    async def main() -> None:
-        async with engine_over(retrievers) as engine:
-            result = await engine.run(graph, "Why")
-            assert list(result.state["near"]) == plain_search("Why", 2)
-            assert [block.text for block in result.state["words"]] == ["Why 0", "Why 1"]
-            assert len(executors_of(engine)) == 1
-        async with engine_over(retrievers["default"]) as engine:
-            with pytest.raises(GraphError) as caught:
-                await engine.run(graph, "Why")
-            assert str(caught.value) == (
-                "node 'words' asks retriever 'keyword'; the engine has 'default'; "
-                "pass retriever={'keyword': ...}"
-            )
-
-    in_virtual_time(main())
+    async with engine_over(retrievers) as engine:
+        result = await engine.run(graph, "Why")
+        assert list(result.state["near"]) == plain_search("Why", 2)
+        assert [block.text for block in result.state["words"]] == ["Why 0", "Why 1"]
+        assert len(executors_of(engine)) == 1
+    async with engine_over(retrievers["default"]) as engine:
+        with pytest.raises(GraphError) as caught:
+            await engine.run(graph, "Why")
+        assert str(caught.value) == (
+            "node 'words' asks retriever 'keyword'; the engine has 'default'; "
+            "pass retriever={'keyword': ...}"
+        )
 
 
-def test_one_search_without_a_graph_gives_documents_and_how_near_they_are() -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            result = await engine.retrieve("Why", 4)
-            assert list(result.documents) == plain_search("Why", 4)
-            assert result.scores is not None
-            assert len(result.scores) == 4
-            assert list(result.scores) == sorted(result.scores, reverse=True)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_one_search_without_a_graph_gives_documents_and_how_near_they_are() -> None:
+    async with engine_over() as engine:
+        result = await engine.retrieve("Why", 4)
+        assert list(result.documents) == plain_search("Why", 4)
+        assert result.scores is not None
+        assert len(result.scores) == 4
+        assert list(result.scores) == sorted(result.scores, reverse=True)
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query() -> None:
-    async def main() -> None:
-        options = WorkflowOptions(speculation="off")
-        async with engine_over(options=options) as engine:
-            for number in range(12):
-                question = f"question {number}"
-                result = await engine.run(guess_first(), question)
-                assert dict(result.state) == dict(plainly(guess_first(), question).state)
-            speculation = engine.metrics().speculation
-            assert speculation.searches > speculation.searches_committed > 0
-            assert speculation.hints > 0
-
-    in_virtual_time(main())
+@virtual_time
+async def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query() -> None:
+    options = WorkflowOptions(speculation="off")
+    async with engine_over(options=options) as engine:
+        for number in range(12):
+            question = f"question {number}"
+            result = await engine.run(guess_first(), question)
+            assert dict(result.state) == dict(plainly(guess_first(), question).state)
+        speculation = engine.metrics().speculation
+        assert speculation.searches > speculation.searches_committed > 0
+        assert speculation.hints > 0
 
 
 @pytest.mark.parametrize(
@@ -649,24 +598,19 @@ def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
         WorkflowOptions(**options)
 
 
-def test_something_else_than_a_graph_is_refused() -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
-                await engine.run("rag", "Why")  # type: ignore[arg-type]
-            assert engine.metrics().runs == 0
-
-    in_virtual_time(main())
+@virtual_time
+async def test_something_else_than_a_graph_is_refused() -> None:
+    async with engine_over() as engine:
+        with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
+            await engine.run("rag", "Why")  # type: ignore[arg-type]
+        assert engine.metrics().runs == 0
 
 
-def test_the_users_index_is_left_as_it_was() -> None:
+@virtual_time
+async def test_the_users_index_is_left_as_it_was() -> None:
     index = corpus_index()
     before = (index.nprobe, index.parallel_mode, index.ntotal)
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            await engine.run(rag(), "Why")
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        await engine.run(rag(), "Why")
     assert (index.nprobe, index.parallel_mode, index.ntotal) == before
     assert len(BLOCKS) == index.ntotal

@@ -34,6 +34,7 @@ from workflow_engines import (
     plain_answer,
     plain_search,
     rag,
+    virtual_time,
 )
 from workflow_interpreter import interpret
 
@@ -162,7 +163,8 @@ def test_a_stream_that_breaks_fails_its_run_and_no_other(pieces: int) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_stream_that_breaks_in_a_speculation_fails_nothing() -> None:
+@virtual_time
+async def test_a_stream_that_breaks_in_a_speculation_fails_nothing() -> None:
     """The first answer to each question breaks at once: it is the speculative one."""
 
     class BreakingOnce(SteadyLLM):
@@ -179,17 +181,14 @@ def test_a_stream_that_breaks_in_a_speculation_fails_nothing() -> None:
                 async for piece in answer:
                     yield piece
 
-    async def main() -> None:
-        async with engine_over(llm=BreakingOnce(), options=EAGER) as engine:
-            for number in range(5):
-                question = f"question {number}"
-                result = await engine.run(rag(), question)
-                assert result.answer == plainly(rag(), question)
-            speculation = engine.metrics().speculation
-            assert speculation.launched == speculation.wasted_prompts + speculation.committed
-            assert speculation.wasted_prompts >= 5
-
-    in_virtual_time(main())
+    async with engine_over(llm=BreakingOnce(), options=EAGER) as engine:
+        for number in range(5):
+            question = f"question {number}"
+            result = await engine.run(rag(), question)
+            assert result.answer == plainly(rag(), question)
+        speculation = engine.metrics().speculation
+        assert speculation.launched == speculation.wasted_prompts + speculation.committed
+        assert speculation.wasted_prompts >= 5
 
 
 @pytest.mark.parametrize(
@@ -302,80 +301,69 @@ class Choosy(WordEmbedder):
         return super().embed(texts)
 
 
-def test_a_query_that_cannot_be_embedded_fails_its_run() -> None:
-    async def main() -> None:
-        async with engine_over(VectorRetriever(corpus_index(), BLOCKS, Choosy())) as engine:
-            with pytest.raises(StageError) as caught:
-                await engine.run(rag(), "broken")
-            assert str(caught.value) == (
-                "node 'search' of workflow 'workflow' failed on visit 1 with ValueError: "
-                "a word that is unknown"
-            )
-            assert (await engine.run(rag(), "fine")).answer == plainly(rag(), "fine")
-            await assert_idle(engine)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_query_that_cannot_be_embedded_fails_its_run() -> None:
+    async with engine_over(VectorRetriever(corpus_index(), BLOCKS, Choosy())) as engine:
+        with pytest.raises(StageError) as caught:
+            await engine.run(rag(), "broken")
+        assert str(caught.value) == (
+            "node 'search' of workflow 'workflow' failed on visit 1 with ValueError: "
+            "a word that is unknown"
+        )
+        assert (await engine.run(rag(), "fine")).answer == plainly(rag(), "fine")
+        await assert_idle(engine)
 
 
-def test_a_query_that_cannot_be_embedded_fails_no_other_run() -> None:
+@virtual_time
+async def test_a_query_that_cannot_be_embedded_fails_no_other_run() -> None:
     retrievers = VectorRetriever(corpus_index(), BLOCKS, Choosy())
-
-    async def main() -> None:
-        async with engine_over(retrievers) as engine:
-            jobs = [(rag(), text) for text in ("first", "fine", "broken", "fine too")]
-            results = await engine.arun_batch(jobs, return_exceptions=True)
-            assert [type(one).__name__ for one in results] == [
-                "WorkflowResult",
-                "WorkflowResult",
-                "StageError",
-                "WorkflowResult",
-            ]
-
-    in_virtual_time(main())
+    async with engine_over(retrievers) as engine:
+        jobs = [(rag(), text) for text in ("first", "fine", "broken", "fine too")]
+        results = await engine.arun_batch(jobs, return_exceptions=True)
+        assert [type(one).__name__ for one in results] == [
+            "WorkflowResult",
+            "WorkflowResult",
+            "StageError",
+            "WorkflowResult",
+        ]
 
 
-def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
+@virtual_time
+async def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
     class Broken(WordEmbedder):
         def embed(self, texts: Any) -> Any:
             return np.nan * super().embed(texts)
 
-    async def main() -> None:
-        async with engine_over(VectorRetriever(corpus_index(), BLOCKS, Broken())) as engine:
-            with pytest.raises(StageError, match="finite"):
-                await engine.run(rag(), "Why")
-
-    in_virtual_time(main())
+    async with engine_over(VectorRetriever(corpus_index(), BLOCKS, Broken())) as engine:
+        with pytest.raises(StageError, match="finite"):
+            await engine.run(rag(), "Why")
 
 
-def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler.ScanCosts, "observe", raising(RuntimeError("no fit")))
-
-    async def main() -> None:
-        async with engine_over() as engine:
-            with pytest.raises(StageError, match="no fit"):
-                await engine.run(rag(), "Why")
-
-    in_virtual_time(main())
+    async with engine_over() as engine:
+        with pytest.raises(StageError, match="no fit"):
+            await engine.run(rag(), "Why")
 
 
 @pytest.mark.parametrize("speculative", [False, True])
-def test_an_embedder_of_the_wrong_shape_is_an_error_of_the_stage(speculative: bool) -> None:
+@virtual_time
+async def test_an_embedder_of_the_wrong_shape_is_an_error_of_the_stage(speculative: bool) -> None:
     class Wrong(WordEmbedder):
         def embed(self, texts: Any) -> Any:
             return super().embed([*texts, "one more"])
 
-    async def main() -> None:
-        engine = engine_over(VectorRetriever(corpus_index(), BLOCKS, Wrong()), options=EAGER)
-        async with engine:
-            with pytest.raises(StageError, match=r"embedder must return shape .*, not \(2, 8\)"):
-                await engine.run(guess_first() if speculative else rag(), "Why")
-            await assert_idle(engine)
-
-    in_virtual_time(main())
+    engine = engine_over(VectorRetriever(corpus_index(), BLOCKS, Wrong()), options=EAGER)
+    async with engine:
+        with pytest.raises(StageError, match=r"embedder must return shape .*, not \(2, 8\)"):
+            await engine.run(guess_first() if speculative else rag(), "Why")
+        await assert_idle(engine)
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -> None:
+@virtual_time
+async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -> None:
     retriever = corpus_retriever()
     scan, scans = retriever.index.scan, iter(range(10**6))
 
@@ -385,26 +373,23 @@ def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -> None
         return scan(*arguments)
 
     retriever.index.scan = failing  # type: ignore[method-assign]
-
-    async def main() -> None:
-        async with engine_over(retriever, options=EAGER) as engine:
-            jobs = [(shape(), f"other {number}") for number in range(4) for shape in (rag, hyde)]
-            results = await engine.arun_batch(jobs, return_exceptions=True)
-            failed = [one for one in results if isinstance(one, Exception)]
-            assert failed
-            for error in failed:
-                assert isinstance(error, StageError)
-                assert str(error.__cause__) == "the disk is gone"
-            for job, result in zip(jobs, results, strict=True):
-                assert result in failed or result.answer == plainly(*job)  # type: ignore[union-attr]
-            assert (await engine.run(rag(), "later")).answer == plainly(rag(), "later")
-            await assert_idle(engine)
-
-    in_virtual_time(main())
+    async with engine_over(retriever, options=EAGER) as engine:
+        jobs = [(shape(), f"other {number}") for number in range(4) for shape in (rag, hyde)]
+        results = await engine.arun_batch(jobs, return_exceptions=True)
+        failed = [one for one in results if isinstance(one, Exception)]
+        assert failed
+        for error in failed:
+            assert isinstance(error, StageError)
+            assert str(error.__cause__) == "the disk is gone"
+        for job, result in zip(jobs, results, strict=True):
+            assert result in failed or result.answer == plainly(*job)  # type: ignore[union-attr]
+        assert (await engine.run(rag(), "later")).answer == plainly(rag(), "later")
+        await assert_idle(engine)
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it() -> None:
+@virtual_time
+async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it() -> None:
     """Previews hold blocks that results do not; what goes wrong with them is of no interest."""
 
     def block(number: int) -> Any:
@@ -412,38 +397,32 @@ def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it() -> None:
             raise KeyError("no such block")
         return BLOCKS[number]
 
-    async def main() -> None:
-        retriever = VectorRetriever(corpus_index(), block, WordEmbedder())
-        async with engine_over(retriever, options=EAGER) as engine:
-            questions = [f"question {number}" for number in range(12)]
-            results = await engine.arun_batch(
-                [(rag(k=1), question) for question in questions], return_exceptions=True
-            )
-            for question, result in zip(questions, results, strict=True):
-                found = int(plain_search(question, 1)[0].id[1:])
-                assert isinstance(result, StageError) == (found % 3 == 0)
-                if not isinstance(result, Exception):
-                    assert result.answer == plainly(rag(k=1), question)
-            assert engine._services.speculating.faults
-            await assert_idle(engine)
-
-    in_virtual_time(main())
+    retriever = VectorRetriever(corpus_index(), block, WordEmbedder())
+    async with engine_over(retriever, options=EAGER) as engine:
+        questions = [f"question {number}" for number in range(12)]
+        results = await engine.arun_batch(
+            [(rag(k=1), question) for question in questions], return_exceptions=True
+        )
+        for question, result in zip(questions, results, strict=True):
+            found = int(plain_search(question, 1)[0].id[1:])
+            assert isinstance(result, StageError) == (found % 3 == 0)
+            if not isinstance(result, Exception):
+                assert result.answer == plainly(rag(k=1), question)
+        assert engine._services.speculating.faults
+        await assert_idle(engine)
 
 
-def test_a_planner_that_fails_leaves_the_documents_as_retrieved(
+@virtual_time
+async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planner = ReusePlanner()
     monkeypatch.setattr(planner, "plan", raising(RuntimeError("no plan")))
-
-    async def main() -> None:
-        plain = WorkflowOptions(speculation="off")
-        async with engine_over(planner=planner, options=plain) as engine:
-            assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why")
-            metrics = engine.metrics()
-            assert metrics.planning_failures == metrics.planning_faults == 1
-
-    in_virtual_time(main())
+    plain = WorkflowOptions(speculation="off")
+    async with engine_over(planner=planner, options=plain) as engine:
+        assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why")
+        metrics = engine.metrics()
+        assert metrics.planning_failures == metrics.planning_faults == 1
 
 
 def test_a_history_that_cannot_be_kept_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,60 +489,54 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other() -> None:
-    async def main() -> None:
-        llm = SteadyLLM(lambda: 0.011)
-        async with engine_over(llm=llm, options=EAGER, pause=lambda: 0.003) as engine:
-            expected = plainly(guess_first(), "other")
-            began = asyncio.get_running_loop().time()
-            await engine.run(guess_first(), "Why", session="one")
-            took = asyncio.get_running_loop().time() - began
-            cancelled = 0
-            for step in range(60):
-                other = asyncio.ensure_future(engine.run(guess_first(), "other"))
-                run = asyncio.ensure_future(engine.run(guess_first(), "Why", session="one"))
-                await asyncio.sleep(took * step / 60)
-                run.cancel()
-                await asyncio.wait([run])
-                cancelled += run.cancelled()
-                assert (await other).answer == expected
-                assert llm.open == 0
-                await assert_idle(engine)
-                assert asyncio.all_tasks() == {asyncio.current_task()}
-            assert engine.metrics().cancelled == cancelled > 30
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other() -> None:
+    llm = SteadyLLM(lambda: 0.011)
+    async with engine_over(llm=llm, options=EAGER, pause=lambda: 0.003) as engine:
+        expected = plainly(guess_first(), "other")
+        began = asyncio.get_running_loop().time()
+        await engine.run(guess_first(), "Why", session="one")
+        took = asyncio.get_running_loop().time() - began
+        cancelled = 0
+        for step in range(60):
+            other = asyncio.ensure_future(engine.run(guess_first(), "other"))
+            run = asyncio.ensure_future(engine.run(guess_first(), "Why", session="one"))
+            await asyncio.sleep(took * step / 60)
+            run.cancel()
+            await asyncio.wait([run])
+            cancelled += run.cancelled()
+            assert (await other).answer == expected
+            assert llm.open == 0
+            await assert_idle(engine)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert engine.metrics().cancelled == cancelled > 30
 
 
-def test_a_reader_who_leaves_early_cancels_the_run() -> None:
-    async def main() -> None:
-        llm = SteadyLLM()
-        async with engine_over(llm=llm) as engine:
-            for kind in (NodeStarted, TextDelta):
-                async with aclosing(engine.stream(guess_first(), "Why")) as events:
-                    async for event in events:
-                        if isinstance(event, kind):
-                            break
-                assert llm.open == 0
-                assert engine.metrics().in_flight == 0
-            assert engine.metrics().cancelled == 2
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_reader_who_leaves_early_cancels_the_run() -> None:
+    llm = SteadyLLM()
+    async with engine_over(llm=llm) as engine:
+        for kind in (NodeStarted, TextDelta):
+            async with aclosing(engine.stream(guess_first(), "Why")) as events:
+                async for event in events:
+                    if isinstance(event, kind):
+                        break
+            assert llm.open == 0
+            assert engine.metrics().in_flight == 0
+        assert engine.metrics().cancelled == 2
 
 
-def test_a_failure_that_no_reader_waits_for_is_no_noise() -> None:
-    async def main() -> None:
-        async with engine_over() as engine:
-            events = engine.stream(of_function(raising(ValueError("no"))), "Why")
-            async with aclosing(events):
-                async for _ in events:
-                    await asyncio.sleep(1)
-                    break
-            del events
-            gc.collect()
-            await asyncio.sleep(1)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_failure_that_no_reader_waits_for_is_no_noise() -> None:
+    async with engine_over() as engine:
+        events = engine.stream(of_function(raising(ValueError("no"))), "Why")
+        async with aclosing(events):
+            async for _ in events:
+                await asyncio.sleep(1)
+                break
+        del events
+        gc.collect()
+        await asyncio.sleep(1)
 
 
 @settings(max_examples=40)
@@ -615,23 +588,20 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
         in_virtual_time(main())
 
 
-def test_no_thread_and_no_task_outlives_the_engine() -> None:
+async def test_no_thread_and_no_task_outlives_the_engine() -> None:
     def threads() -> set[str]:
         return {one.name for one in threading.enumerate() if "ctxreuse-workflow" in one.name}
 
-    async def main() -> None:
-        async with WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever()) as engine:
-            running = [asyncio.ensure_future(engine.run(rag(), f"q {n}")) for n in range(20)]
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            assert threads()
-        assert not threads()
-        await asyncio.wait(running)
-        for run in running:
-            failure = None if run.cancelled() else run.exception()
-            assert failure is None or isinstance(failure, WorkflowError)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    async with WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever()) as engine:
+        running = [asyncio.ensure_future(engine.run(rag(), f"q {n}")) for n in range(20)]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        assert threads()
+    assert not threads()
+    await asyncio.wait(running)
+    for run in running:
+        failure = None if run.cancelled() else run.exception()
+        assert failure is None or isinstance(failure, WorkflowError)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not threads()
 
 

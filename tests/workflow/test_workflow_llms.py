@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import httpx
 import pytest
+from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
@@ -55,17 +56,15 @@ def test_pieces_come_when_the_engine_has_generated_them():
     assert llm.generated_tokens == 5
 
 
-def test_streams_run_together_and_each_gets_its_own_answer():
+@virtual_time
+async def test_streams_run_together_and_each_gets_its_own_answer():
     llm = EmulatedLLM(lambda m: m[0]["content"].upper(), rates=RATES, chunk_tokens=2)
 
     async def late():
         await asyncio.sleep(1.5)
         return await read(llm, asking("d e f"))
 
-    async def main():
-        return await asyncio.gather(read(llm, asking("a b c")), late())
-
-    assert run_in_virtual_time(main()) == [
+    assert await asyncio.gather(read(llm, asking("a b c")), late()) == [
         [(2.0, Piece("A B", 2)), (3.0, Piece(" C", 1))],
         [(4.0, Piece("D E", 2)), (5.0, Piece(" F", 1))],
     ]
@@ -86,48 +85,40 @@ def test_the_pieces_are_the_answer(text):
     assert sum(piece.tokens for piece in pieces) == max(1, len(ENGINE_TOKENIZER.ids(text)))
 
 
-def test_a_slow_reader_gets_what_has_come_meanwhile_in_one_piece():
-    async def main():
-        got = []
-        async with aclosing(emulated("one two three four five six").stream(asking(), {})) as pieces:
-            async for piece in pieces:
-                got.append((now(), piece))
-                await asyncio.sleep(3.5)
-        return got
-
-    assert run_in_virtual_time(main()) == [
+@virtual_time
+async def test_a_slow_reader_gets_what_has_come_meanwhile_in_one_piece():
+    got = []
+    async with aclosing(emulated("one two three four five six").stream(asking(), {})) as pieces:
+        async for piece in pieces:
+            got.append((now(), piece))
+            await asyncio.sleep(3.5)
+    assert got == [
         (2.0, Piece("one two", 2)),
         (5.5, Piece(" three four", 2)),
         (9.0, Piece(" five six", 2)),
     ]
 
 
-def test_usage_counts_prompts_what_was_cached_of_them_and_answers():
+@virtual_time
+async def test_usage_counts_prompts_what_was_cached_of_them_and_answers():
     llm = emulated("In France.")
     planner = ReusePlanner()
     plan = planner.plan(ContextRequest(["Paris is in France. " * 20], "Where is Paris?"))
     length = len(ENGINE_TOKENIZER.ids(chat_markup(plan.messages())))
-
-    async def main():
-        await read(llm, plan)
-        await read(llm, plan.messages())
-
-    run_in_virtual_time(main())
+    await read(llm, plan)
+    await read(llm, plan.messages())
     assert llm.usage == CacheUsage(2 * length, length // 16 * 16)
     assert length > 100
     assert llm.generated_tokens == 6
 
 
-def test_prompts_cost_what_is_not_cached_and_speed_divides_it():
+@virtual_time
+async def test_prompts_cost_what_is_not_cached_and_speed_divides_it():
     rates = EngineRates(prefill_tokens_per_s=1, decode_step_s=0, decode_step_per_request_s=0)
     llm = emulated("France", rates=rates, speed=2)
     text = "word " * 100
     length = len(ENGINE_TOKENIZER.ids(chat_markup(asking(text))))
-
-    async def main():
-        return [(await read(llm, asking(text)))[0][0] for _ in range(2)]
-
-    first, second = run_in_virtual_time(main())
+    first, second = [(await read(llm, asking(text)))[0][0] for _ in range(2)]
     assert first == length / 2
     assert second - first == (length - length // 16 * 16) / 2
 
@@ -204,64 +195,54 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_leaves_early_ends_the_request_at_once_and_leaves_no_task(way):
+@virtual_time
+async def test_who_leaves_early_ends_the_request_at_once_and_leaves_no_task(way):
     llm = emulated(WORDS)
-
-    async def main():
-        await way(llm)
-        assert alone()
-        assert (llm.requests, llm._engine.has_work) == (0, False)
-        assert llm._engine.cache._users == {}
-        assert now() in (2.0, 2.5)
-        await asyncio.sleep(100)
-        # two tokens were read, and the step that was going on is computed to its end
-        assert llm.generated_tokens == 3
-        return await read(llm, asking("later"), max_tokens=1)
-
-    assert [piece for _, piece in run_in_virtual_time(main())] == [Piece("w0", 1)]
+    await way(llm)
+    assert alone()
+    assert (llm.requests, llm._engine.has_work) == (0, False)
+    assert llm._engine.cache._users == {}
+    assert now() in (2.0, 2.5)
+    await asyncio.sleep(100)
+    # two tokens were read, and the step that was going on is computed to its end
+    assert llm.generated_tokens == 3
+    assert [piece for _, piece in (await read(llm, asking("later"), max_tokens=1))] == [
+        Piece("w0", 1)
+    ]
 
 
 @pytest.mark.parametrize("at", [0, 0.5, 1.5, 2.0, 2.5, 19.5])
-def test_a_cancelled_reader_ends_its_request_whenever_that_is(at):
+@virtual_time
+async def test_a_cancelled_reader_ends_its_request_whenever_that_is(at):
     llm = emulated(WORDS)
-
-    async def main():
-        task = asyncio.create_task(read(llm))
-        await asyncio.sleep(at)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert alone()
-        assert (llm.requests, llm._engine.has_work) == (0, False)
-        await asyncio.sleep(100)
-        return llm.generated_tokens
-
     # the step that goes on is computed to its end
-    assert run_in_virtual_time(main()) <= at + 1
+    task = asyncio.create_task(read(llm))
+    await asyncio.sleep(at)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert alone()
+    assert (llm.requests, llm._engine.has_work) == (0, False)
+    await asyncio.sleep(100)
+    assert llm.generated_tokens <= at + 1
 
 
-def test_a_stream_that_is_never_read_sends_nothing():
+@virtual_time
+async def test_a_stream_that_is_never_read_sends_nothing():
     llm = emulated()
-
-    async def main():
-        await llm.stream(asking(), {}).aclose()
-        assert (llm.requests, llm.usage, alone()) == (0, CacheUsage(), True)
-
-    run_in_virtual_time(main())
+    await llm.stream(asking(), {}).aclose()
+    assert (llm.requests, llm.usage, alone()) == (0, CacheUsage(), True)
 
 
-def test_one_that_leaves_changes_nothing_for_the_others():
+@virtual_time
+async def test_one_that_leaves_changes_nothing_for_the_others():
     llm = emulated(WORDS)
-
-    async def main():
-        others = [asyncio.create_task(read(llm, asking(f"{n}"))) for n in range(3)]
-        await left_by_cancel(llm)
-        return await asyncio.gather(*others)
-
     expected = [
         (2.0 * n + 2, Piece(f"{' ' if n else ''}w{2 * n} w{2 * n + 1}", 2)) for n in range(10)
     ]
-    assert run_in_virtual_time(main()) == [expected] * 3
+    others = [asyncio.create_task(read(llm, asking(f"{n}"))) for n in range(3)]
+    await left_by_cancel(llm)
+    assert await asyncio.gather(*others) == [expected] * 3
 
 
 def test_what_the_answering_function_raises_reaches_the_reader():
@@ -303,16 +284,13 @@ def test_wrong_options_are_refused_at_once(options, message):
     assert str(caught.value) == message
 
 
-def test_a_loop_that_is_late_slows_the_engine_down_no_longer_than_that():
+@virtual_time
+async def test_a_loop_that_is_late_slows_the_engine_down_no_longer_than_that():
     llm = emulated("one two three four five six seven eight")
-
-    async def main():
-        loop = asyncio.get_running_loop()
-        loop.call_at(3.5, loop._jump, 3.2)  # something else keeps the loop busy until 6.7
-        return await read(llm)
-
     # the third to sixth token came meanwhile
-    assert run_in_virtual_time(main()) == [
+    loop = asyncio.get_running_loop()
+    loop.call_at(3.5, loop._jump, 3.2)  # something else keeps the loop busy until 6.7
+    assert await read(llm) == [
         (2.0, Piece("one two", 2)),
         (6.7, Piece(" three four", 2)),
         (6.7, Piece(" five six", 2)),
