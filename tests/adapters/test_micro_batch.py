@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pool_helpers import until
 
 from ctxreuse.adapters import micro_batch
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
@@ -57,11 +58,6 @@ class Planner:
             time.sleep(0.001)
         (batch,) = self.window._open.values()
         self.window._close(batch)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def started(work: Callable[[str], str], *items: str, planner: Planner) -> list[Future[str]]:

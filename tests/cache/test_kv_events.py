@@ -12,6 +12,7 @@ from helpers import nodes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
+from pool_helpers import Clock
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync, block_ends
@@ -75,16 +76,6 @@ class Application:
                 for end in range(1, len(node.run) + 1):
                     paths.add((tenant, before + node.run[:end]))
         return paths
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @contextmanager

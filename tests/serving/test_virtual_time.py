@@ -5,6 +5,7 @@ import contextvars
 import threading
 
 import pytest
+from virtual_time import virtual_time
 
 from ctxreuse.serving.aio.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
@@ -18,39 +19,33 @@ async def after(seconds, result=None):
     return result
 
 
-def test_the_clock_starts_at_0_and_sleeping_for_years_takes_no_time():
-    async def main():
-        times = [now()]
-        for seconds in (0, 0.25, 3_600, 100 * 365 * 86_400):
-            await asyncio.sleep(seconds)
-            times.append(now())
-        return times
-
-    assert run_in_virtual_time(main()) == [0.0, 0.0, 0.25, 3_600.25, 3_153_603_600.25]
+@virtual_time
+async def test_the_clock_starts_at_0_and_sleeping_for_years_takes_no_time():
+    times = [now()]
+    for seconds in (0, 0.25, 3_600, 100 * 365 * 86_400):
+        await asyncio.sleep(seconds)
+        times.append(now())
+    assert times == [0.0, 0.0, 0.25, 3_600.25, 3_153_603_600.25]
 
 
-def test_computing_takes_no_virtual_time():
-    async def main():
-        for _ in range(1_000):
-            await asyncio.sleep(0)
-        return now()
-
-    assert run_in_virtual_time(main()) == 0.0
+@virtual_time
+async def test_computing_takes_no_virtual_time():
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert now() == 0.0
 
 
-def test_timers_go_off_in_the_order_of_their_times():
-    async def main():
-        seen = []
-
-        async def note(seconds):
-            await asyncio.sleep(seconds)
-            seen.append((seconds, now()))
-
-        await asyncio.gather(*(note(seconds) for seconds in (3, 1, 2.5, 0, 1, 1_000)))
-        return seen
-
+@virtual_time
+async def test_timers_go_off_in_the_order_of_their_times():
     times = (0, 1, 1, 2.5, 3, 1_000)
-    assert run_in_virtual_time(main()) == [(seconds, float(seconds)) for seconds in times]
+    seen = []
+
+    async def note(seconds):
+        await asyncio.sleep(seconds)
+        seen.append((seconds, now()))
+
+    await asyncio.gather(*(note(seconds) for seconds in (3, 1, 2.5, 0, 1, 1_000)))
+    assert seen == [(seconds, float(seconds)) for seconds in times]
 
 
 def test_every_run_takes_the_same_time():
@@ -70,64 +65,56 @@ def test_every_run_takes_the_same_time():
     assert run_in_virtual_time(main()) == run_in_virtual_time(main())
 
 
-def test_gather_returns_all_results_when_the_slowest_is_done():
-    async def main():
-        return await asyncio.gather(after(5, "a"), after(1, "b")), now()
-
-    assert run_in_virtual_time(main()) == (["a", "b"], 5.0)
+@virtual_time
+async def test_gather_returns_all_results_when_the_slowest_is_done():
+    assert (await asyncio.gather(after(5, "a"), after(1, "b")), now()) == (["a", "b"], 5.0)
 
 
-def test_a_time_limit_goes_off_at_its_time_and_only_then():
-    async def main():
-        async with asyncio.timeout(10):
-            await asyncio.sleep(9)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(after(7_200), 3_600)
-        return now()
-
-    assert run_in_virtual_time(main()) == 3_609.0
+@virtual_time
+async def test_a_time_limit_goes_off_at_its_time_and_only_then():
+    async with asyncio.timeout(10):
+        await asyncio.sleep(9)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(after(7_200), 3_600)
+    assert now() == 3_609.0
 
 
-def test_a_task_group_cancels_the_rest_when_one_fails():
+@virtual_time
+async def test_a_task_group_cancels_the_rest_when_one_fails():
     async def fail():
         await asyncio.sleep(2)
         raise ValueError("boom")
 
-    async def main():
-        cancelled_at = []
+    cancelled_at = []
 
-        async def wait():
-            try:
-                await asyncio.sleep(100)
-            finally:
-                cancelled_at.append(now())
-
+    async def wait():
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail())
-                group.create_task(wait())
-        except* ValueError:
-            cancelled_at.append("failed")
-        return cancelled_at, now()
+            await asyncio.sleep(100)
+        finally:
+            cancelled_at.append(now())
 
-    assert run_in_virtual_time(main()) == ([2.0, "failed"], 2.0)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(wait())
+    except* ValueError:
+        cancelled_at.append("failed")
+    assert (cancelled_at, now()) == ([2.0, "failed"], 2.0)
 
 
-def test_queues_events_and_semaphores_work():
-    async def main():
-        queue, limit, ended = asyncio.Queue(), asyncio.Semaphore(2), []
+@virtual_time
+async def test_queues_events_and_semaphores_work():
+    queue, limit, ended = asyncio.Queue(), asyncio.Semaphore(2), []
 
-        async def work(number):
-            async with limit:
-                await asyncio.sleep(10)
-                await queue.put((number, now()))
+    async def work(number):
+        async with limit:
+            await asyncio.sleep(10)
+            await queue.put((number, now()))
 
-        tasks = [asyncio.create_task(work(number)) for number in range(4)]
-        ended = [await queue.get() for _ in tasks]
-        await asyncio.gather(*tasks)
-        return ended
-
-    assert run_in_virtual_time(main()) == [(0, 10.0), (1, 10.0), (2, 20.0), (3, 20.0)]
+    tasks = [asyncio.create_task(work(number)) for number in range(4)]
+    ended = [await queue.get() for _ in tasks]
+    await asyncio.gather(*tasks)
+    assert ended == [(0, 10.0), (1, 10.0), (2, 20.0), (3, 20.0)]
 
 
 def test_what_can_never_end_is_an_error_instead_of_a_hang():
@@ -154,39 +141,37 @@ def test_an_exception_comes_through():
         run_in_virtual_time(main())
 
 
-def test_work_for_other_threads_is_done_at_once_in_this_one():
+@virtual_time
+async def test_work_for_other_threads_is_done_at_once_in_this_one():
     variable = contextvars.ContextVar("variable", default="unset")
-
-    async def main():
-        variable.set("set")
-        loop = asyncio.get_running_loop()
-        seen = await asyncio.to_thread(lambda: (threading.get_ident(), variable.get()))
-        future = loop.run_in_executor(None, max, 3, 5)
-        return seen, future.done(), await future, now()
-
-    assert run_in_virtual_time(main()) == ((threading.get_ident(), "set"), True, 5, 0.0)
-
-
-def test_work_that_fails_passes_its_exception_on():
-    async def main():
-        loop = asyncio.get_running_loop()
-        with pytest.raises(ZeroDivisionError):
-            await loop.run_in_executor(None, divmod, 1, 0)
-        with pytest.raises(ValueError, match="invalid literal"):
-            await asyncio.to_thread(int, "x")
-
-    run_in_virtual_time(main())
+    variable.set("set")
+    loop = asyncio.get_running_loop()
+    seen = await asyncio.to_thread(lambda: (threading.get_ident(), variable.get()))
+    future = loop.run_in_executor(None, max, 3, 5)
+    assert (seen, future.done(), await future, now()) == (
+        (threading.get_ident(), "set"),
+        True,
+        5,
+        0.0,
+    )
 
 
-def test_callbacks_from_threads_are_run():
-    async def main():
-        loop, called = asyncio.get_running_loop(), asyncio.Event()
-        loop.call_soon_threadsafe(called.set)
-        loop.call_later(60, lambda: None)
-        await called.wait()
-        return now()
+@virtual_time
+async def test_work_that_fails_passes_its_exception_on():
+    loop = asyncio.get_running_loop()
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(None, divmod, 1, 0)
+    with pytest.raises(ValueError, match="invalid literal"):
+        await asyncio.to_thread(int, "x")
 
-    assert run_in_virtual_time(main()) == 0.0
+
+@virtual_time
+async def test_callbacks_from_threads_are_run():
+    loop, called = asyncio.get_running_loop(), asyncio.Event()
+    loop.call_soon_threadsafe(called.set)
+    loop.call_later(60, lambda: None)
+    await called.wait()
+    assert now() == 0.0
 
 
 def test_a_loop_is_closed_when_it_has_run_and_another_one_starts_anew():

@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import httpx
 import pytest
+from pool_helpers import until
 from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -383,14 +384,6 @@ async def test_tokens_that_only_the_usage_tells_of_come_at_the_end(tokens, piece
     )
     async with served(sending(stream)) as llm:
         assert await pieces_of(llm) == pieces
-
-
-async def until(condition):
-    for _ in range(200):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came to that")
 
 
 @pytest.mark.parametrize("way", [left_by_aclose, left_by_break, left_by_error])
