@@ -1,4 +1,4 @@
-.PHONY: help demo test fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +10,9 @@ SECONDS ?= 60
 HOURS ?= 2
 SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
+# Python keeps what it compiled, whatever it is told elsewhere: tests start it often
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+CORE_TESTS := $(addprefix tests/,adapters cache context index ordering planning sharing words)
 # a server of the user's own is used as it is
 START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $(PORT)
 ENGINE_BENCH = $(BIN)/ctxreuse bench jsonl --base-url "$(ENGINE_URL)" --part policies --answer-tokens 1 \
@@ -41,8 +44,14 @@ $(VENV)/notebooks: $(VENV)/dev
 demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo-output/
 	$(BIN)/ctxreuse demo
 
-test: $(VENV)/dev  ## the whole test suite
-	$(BIN)/python -m pytest
+test: $(VENV)/dev  ## the tests but for slow ones, with few examples of each property
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(VENV)/dev  ## the slow tests, and many new examples of each property
+	$(PYTEST) -m 'slow or hypothesis' --hypothesis-profile many
+
+test-core: $(VENV)/dev  ## those of `test` that need no framework
+	$(PYTEST) -m 'not slow' $(CORE_TESTS)
 
 fuzz: $(VENV)/dev  ## hostile inputs for parsers, functions, commands and wrappers; SECONDS=60 SEED=0
 	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)

@@ -1,5 +1,6 @@
-"""One hypothesis profile: repeatable in CI, and no deadlines, for machines differ. No telemetry."""
+"""How many examples of properties are drawn, what modules begin without, and no telemetry."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -11,8 +12,20 @@ from paper_words import with_paper_words
 from ctxreuse.adapters import rendered_contexts
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 
-settings.register_profile("ctxreuse", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("ctxreuse")
+# per cent of the number that a test names (`example_counts.py`); no deadlines: machines differ
+settings.register_profile(
+    "few", max_examples=20, deadline=None, derandomize=bool(os.environ.get("CI"))
+)
+settings.register_profile(
+    "many", max_examples=500, deadline=None, derandomize=False, print_blob=True
+)
+settings.load_profile("few")
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at the modules: that is a second a time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

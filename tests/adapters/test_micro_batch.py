@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pool_helpers import until
 
@@ -379,7 +380,7 @@ callers = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(callers, st.sampled_from([0.0, 0.005, 0.02]))
 def test_each_caller_gets_its_result_in_the_planned_order_or_is_dropped_once(
     arrivals: list[tuple[int, int | None, int]], window_s: float

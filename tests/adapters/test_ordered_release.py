@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.adapters.ordered_release import (
@@ -197,7 +198,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(calls, st.integers(1, 3), st.sets(st.integers(0, 8), min_size=1))
 def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, places, plannings):
     """Random arrivals, cancellations and moments of planning, in virtual time."""
@@ -247,7 +248,7 @@ def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, place
     assert (queue.running, queue.present, queue.has_waiting()) == (0, 0, False)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.lists(st.sampled_from(["go", "leave"]), max_size=6), min_size=1, max_size=4),
     st.integers(1, 3),

@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache import BlockLevelCache, CacheUsage
@@ -39,7 +40,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(prompts, st.none() | st.integers(0, 40))
 def test_it_serves_what_a_naive_prefix_tree_serves(prompts, capacity):
     cache, reference = BlockLevelCache(capacity), DictOfPrefixes(capacity)

@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
@@ -59,7 +60,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30), st.booleans())
 def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity, null_block):
     cache = PrefixCacheSimulator(capacity, block_size, null_block=null_block)
@@ -75,7 +76,7 @@ def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity,
 
 
 # longer texts of few words, as conversations make them: every prompt extends or repeats another
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers(0, 2)), max_size=30),
     st.integers(1, 4),
@@ -90,7 +91,7 @@ def test_it_serves_what_the_slow_reference_serves_of_prompts_that_grow(turns, bl
         assert cache.serve(sent[-1]).cached_tokens == reference.serve(sent[-1])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=14),
     st.integers(1, 4),
@@ -271,7 +272,7 @@ def check_blocks(cache, running, blocks):
     assert named == cache._hash_of
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30))
 def test_starting_and_finishing_one_at_a_time_serves_what_serve_does(prompts, block_size, capacity):
     served = PrefixCacheSimulator(capacity, block_size)
@@ -293,7 +294,7 @@ starts_and_finishes = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(starts_and_finishes, st.integers(1, 4), st.integers(0, 12))
 def test_what_runs_keeps_its_blocks_until_it_ends_and_then_all_are_free(steps, size, blocks):
     cache = PrefixCacheSimulator(blocks * size, size)

@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kv_event_helpers import TellingCache
 
@@ -400,7 +401,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(steps, st.integers(1, 5), st.integers(1, 2))
 def test_any_events_leave_it_consistent(steps, max_blocks, size):
     blocks = EngineBlocks(max_blocks)
@@ -470,7 +471,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(calls, st.sampled_from((3, 100)))
 def test_who_goes_on_or_asks_for_less_news_is_told_the_same(calls, max_blocks):
     blocks, plain = both = [EngineBlocks(max_blocks) for _ in range(2)]
@@ -518,7 +519,7 @@ def prompts_of(contexts, size):
         yield [*tokens, *range(1000 * (number + 1), 1000 * (number + 1) + 2 * size)]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(documents, max_size=12),
     st.integers(1, 4),
@@ -541,7 +542,7 @@ def test_a_listener_from_the_start_knows_exactly_what_the_engine_holds(
     check(blocks)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(documents, max_size=14), st.integers(1, 4), st.integers(2, 40), st.integers(0, 13))
 def test_a_late_listener_never_believes_more_than_the_engine_holds(
     contexts, size, capacity, missed

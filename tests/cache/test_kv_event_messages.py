@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from kv_event_helpers import encoded
 
@@ -175,7 +176,7 @@ values = st.recursive(
 events = st.dictionaries(st.sampled_from([*STORED, "extra_keys", "group_idx"]), values, max_size=9)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(values | events.map(lambda event: STORED | event), max_size=3))
 def test_no_events_break_the_reader_or_the_blocks(raw):
     batch = decoded(*raw)

@@ -7,9 +7,10 @@ from threading import Event, Thread
 
 import msgspec
 import pytest
+from example_counts import examples
 from forked import in_children
 from helpers import nodes_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
 from pool_helpers import Clock
@@ -126,7 +127,7 @@ def test_the_index_holds_what_the_engine_holds_after_evictions(publisher):
     assert sync.stats.gaps == sync.stats.losses == sync.stats.restarts == sync.stats.skipped == 0
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     st.lists(st.text("abcde", min_size=1, max_size=3), min_size=3, max_size=12),
     st.integers(30, 80),

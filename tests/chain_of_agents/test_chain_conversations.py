@@ -17,7 +17,8 @@ from chain_helpers import (
     documents,
     is_managers,
 )
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
@@ -68,7 +69,7 @@ def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mo
 turns = st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=2, max_size=5)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(turns, st.sampled_from(["sequential", "parallel"]), st.integers(1, 5))
 def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
     given_turns: list[list[int]], mode: str, workers: int

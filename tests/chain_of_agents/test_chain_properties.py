@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from chain_helpers import Agents, documents, is_managers, session, word_count
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import ODD_TEXTS
 
@@ -22,7 +23,7 @@ from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, Templates
 
 MODES = st.sampled_from(["sequential", "parallel"])
 PACKINGS = st.sampled_from(["auto", "single", "packed"])
-few = settings(max_examples=40)
+few = examples(40)
 
 texts = (
     st.sampled_from(ODD_TEXTS)

@@ -23,6 +23,7 @@ REQUESTS = 600
 
 # Ray warns of what it does itself, and leaves its logs open
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),
     pytest.mark.filterwarnings(r"ignore:.*/logs/ray-data:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings(r"ignore:.*/logs/ray-data:ResourceWarning"),

@@ -1,3 +1,4 @@
+from example_counts import examples
 from helpers import (
     Sender,
     check_index,
@@ -12,7 +13,7 @@ from helpers import (
     word,
     words,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from steps import steps
 
@@ -448,7 +449,7 @@ def own_blocks(node):
     return own
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(operations, max_size=30),
     letter_weights,

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
@@ -700,7 +701,7 @@ class Sent:
         return asyncio.run(run_all())
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(leaders_of_a_batch(), st.integers(1, 4), st.sets(st.integers(0, 11), max_size=2))
 def test_no_batch_hangs_whichever_calls_wait_for_which(
     leading: list[int | None], bound: int, failing: set[int]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_core.documents import Document
@@ -36,7 +37,7 @@ def check(sent: list[BaseMessage], messages: list[BaseMessage], cache: str) -> N
 
 
 @given(conversations(), st.sampled_from(["openai", "anthropic", "vllm"]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_contents_names_and_fields_are_kept(
     messages: list[Message], cache: str, is_named: bool
 ) -> None:
@@ -55,7 +56,7 @@ def test_contents_names_and_fields_are_kept(
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @given(conversations())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_an_agents_messages_are_kept(is_wrapped: bool, messages: list[Message]) -> None:
     inner = RecordingModel()
     planner = ReusePlanner(cache="anthropic")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import (
     CacheControl,
@@ -76,7 +77,7 @@ def said(message: ChatMessage) -> tuple[list[Any], list[tuple[int, int]]]:
 
 
 @given(histories, last, st.sampled_from(["anthropic", "vllm"]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_blocks_and_fields_are_kept(history: list[Any], newest: Any, cache: str) -> None:
     inner = Anthropic()
     llm = ReuseLLM(inner=inner, planner=ReusePlanner(cache=cache), window_s=0, strategy="none")

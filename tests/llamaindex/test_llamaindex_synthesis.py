@@ -9,7 +9,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import ContextChatEngine
@@ -336,7 +337,7 @@ class TestBehindUs:
         assert "priority order" not in llm.prompts[1]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     ranking=st.permutations("abcdef"),
     shown=st.lists(st.integers(0, 7), unique=True, min_size=1),

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from caching_provider import Provider, count_tokens
 from cli_helpers import run, words
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import write_jsonl
 from test_broken_results import VALUES, changed, places, read
@@ -66,7 +67,7 @@ def traces(draw, in_conversations=True):
     return requests
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(traces(), st.sampled_from(PROFILES), st.booleans())
 def test_the_parts_of_a_bill_are_the_prompts(trace, spec, by_words):
     profile = cache_profile(spec)
@@ -88,7 +89,7 @@ def test_the_parts_of_a_bill_are_the_prompts(trace, spec, by_words):
     assert len(lengths) == (not by_words)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     traces(in_conversations=False),
     st.sampled_from(EXACT),

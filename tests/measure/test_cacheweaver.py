@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assistant, block, user
 
@@ -114,7 +115,7 @@ def test_it_says_nothing_of_the_order():
 contexts = st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8), max_size=25)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(contexts)
 def test_it_is_algorithm_1_over_all_that_was_served(drawn):
     served = set()
@@ -133,7 +134,7 @@ def test_it_is_algorithm_1_over_all_that_was_served(drawn):
     assert sent(CacheWeaverPlanner(), *drawn) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(contexts, st.integers(0, 120), st.booleans())
 def test_plans_hold_the_requests_blocks_whatever_the_cache_holds(drawn, capacity, variant):
     planner = CacheWeaverPlanner(capacity_tokens=capacity, prefers_most_served=variant)

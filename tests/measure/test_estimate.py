@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from cli_helpers import run, words
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
@@ -43,7 +44,7 @@ def replay(trace):
 contexts = st.lists(st.integers(1, 8), max_size=5, unique=True)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(contexts, max_size=8), st.booleans(), st.sampled_from((None, 300)))
 def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
     all_contexts, is_conversation, capacity

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import run, words
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
@@ -333,7 +334,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(requests, st.integers(1, 7), st.none() | st.integers(0, 60), st.booleans())
 def test_a_plan_is_served_alike_when_it_is_written_and_read(
     tmp_path_factory, drawn, block_tokens, capacity, is_one_conversation
@@ -370,7 +371,7 @@ def served_token_by_token(plan, block_tokens, capacity):
     return usages
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(requests, st.integers(1, 30), st.none() | st.integers(0, 400))
 def test_whole_prompts_are_served_alike_when_they_are_written_and_read(
     drawn, block_tokens, capacity

@@ -456,6 +456,7 @@ def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: 
     assert asked(recorded(tmp_path / "out")[1])[0][0] == "--why"
 
 
+@pytest.mark.slow
 def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
     for text, code in (("import nowhere", 1), ("", 2)):  # the second is the first one, mended
         (tmp_path / "app.py").write_text(text)
@@ -473,6 +474,7 @@ def record(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retrieves", [True, False])
 def test_a_program_may_change_its_folder(tmp_path: Path, retrieves: bool):
     away = "import os\nos.makedirs('away')\nos.chdir('away')\n"
@@ -485,6 +487,7 @@ def test_a_program_may_change_its_folder(tmp_path: Path, retrieves: bool):
     assert list((tmp_path / "away").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emptied", ["sys.argv.clear()", "sys.argv = []"])
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_program_may_take_its_arguments_away(tmp_path: Path, emptied: str, code: int):
@@ -495,6 +498,7 @@ def test_a_program_may_take_its_arguments_away(tmp_path: Path, emptied: str, cod
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_programs_own_errors_come_out(tmp_path: Path):
     (tmp_path / "app.py").write_text("import sys\nsys.argv.clear()\n[][1]")
     done = record(tmp_path, "app.py")
@@ -503,6 +507,7 @@ def test_a_programs_own_errors_come_out(tmp_path: Path):
     assert 'app.py", line 3' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [[], ["--module"]])
 def test_a_crash_is_shown_as_python_shows_it(tmp_path: Path, module: list[str]):
     program = f"{PROGRAM.replace('sys.exit(3)', '')}\ndef check():\n    raise ValueError('no')\n"
@@ -540,6 +545,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("questions", [[], ["why"]])
 def test_sigterm_ends_a_recording_with_its_summary(tmp_path: Path, questions: list[str]):
     (tmp_path / "app.py").write_text(TERMINATED.format(handler=""))
@@ -556,6 +562,7 @@ def test_sigterm_ends_a_recording_with_its_summary(tmp_path: Path, questions: li
         assert "SIGTERM ended the program before it retrieved anything" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_handler_of_the_programs_own_stays(tmp_path: Path):
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
     (tmp_path / "app.py").write_text(TERMINATED.format(handler=handler))
@@ -564,6 +571,7 @@ def test_a_handler_of_the_programs_own_stays(tmp_path: Path):
     assert "recorded in out: 1 request" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_process_ends_at_sigterm_and_says_nothing(tmp_path: Path):
     forked = """
 ready, told = os.pipe()
@@ -583,6 +591,7 @@ assert os.waitpid(pid, 0)[1] == signal.SIGTERM
     assert done.stderr.count("recorded in out") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["nothing", "app.py", "app.none", "folder", "", ".app", "json.none"]
 )
@@ -620,6 +629,7 @@ runpy.run_module("ctxreuse", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gone", "arguments", "code", "said"),
     [

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 from cli_helpers import run, words
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
@@ -68,7 +69,7 @@ def test_turns_go_to_the_worker_of_their_conversation() -> None:
 contexts = st.lists(st.integers(1, 8), min_size=1, max_size=5, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(contexts, max_size=10), st.integers(2, 4), st.integers(0, 2))
 def test_whatever_workers_do_each_request_is_sent_once(
     all_contexts: list[list[int]], workers: int, conversations: int

@@ -6,7 +6,8 @@ import itertools
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from message_contents import Message, check_kept, conversations
 
@@ -24,7 +25,7 @@ class Memories:
 
 @pytest.mark.parametrize("placement", get_args(Placement))
 @given(conversations(), st.sampled_from(["openai", "anthropic", "vllm"]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_histories_are_kept(placement: Any, messages: list[Message], cache: str) -> None:
     history = [
         {"role": one.role, "content": one.content, **one.beside}

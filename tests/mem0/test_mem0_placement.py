@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 import pytest
 from adapter_conformance import FaultyPlanner
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
 
@@ -145,7 +146,7 @@ def test_another_place_is_refused() -> None:
         ReuseMemory(FakeMemory(), placement="user")  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     placement=st.sampled_from(PLACEMENTS),
     turns=st.lists(st.text("abcdefgh", max_size=5), min_size=1, max_size=6),

@@ -1,8 +1,9 @@
 from itertools import permutations, product
 
 import pytest
+from example_counts import examples
 from helpers import tree_weight
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.ordering import clustering
@@ -143,7 +144,7 @@ def test_two_contexts_that_share_the_most_weight_are_merged(contexts, weights):
     assert saved >= 0.7 * heaviest_pair
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(batches(3, max_blocks=3), block_weights(3))
 def test_the_best_saving_equals_that_over_all_orders(contexts, weights):
     """Checks the measure that the next test uses."""
@@ -154,7 +155,7 @@ def test_the_best_saving_equals_that_over_all_orders(contexts, weights):
     assert best_saving(contexts, weights) == total_weight(contexts, weights) - lightest
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(batches(4), block_weights())
 def test_at_least_half_of_the_best_possible_saving_is_found(contexts, weights):
     orders = reuse_orders(contexts, weights)

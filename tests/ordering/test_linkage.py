@@ -2,7 +2,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from example_counts import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import linkage
 
@@ -96,7 +97,7 @@ def test_every_order_is_a_permutation_of_its_context(contexts):
     assert [sorted(order) for order in orders] == [sorted(context) for context in contexts]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(batches)
 def test_a_search_path_belongs_to_one_content(contexts):
     paths = paper_orders(contexts, alpha=0.001).search_paths

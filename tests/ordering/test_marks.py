@@ -1,7 +1,8 @@
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.ordering.batch import depth_first_order
@@ -39,7 +40,7 @@ prices = st.sampled_from(
 
 
 @given(contexts, all_weights, st.sampled_from((0, 4, 20)), prices)
-@settings(max_examples=150)
+@examples(150)
 def test_the_marks_of_a_batch_are_few_and_pay(found, weights, system, one):
     orders = reuse_orders(found, weights, one.minimum - system)
     assert [sorted(order) for order in orders] == [sorted(context) for context in found]
@@ -58,7 +59,7 @@ def test_the_marks_of_a_batch_are_few_and_pay(found, weights, system, one):
     st.lists(st.lists(st.integers(0, 2), max_size=3, unique=True), min_size=1, max_size=3),
     st.lists(st.integers(1, 30), min_size=3, max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_marks_of_a_small_batch_cost_less(found, weights):
     sent = [found[position] for position in depth_first_order(found)]
     tokens = [[weights[block] for block in order] for order in sent]

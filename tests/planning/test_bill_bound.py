@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
@@ -77,7 +77,6 @@ caches = st.builds(
 REPEATED = [("ab", False, "none")] * 2 + [("cd", False, "none")] * 2 + [("ef", False, "none")] * 2
 
 
-@settings(deadline=None)
 @given(traffic, caches, st.sampled_from((0, 10, 40)))
 @example(REPEATED * 8, profile(2.0, 0.5, 35), 10)
 @example(

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
@@ -24,7 +25,7 @@ contexts = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(contexts, st.sampled_from(SPECS[:2]), st.booleans(), st.booleans())
 def test_it_is_what_the_simulator_reckons(given_contexts, spec, is_batch, has_system):
     planner, now, trace = ReusePlanner(mode="shadow", cache=spec), 0.0, []

@@ -3,7 +3,8 @@
 from copy import copy
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import (
     big_request,
@@ -22,7 +23,7 @@ CACHES = st.sampled_from([*sorted(READY_PROFILES), "anthropic(minimum=30)"])
 
 
 @given(st.lists(first_turns, max_size=8), st.booleans(), CACHES)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_block_is_moved_before_the_best_and_none_is_lost(requests, is_batch, cache):
     planner = ReusePlanner(cache=cache, keep_best=True)
     plan_everything(planner, requests[:2], "reuse", batch=False)
@@ -34,7 +35,7 @@ def test_no_block_is_moved_before_the_best_and_none_is_lost(requests, is_batch, 
 
 
 @given(st.lists(first_turns, max_size=8))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_preview_is_what_is_planned_then(requests):
     planner = ReusePlanner(keep_best=True)
     for one in requests:

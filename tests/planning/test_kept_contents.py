@@ -8,7 +8,8 @@ import json
 from typing import Any
 
 import httpx
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from message_contents import Message, check_kept, conversations
 
@@ -40,7 +41,7 @@ histories = conversations().map(lambda found: [one for one in found[:-1] if one.
 
 
 @given(histories, st.sampled_from(["openai", "anthropic", "vllm"]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_histories_are_kept_in_plans(history: list[Message], cache: str, is_named: bool) -> None:
     planner = ReusePlanner(cache=cache)
     for number in range(3):
@@ -57,7 +58,7 @@ def test_histories_are_kept_in_plans(history: list[Message], cache: str, is_name
 
 
 @given(histories, st.sampled_from(["openai", "anthropic"]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_histories_are_kept_in_what_the_client_sends(history: list[Message], cache: str) -> None:
     bodies: list[dict[str, Any]] = []
 

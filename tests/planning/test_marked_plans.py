@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import CacheProfile, ContextBlock, ContextRequest, ReusePlanner, TimeToLive
@@ -31,7 +32,7 @@ def ids(plan):
 
 
 @given(st.lists(letters, max_size=12), times, systems, st.booleans())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_marked_plans_keep_their_blocks_and_the_limits(found, gaps, system, is_batch):
     requests = [request(one, system) for one in found]
 
@@ -86,7 +87,7 @@ def test_marks_are_planned_on_while_the_lengths_of_texts_are_learnt():
 
 
 @given(st.lists(letters, max_size=10), st.booleans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_profile_of_vllm_changes_nothing(found, is_batch):
     requests = [request(one) for one in found]
 

@@ -6,7 +6,8 @@ import tracemalloc
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import STRATEGIES, assert_keeps_the_promises, big_request, request, user
 from tenant_sizes import bounded, measured
@@ -150,7 +151,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(steps)
 def test_every_part_stays_within_its_bound_and_the_statistics_say_how_large_it_is(steps):
     planner = bounded()
@@ -230,6 +231,7 @@ def bytes_after(work):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "send",
     [

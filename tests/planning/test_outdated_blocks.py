@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from example_counts import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
@@ -146,7 +147,7 @@ def test_shadow_mode_says_nothing() -> None:
 versions = st.dictionaries(st.integers(0, 3), st.integers(0, 2), max_size=4)
 
 
-@settings(max_examples=60)
+@examples(60)
 @example([{0: 0}, {}, {0: 0}], False)
 @given(st.lists(versions, min_size=1, max_size=6), st.booleans())
 def test_the_last_word_on_each_block_is_what_the_store_says(

@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import (
     STRATEGIES,
@@ -116,7 +117,7 @@ some_ids = st.lists(st.integers(0, 6), max_size=5, unique=True)
 some_systems = st.sampled_from((None, "Be brief."))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(some_ids, some_systems), max_size=6), some_ids, some_systems)
 def test_cached_tokens_are_those_that_planning_finds_and_recording_none(sent, asked, system):
     planner, twin = ReusePlanner(), ReusePlanner()

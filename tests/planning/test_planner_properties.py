@@ -8,7 +8,8 @@ import textwrap
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import (
     STRATEGIES,
@@ -43,7 +44,7 @@ later_turns = st.builds(
     conversation_id=st.sampled_from((None, 1, "1")),
 )
 requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
-lively = settings(max_examples=150, deadline=None)
+lively = examples(150)
 
 
 @lively
@@ -134,7 +135,7 @@ turns_of_a_conversation = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(turns_of_a_conversation, strategies)
 def test_references_stand_in_the_messages_whatever_happens_to_the_history(turns, strategy):
     planner = ReusePlanner()
@@ -159,7 +160,7 @@ def test_references_stand_in_the_messages_whatever_happens_to_the_history(turns,
             planner.end_conversation("c")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.sampled_from(
         [
@@ -260,7 +261,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(events, strategies, st.sampled_from((None, None, 90, 300)))
 def test_a_tenants_plans_are_the_same_with_and_without_the_others(events, strategy, capacity):
     def plans_of(tenant, events):

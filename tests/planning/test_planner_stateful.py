@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import settings
+from example_counts import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -194,6 +194,4 @@ class PlannerMachine(RuleBasedStateMachine):
 
 
 TestPlannerAgainstTheModel = PlannerMachine.TestCase
-TestPlannerAgainstTheModel.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None
-)
+TestPlannerAgainstTheModel.settings = examples(200, stateful_step_count=40)

@@ -7,7 +7,8 @@ from itertools import pairwise
 from threading import Thread
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import (
     assistant,
@@ -37,7 +38,7 @@ requests_of_any_kind = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(requests_of_any_kind, st.booleans())
 def test_what_is_counted_is_what_the_plans_say(requests, batch):
     planner = ReusePlanner()
@@ -58,7 +59,7 @@ def test_what_is_counted_is_what_the_plans_say(requests, batch):
 contexts = st.lists(st.sampled_from(range(8)), min_size=1, unique=True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(contexts, max_size=8), st.booleans())
 def test_what_the_retrievers_order_would_have_is_what_shadow_mode_counts(ids, batch):
     requests = [big_request(one) for one in ids]

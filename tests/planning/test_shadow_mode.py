@@ -3,7 +3,8 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import (
     STRATEGIES,
@@ -31,7 +32,7 @@ requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 strategies = st.sampled_from(STRATEGIES)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(requests_of_any_kind, strategies, st.booleans())
 def test_a_shadow_planner_sends_what_a_planner_without_strategy_sends(requests, strategy, batch):
     shadow, plain = ReusePlanner(mode="shadow"), ReusePlanner(deduplicate=False)
@@ -42,7 +43,7 @@ def test_a_shadow_planner_sends_what_a_planner_without_strategy_sends(requests, 
     assert shadow.savings.cached_as_sent <= shadow.savings.block_tokens
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(first_turns, max_size=8), strategies, st.booleans(), st.sampled_from((None, 60)))
 def test_what_it_counts_is_what_a_planner_reaches(requests, strategy, batch, capacity):
     shadow = ReusePlanner(capacity_tokens=capacity, mode="shadow")

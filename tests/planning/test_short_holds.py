@@ -5,9 +5,10 @@ import sys
 from collections import Counter
 
 import pytest
+from example_counts import examples
 from helpers import check_index, nodes_of
 from hold_meter import MeteredLock
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planning_helpers import big_request, block, user
 
@@ -168,7 +169,7 @@ def contents(index):
     return found
 
 
-@settings(max_examples=300)
+@examples(300)
 @example(  # the end of a cut is made a leaf in the middle, and what is freed behind it is younger
     [([0], False), ([0, 1], True), ([0], False), ([0], False), ([0], True)],
     None,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
@@ -119,7 +120,7 @@ contexts = st.lists(
 
 
 @given(contexts, contexts, st.sampled_from(["openai", "anthropic"]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_preview_shows_the_marks_that_a_plan_would_have(
     found: list[list[str]], tried: list[list[str]], cache: str
 ) -> None:

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from example_counts import examples
 from forked import in_children
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises, big_request, user
 from tenant_sizes import SMALL, bounded, measured
@@ -410,7 +411,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(steps, min_size=2, max_size=4))
 def test_whatever_threads_do_the_totals_are_the_sums_of_what_is_held_and_within_bounds(threads):
     planner = bounded(SMALL)
@@ -501,7 +502,7 @@ meanwhile = st.lists(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(st.tuples(some_ids, st.booleans()), min_size=1, max_size=6),
     st.sampled_from(["reuse", "paper"]),
@@ -547,7 +548,7 @@ def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, s
     assert planner.evict_tokens(10**9).tokens == size.tokens
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(some_ids, max_size=12), st.lists(some_ids, max_size=3))
 def test_a_long_context_is_planned_as_a_short_one(sent, previewed):
     plans = []

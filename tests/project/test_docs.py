@@ -377,6 +377,7 @@ def exception(block: Block) -> str | None:
     return NOT_COMPARED[found[0]] if found else None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own, in code that users copy
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])
 def test_a_page_is_a_program_that_prints_what_it_says(
@@ -445,6 +446,7 @@ def test_every_exception_is_of_use() -> None:
     assert set(NOT_RUN) == set(CHECKS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="the reference differs by version")
 def test_the_documentation_shows_what_the_demo_prints(tmp_path: Path) -> None:
     (shown,) = [

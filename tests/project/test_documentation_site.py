@@ -14,7 +14,10 @@ import pytest
 from browsers import chromium
 from doc_pages import ROOT
 
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a package without docs")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a package without docs"),
+]
 
 PHONE = """<body><iframe id="frame" style="width:390px;height:800px;border:0"></iframe>
 <pre id="found"></pre><script>

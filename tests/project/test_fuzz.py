@@ -72,6 +72,7 @@ def test_every_method_that_is_called_has_an_object_to_be_called_on(public):
         assert owner is None or owner in public.target.OBJECTS, owner
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what is never awaited or closed is not the matter here
 def test_genuine_arguments_are_accepted(public, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -91,6 +92,7 @@ def is_made_by_users_seldom(name):
     return any(part in name for part in (*parts, "workflow.Graph", "workflow.State", "measure.re"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_one_wrong_argument_between_good_ones_is_an_answer_or_an_error_that_names_it(public):
     refusals = []
@@ -166,6 +168,7 @@ def test_a_call_that_fails_where_the_inner_object_did_not_is_a_fault(wrapped):
             other.check_as_fine_as(failed)
 
 
+@pytest.mark.slow
 def test_every_target_takes_its_first_inputs(tmp_path):
     run = fuzz("--inputs", 2, "--failures", tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -176,6 +179,7 @@ def test_every_target_takes_its_first_inputs(tmp_path):
     assert int(total[1]) > int(total[2]), "most inputs are worth something"
 
 
+@pytest.mark.slow
 def test_targets_report_what_became_of_their_inputs(tmp_path):
     chosen = ["--target", "plan metadata", "--target", "kv events", "--target", "segments"]
     run = fuzz(*chosen, "--inputs", 20, "--failures", tmp_path)
@@ -203,6 +207,7 @@ sys.exit(fuzz.main())
 """
 
 
+@pytest.mark.slow
 def test_a_raw_exception_and_a_hang_are_faults_whose_inputs_are_kept(tmp_path):
     program = tmp_path / "broken.py"
     program.write_text(BROKEN.format(tools=str(ROOT / "tools")))
@@ -217,6 +222,7 @@ def test_a_raw_exception_and_a_hang_are_faults_whose_inputs_are_kept(tmp_path):
     assert raw.endswith("\n3\n")
 
 
+@pytest.mark.slow
 def test_an_unknown_target_is_refused_with_those_that_exist():
     run = fuzz("--target", "nothing")
     assert run.returncode == 1

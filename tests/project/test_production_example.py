@@ -93,6 +93,7 @@ def ask(url: str, question: str) -> Asked:
     return Asked(question, **answer)
 
 
+@pytest.mark.slow
 def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path: Path) -> None:
     with uvicorn("engine:app") as engine:
         shared = {"ENGINE_URL": f"{engine}/v1", "SENT_LOG": str(tmp_path / "sent.sqlite")}
@@ -118,6 +119,7 @@ def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path: P
     assert {(one.question, one.documents) for one in again} == orders
 
 
+@pytest.mark.slow
 def test_services_of_two_machines_order_alike_through_redis(tmp_path: Path) -> None:
     """With the server's settings of the compose file, which allow no more than is needed."""
     settings = tmp_path / "redis.conf"
@@ -152,6 +154,7 @@ def test_services_of_two_machines_order_alike_through_redis(tmp_path: Path) -> N
     assert all(asked.cached_tokens > asked.prompt_tokens - 32 for asked in second)
 
 
+@pytest.mark.slow
 def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     log = str(tmp_path / "sent.sqlite")
@@ -228,6 +231,7 @@ def sent_log(place: str, folder: Path) -> Iterator[dict[str, str]]:
         yield {"SENT_LOG": redis.url, "SENT_LOG_SECRET": "of all services, 32 bytes of it."}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["file", "redis"])
 def test_celerys_forked_workers_order_alike(tmp_path: Path, celery: Path, place: str) -> None:
     for name in ("queue", "control", "results"):

@@ -109,7 +109,10 @@ async def texts(client: EngineClient, batch: BatchPlan) -> list[str]:
 ReusePlanner().plan(ContextRequest(5, "Which?"))
 """
 
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a package without docs")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a package without docs"),
+]
 
 
 def program(page: str) -> str:

@@ -13,7 +13,8 @@ from admission_helpers import (
     now,
     queue_of,
 )
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assistant, big_request, sent_ids
 from virtual_time import virtual_time
@@ -36,7 +37,7 @@ visitors = st.lists(
 )
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(visitors, st.integers(1, 3), st.sampled_from((0, 0.5, 2.0)))
 def test_everybody_who_stays_gets_a_place_and_exactly_the_own_plan(visitors, places, window_s):
     queue, planner = queue_of(places, window_s)

@@ -1,7 +1,8 @@
 """An engine with continuous batching, step by step."""
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache import CacheUsage
@@ -391,7 +392,7 @@ scripts = st.lists(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(scripts, st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
 def test_every_request_ends_exactly_once_or_is_aborted(script, running, budget, block_size):
     one, cache = engine(36, block_size, max_running=running, max_step_tokens=budget)

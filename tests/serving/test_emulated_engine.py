@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from hypothesis import assume, given, settings
+from example_counts import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxreuse.cache import CacheUsage, PrefixCacheMetrics, PrefixCacheSimulator
@@ -362,7 +363,7 @@ async def test_the_other_http_library_is_served_too():
         assert client.post(CHAT, json=chat_body()).status_code == 200
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(st.text("ab \n.", max_size=30), max_size=8),
     st.sampled_from(("", "a", "a b a b.")),

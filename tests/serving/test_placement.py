@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import BlockKey
@@ -55,7 +56,7 @@ cases = st.fixed_dictionaries(
         "slack_tokens": st.sampled_from((0, 200)),
     }
 )
-small = settings(max_examples=100)
+small = examples(100)
 
 
 @small

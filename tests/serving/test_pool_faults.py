@@ -4,7 +4,8 @@ from collections import Counter
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pool_helpers import (
     IDLE,
@@ -579,7 +580,7 @@ failures = st.lists(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     fail=st.tuples(failures, failures, failures),
     ways=st.lists(st.sampled_from(["complete", "stream", "cancel", "leave"]), max_size=8),

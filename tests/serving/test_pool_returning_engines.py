@@ -6,8 +6,9 @@ import threading
 from collections import defaultdict
 
 import httpx
+from example_counts import examples
 from http_servers import engine_script, listening
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pool_helpers import (
     IDLE,
@@ -119,7 +120,7 @@ FAILING = [("break", name) for name in "abc"] + [("ask", False)] * 3 + [("go on"
 DYING = [("die", name) for name in "abc"] + [("go on", 9)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @example(AT_WORK + FAILING + [("answer", None), ("go on", 30)], 1)
 @example(AT_WORK + FAILING + [("come back", "a"), ("later", 20), ("answer", None)], 1)
 @example((AT_WORK + DYING) * 2, 3)

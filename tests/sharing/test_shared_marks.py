@@ -151,7 +151,7 @@ def do(planner: ReusePlanner, wanted: list[Any], now: float) -> tuple[list[Any],
     return [shown(plan) for plan in plans], now
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, steps)
 def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(
     tmp_path: Path, first: list[Any], second: list[Any]

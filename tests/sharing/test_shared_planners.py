@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises
 from shared_logs import WAIT_S, MemoryLog, asked, caught_up, order, sharing, until
@@ -319,7 +320,7 @@ def test_a_file_that_another_program_locks_is_waited_for(log: SQLiteLog, tmp_pat
     assert planner.sharing.told == 2
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.text("abcd", max_size=4), st.sampled_from(["", "A"])),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_logs import MemoryLog, asked, order
@@ -290,7 +291,7 @@ def written_with_the_key(path: Path, body: bytes) -> None:
     path.write_bytes(body + check)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 60))
 def test_even_with_the_key_garbage_is_one_error(
     tmp_path: Path, garbage: bytes, at: int, cut: int

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import ctxreuse
@@ -113,9 +114,7 @@ class AdapterConformance:
         adapter.run(documents("dba"), "q?")
         assert adapter.inputs_are_untouched()
 
-    @settings(
-        max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
-    )
+    @examples(30, suppress_health_check=[HealthCheck.differing_executors])
     @given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
     def test_each_document_comes_back_once_and_unaltered(self, contexts: list[list[str]]) -> None:
         adapter = self.adapter(ReusePlanner())

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.workflow.vector_search.costs import (
@@ -30,7 +31,7 @@ def loads(seed: int, count: int) -> list[ScanLoad]:
     return found
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 1_000), st.sampled_from((0.1, 1.0, 10.0)))
 def test_what_scans_take_is_learned_and_follows_the_machine(seed: int, pace: float) -> None:
     costs = ScanCosts(dimension=64)
@@ -42,7 +43,7 @@ def test_what_scans_take_is_learned_and_follows_the_machine(seed: int, pace: flo
         assert costs.seconds(load) == pytest.approx(pace * float(RATES @ load), rel=0.1)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 99), SECONDS), max_size=60))
 def test_no_cost_is_negative_or_no_number_whatever_was_measured(
     measured: list[tuple[int, float]],

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from workflow_engines import (
@@ -242,14 +243,14 @@ def run_all(scenario: Scenario) -> tuple[list[Any], Watched]:
         return in_virtual_time(main())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scenarios())
 def test_runs_give_what_plain_execution_gives(scenario: Scenario) -> None:
     outcomes, _ = run_all(scenario)
     assert outcomes == [expected(job, scenario) for job in scenario.jobs]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(scenarios(impatient=True))
 def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
     scenario: Scenario,
@@ -262,7 +263,7 @@ def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
             assert job.patience_s is not None
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scenarios())
 def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked(
     scenario: Scenario,

@@ -14,7 +14,8 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from workflow_engines import (
     BLOCKS,
@@ -539,7 +540,7 @@ async def test_a_failure_that_no_reader_waits_for_is_no_noise() -> None:
         await asyncio.sleep(1)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     broken=st.sets(st.integers(1, 30), max_size=8),
     pieces=st.integers(0, 3),

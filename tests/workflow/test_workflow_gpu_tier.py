@@ -9,7 +9,8 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ivf_helpers import (
     DIMENSION,
@@ -76,7 +77,7 @@ def test_clusters_on_the_device_are_searched_as_faiss_does(torch: Any, metric: s
     assert certain_pairs(tier, QUERIES, k).all()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     metric=st.sampled_from(sorted(METRICS)),
     scale=st.sampled_from([1e-25, 1e-12, 1.0, 300.0, 1e12, 1e17, 3e18, 1e19, 1e25]),

@@ -8,7 +8,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ivf_helpers import (
     DIMENSION,
@@ -91,7 +92,7 @@ def test_each_row_holds_the_best_of_its_cluster_alone(metric: str):
         assert scores.tolist() == every_score[inside][:4].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     metric=st.sampled_from(sorted(METRICS)),
     k=st.integers(1, 40),

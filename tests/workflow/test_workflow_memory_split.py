@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.errors import InvalidRequestError
@@ -83,7 +84,7 @@ sizes = st.lists(st.integers(0, 220), min_size=1, max_size=5, unique=True).map(s
 rates = st.integers(0, 50)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data(), total=st.integers(0, 200), least=st.integers(0, 200))
 def test_no_other_split_has_a_larger_throughput(data: st.DataObject, total: int, least: int):
     least = min(least, total)

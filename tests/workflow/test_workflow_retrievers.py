@@ -6,7 +6,8 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
@@ -261,7 +262,7 @@ def test_blocks_with_other_texts_under_one_id_are_others():
 words = st.lists(st.sampled_from("abcdefgh"), unique=True).map("".join)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(words, max_size=5), st.integers(0, 9), st.randoms())
 def test_fusion_returns_each_block_once_best_first_whatever_the_rankings_order(
     rankings, limit, random

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.workflow.vector_search.costs import ScanCosts
@@ -114,7 +115,7 @@ orders = st.permutations(range(CLUSTERS)).flatmap(
 )
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data(), st.integers(0, 99), st.booleans(), st.sampled_from((1, 4)), st.integers(1, 3))
 def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     data: st.DataObject, seed: int, higher_is_better: bool, kept: int, shared_by: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from workflow_engines import BLOCKS, corpus_retriever, plain_search
 
@@ -25,7 +25,6 @@ def ticking_scheduler() -> SearchScheduler:
     )
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 9_999), searches=st.integers(40, 120))
 def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
     seed: int, searches: int

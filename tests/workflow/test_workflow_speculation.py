@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from workflow_engines import BLOCKS, SteadyLLM, in_virtual_time
 
@@ -35,7 +36,7 @@ def after(changes: Any) -> PreviewStability:
     return stability
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(parts, max_size=60))
 def test_a_later_preview_is_never_less_likely_to_be_final(changes: list[float]) -> None:
     stability = after(changes)

@@ -6,7 +6,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ivf_helpers import (
     DIMENSION,
@@ -48,7 +49,7 @@ def bytes_of(searched: IVFIndex, *clusters: int) -> int:
 
 
 @metrics
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(sets=st.lists(st.sets(st.integers(0, NLIST - 1)), min_size=1, max_size=4))
 def test_results_do_not_depend_on_which_clusters_are_hot(
     files: Path, metric: str, sets: list[set[int]]

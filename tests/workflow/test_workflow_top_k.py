@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ivf_helpers import assert_same
 
@@ -100,7 +101,7 @@ def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher: bool, worst:
     assert_same(found, np.full((2, 1), worst, dtype=np.float32), np.full((2, 1), -1))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans())
 def test_groups_equal_a_plain_sort_of_each(
     given_candidates: list[tuple[int, float, int]], k: int, higher: bool
@@ -120,7 +121,7 @@ def test_groups_equal_a_plain_sort_of_each(
         assert set(found.scores[group].tolist()[len(expected) :]) <= {worst_score(higher)}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans(), data=st.data())
 def test_merging_in_parts_equals_merging_at_once(
     given_candidates: list[tuple[int, float, int]], k: int, higher: bool, data: st.DataObject

@@ -1,0 +1,20 @@
+"""How many examples of a property are drawn: few in `make test`, many in `make test-slow`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+
+_LEAST = 5
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Return settings with as much of a number of examples as the profile in use draws of 100.
+
+    Args:
+        number: How many tell enough of a change; more of what is rare, fewer of what takes long.
+        **more: Further settings.
+    """
+    drawn = number * settings().max_examples // 100
+    return settings(max_examples=max(_LEAST, drawn), **more)
