@@ -45,7 +45,7 @@ demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo
 	$(BIN)/ctxreuse demo
 
 test: $(VENV)/dev  ## the tests but for slow ones, with few examples of each property
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow' --junitxml .cache/test.xml
 
 test-slow: $(VENV)/dev  ## the slow tests, and many new examples of each property
 	$(PYTEST) -m 'slow or hypothesis' --hypothesis-profile many
