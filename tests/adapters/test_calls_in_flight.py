@@ -16,7 +16,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use(*keys: str, marks: tuple[int, ...] = (2,), root: str = "r") -> PrefixUse:
-    return PrefixUse(root, tuple(keys), marks)  # type: ignore[arg-type]
+    return PrefixUse(root, tuple(keys), marks)
 
 
 def waits(call: CallInFlight) -> bool:
@@ -24,7 +24,7 @@ def waits(call: CallInFlight) -> bool:
     return call._waits_for(object()) is not None
 
 
-def test_a_call_waits_for_the_first_that_writes_what_it_reads() -> None:
+def test_a_call_waits_for_the_first_that_writes_what_it_reads():
     calls = CallsInFlight()
     leader = calls.enter(use("a", "b", "c"))
     follower = calls.enter(use("a", "b", "d"))
@@ -44,13 +44,13 @@ def test_a_call_waits_for_the_first_that_writes_what_it_reads() -> None:
         use("a", "b", root="of another system text or tenant"),
     ],
 )
-def test_what_reads_nothing_of_another_does_not_wait(other: PrefixUse) -> None:
+def test_what_reads_nothing_of_another_does_not_wait(other):
     calls = CallsInFlight()
     calls.enter(use("a", "b"))
     assert not waits(calls.enter(other))
 
 
-def test_what_was_not_answered_is_written_by_the_next() -> None:
+def test_what_was_not_answered_is_written_by_the_next():
     calls = CallsInFlight()
     failed, follower = calls.enter(use("a", "b")), calls.enter(use("a", "b"))
     failed.give_up()
@@ -60,7 +60,7 @@ def test_what_was_not_answered_is_written_by_the_next() -> None:
     assert waits(calls.enter(use("a", "b")))
 
 
-def test_a_call_made_by_the_leader_itself_does_not_wait_for_it() -> None:
+def test_a_call_made_by_the_leader_itself_does_not_wait_for_it():
     calls = CallsInFlight()
     leader = calls.enter(use("a", "b"))
     leader.wait()
@@ -69,22 +69,20 @@ def test_a_call_made_by_the_leader_itself_does_not_wait_for_it() -> None:
     assert waits(calls.enter(use("a", "b")))
 
 
-async def test_nor_one_made_in_its_task() -> None:
+async def test_nor_one_made_in_its_task():
     calls = CallsInFlight()
     await calls.enter(use("a", "b")).await_()
     await calls.enter(use("a", "b")).await_()
 
 
-def test_nobody_waits_for_a_leader_that_has_not_begun_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_waits_for_a_leader_that_has_not_begun_for_long(monkeypatch):
     monkeypatch.setattr(leader_first, "LONGEST_WAIT_S", 0.0)
     calls = CallsInFlight()
     calls.enter(use("a", "b"))
     assert not waits(calls.enter(use("a", "b")))
 
 
-def test_system_texts_are_prefixes_too() -> None:
+def test_system_texts_are_prefixes_too():
     calls = CallsInFlight()
     leader = calls.enter(use("a", marks=(0,)))
     assert waits(calls.enter(use("b", marks=(0, 1))))
@@ -92,7 +90,7 @@ def test_system_texts_are_prefixes_too() -> None:
     assert not waits(calls.enter(use("c", marks=(0, 1))))
 
 
-def test_plans_say_what_they_read_and_write() -> None:
+def test_plans_say_what_they_read_and_write():
     blocks = [ContextBlock(id=one, text=one, tokens=600) for one in "abc"]
     for cache, lengths in (
         ("vllm", None),

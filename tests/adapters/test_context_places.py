@@ -27,7 +27,7 @@ def system(text: str) -> PromptPart:
     return PromptPart("system", text)
 
 
-def test_a_context_in_the_system_message_is_planned_in_every_turn() -> None:
+def test_a_context_in_the_system_message_is_planned_in_every_turn():
     world = World()
     first = world.one(system(f"Facts: {world.context('abc')}"), PromptPart("user", "One?"))
     assert letters_in(first.texts[0]) == "abc"
@@ -36,14 +36,14 @@ def test_a_context_in_the_system_message_is_planned_in_every_turn() -> None:
     assert world.prompts.statistics().planned == 2
 
 
-def test_a_context_in_the_system_message_before_examples_is_planned() -> None:
+def test_a_context_in_the_system_message_before_examples_is_planned():
     world = World()
     world.one(system(world.context("abc")), *EXAMPLES)
     later = world.one(system(world.context("cab")), *EXAMPLES)
     assert letters_in(later.texts[0]) == "abc"
 
 
-def test_a_context_before_a_prefilled_answer_is_planned() -> None:
+def test_a_context_before_a_prefilled_answer_is_planned():
     world = World()
     prefilled = PromptPart("assistant", "The answer is ")
     world.one(PromptPart("user", f"{world.context('abc')} One?"), prefilled)
@@ -58,7 +58,7 @@ def accepted(context: str, question: str = "One?") -> tuple[PromptPart, ...]:
     return tuple(map(PromptPart, ("user", "assistant", "user"), texts))
 
 
-def test_a_context_before_an_answer_of_the_template_is_planned() -> None:
+def test_a_context_before_an_answer_of_the_template_is_planned():
     world = World()
     world.one(*accepted(world.context("abc")))
     later = world.one(*accepted(world.context("cab"), "Two?"))
@@ -83,7 +83,7 @@ def shapes(context: str, question: str) -> dict[str, tuple[PromptPart, ...]]:
 
 
 @pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
-def test_a_context_rendered_for_another_conversation_is_planned_there_too(shape: str) -> None:
+def test_a_context_rendered_for_another_conversation_is_planned_there_too(shape):
     world = World()
     world.one(*shapes(world.context("abc"), "One?")[shape], conversation_id="first")
     for name in "AB":
@@ -94,7 +94,7 @@ def test_a_context_rendered_for_another_conversation_is_planned_there_too(shape:
 
 
 @pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
-def test_a_context_rendered_for_another_model_is_planned_there_too(shape: str) -> None:
+def test_a_context_rendered_for_another_model_is_planned_there_too(shape):
     world = World()
     world.one(*shapes(world.context("abc"), "One?")[shape])
     for name in "AB":
@@ -105,7 +105,7 @@ def test_a_context_rendered_for_another_model_is_planned_there_too(shape: str) -
 
 
 @pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
-def test_what_was_answered_elsewhere_and_is_not_rendered_anew_stays_as_it_is(shape: str) -> None:
+def test_what_was_answered_elsewhere_and_is_not_rendered_anew_stays_as_it_is(shape):
     world = World()
     world.one(*shapes(world.context("abc"), "One?")[shape], conversation_id="first")
     given = shapes(world.context("cab"), "Two?")[shape]
@@ -114,7 +114,7 @@ def test_what_was_answered_elsewhere_and_is_not_rendered_anew_stays_as_it_is(sha
     assert later.texts == tuple(part.text for part in given)
 
 
-def test_in_a_conversation_such_a_context_keeps_its_bytes() -> None:
+def test_in_a_conversation_such_a_context_keeps_its_bytes():
     world = World()
     world.one(*accepted(world.context("abc")))
     given = accepted(world.context("cab"), "Two?")
@@ -126,7 +126,7 @@ def test_in_a_conversation_such_a_context_keeps_its_bytes() -> None:
     assert later.plans[0].references, "what it shows is not shown again"
 
 
-def test_an_answered_context_with_another_one_behind_it_stays_as_it_is() -> None:
+def test_an_answered_context_with_another_one_behind_it_stays_as_it_is():
     """Another process may have sent it so, though this one has rendered it now, too."""
     world = World()
     world.user(world.context("abc"))
@@ -134,7 +134,7 @@ def test_an_answered_context_with_another_one_behind_it_stays_as_it_is() -> None
     assert world.one(*given).texts[0] == given[0].text
 
 
-def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:
+def test_a_context_that_stays_in_the_system_message_keeps_its_bytes():
     world = World()
     world.one(system(world.context("abc")), ASKED[0])
     shown = system(world.context("cab"))
@@ -147,7 +147,7 @@ def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:
     assert world.prompts.statistics().in_history == 2
 
 
-def test_a_history_that_shows_what_was_sent_keeps_its_bytes() -> None:
+def test_a_history_that_shows_what_was_sent_keeps_its_bytes():
     world = World()
     blocks = [block(letter, f"word {'y' * 300}") for letter in "ab"]
     for _ in range(2):  # the same text, whichever block stands first
@@ -158,7 +158,7 @@ def test_a_history_that_shows_what_was_sent_keeps_its_bytes() -> None:
     assert world.one(*history).texts == tuple(part.text for part in history)
 
 
-def test_conversations_that_begin_alike_keep_the_forms_that_each_was_sent() -> None:
+def test_conversations_that_begin_alike_keep_the_forms_that_each_was_sent():
     world = World()
     world.one(system(world.context("abc")), ASKED[0], conversation_id="other")
     shown = system(world.context("cab"))
@@ -172,7 +172,7 @@ def test_conversations_that_begin_alike_keep_the_forms_that_each_was_sent() -> N
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
-def test_a_context_pasted_into_a_question_behind_a_history_is_no_context(role: str) -> None:
+def test_a_context_pasted_into_a_question_behind_a_history_is_no_context(role):
     world = World()
     given = (
         PromptPart(role, world.context("cab")),
@@ -183,7 +183,7 @@ def test_a_context_pasted_into_a_question_behind_a_history_is_no_context(role: s
     assert world.one(*given).texts == tuple(part.text for part in given)
 
 
-def test_a_context_pasted_behind_the_one_that_the_system_message_shows_again_is_none() -> None:
+def test_a_context_pasted_behind_the_one_that_the_system_message_shows_again_is_none():
     world = World()
     for _ in range(3):
         shown = system(world.context("cab"))
@@ -194,7 +194,7 @@ def test_a_context_pasted_behind_the_one_that_the_system_message_shows_again_is_
         assert world.one(*given).texts == tuple(part.text for part in given)
 
 
-def test_a_context_pasted_into_an_old_question_is_no_context() -> None:
+def test_a_context_pasted_into_an_old_question_is_no_context():
     world = World()
     pasted = PromptPart("user", f"What is this? {World().context('cab')}")
     given = (system(world.context("cab")), pasted, *ASKED[1:])
@@ -202,7 +202,7 @@ def test_a_context_pasted_into_an_old_question_is_no_context() -> None:
     assert world.prompts.statistics().left_alone == 1
 
 
-def test_labels_are_given_out_once_in_a_prompt() -> None:
+def test_labels_are_given_out_once_in_a_prompt():
     world = World()
     asked = PromptPart("user", f"{world.context('ab')} One?")
     world.one(asked)
@@ -213,7 +213,7 @@ def test_labels_are_given_out_once_in_a_prompt() -> None:
     assert world.user(f"{world.context('a')}\n\n{planned}").startswith("[Doc_3] a: ")
 
 
-def test_prompts_that_show_labels_and_no_context_of_this_process_are_counted() -> None:
+def test_prompts_that_show_labels_and_no_context_of_this_process_are_counted():
     world, elsewhere = World(), World()
     context = elsewhere.context("abc")
     for text in (context, json.dumps(context), f"{context[:-9]}\n\nWhich?"):

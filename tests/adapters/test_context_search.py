@@ -1,6 +1,5 @@
 """The search for contexts does a bounded amount of work, whatever was rendered and is searched."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -61,7 +60,7 @@ class Work:
             return encoded(text)
 
         def noting(*arguments: object) -> object:
-            found = candidates(*arguments)  # type: ignore[arg-type]
+            found = candidates(*arguments)
             self.compared += len(found)
             return found
 
@@ -71,11 +70,7 @@ class Work:
 
 @pytest.mark.parametrize("case", [same_ending, many_with_one_head, nested, without_labels])
 @pytest.mark.parametrize("size", [4_000, 32_000])
-def test_the_work_is_linear_in_the_text(
-    case: Callable[[int], tuple[ContextRegistry, str]],
-    size: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_work_is_linear_in_the_text(case, size, monkeypatch):
     registry, text = case(size)
     work = Work(monkeypatch)
     pieces = registry.parse(text).pieces
@@ -84,7 +79,7 @@ def test_the_work_is_linear_in_the_text(
     assert work.compared <= 2 * (len(text) // 4 + 20_000)
 
 
-def test_a_text_that_takes_too_much_work_is_plain_and_counted() -> None:
+def test_a_text_that_takes_too_much_work_is_plain_and_counted():
     registry, text = same_ending(32_000)
     parsed = registry.parse(text)
     assert parsed.pieces == (text,)
@@ -95,7 +90,7 @@ def test_a_text_that_takes_too_much_work_is_plain_and_counted() -> None:
     assert planner.statistics().too_long == 1
 
 
-def test_what_a_text_that_was_not_searched_may_show_is_not_planned_later() -> None:
+def test_what_a_text_that_was_not_searched_may_show_is_not_planned_later():
     registry, text = same_ending(32_000)
     context = registry.render([ContextBlock(text="first"), ContextBlock(text="second")])
     registry.parse(f"{text} {context}")
@@ -105,7 +100,7 @@ def test_what_a_text_that_was_not_searched_may_show_is_not_planned_later() -> No
     assert planner.statistics().left_alone == 1
 
 
-def test_a_popular_first_document_does_not_hide_the_others() -> None:
+def test_a_popular_first_document_does_not_hide_the_others():
     registry = ContextRegistry()
     first = ContextBlock(text="popular " * 50)
     contexts = [
@@ -118,9 +113,7 @@ def test_a_popular_first_document_does_not_hide_the_others() -> None:
         assert found.text == context
 
 
-def test_one_of_many_that_begin_alike_is_found_by_how_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_of_many_that_begin_alike_is_found_by_how_it_ends(monkeypatch):
     registry = ContextRegistry()
     first = ContextBlock(text="popular " * 50)
     contexts = [
@@ -139,7 +132,7 @@ letters = st.text("ab \ud800\U0001f600", max_size=12)
 
 
 @given(st.lists(letters, max_size=30), st.lists(letters, max_size=20), letters)
-def test_many_lengths_are_found_like_few(texts: list[str], others: list[str], around: str) -> None:
+def test_many_lengths_are_found_like_few(texts, others, around):
     def parsed(few: int) -> list[list[Piece]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(context_search, "_FEW_LENGTHS", few)
@@ -152,7 +145,7 @@ def test_many_lengths_are_found_like_few(texts: list[str], others: list[str], ar
     assert parsed(0) == parsed(64)
 
 
-def test_a_search_needs_no_lock() -> None:
+def test_a_search_needs_no_lock():
     registry = rendered("some text")
     with ThreadPoolExecutor(1) as pool, registry._lock:
         parsed = pool.submit(registry.parse, "[Doc_1] some text").result(timeout=10)
@@ -162,7 +155,7 @@ def test_a_search_needs_no_lock() -> None:
 @given(
     st.lists(st.text("ab[Doc_1] ", max_size=12), max_size=30), st.text("ab[Doc_1] ", max_size=60)
 )
-def test_many_kinds_of_openings_are_found_like_few(texts: list[str], around: str) -> None:
+def test_many_kinds_of_openings_are_found_like_few(texts, around):
     templates = Templates(label="{ordinal}", block="{label}{text}")
     registry = rendered(*texts, templates=templates)
     context = registry.render([ContextBlock(text="zz zz zz zz")], templates)
@@ -170,7 +163,7 @@ def test_many_kinds_of_openings_are_found_like_few(texts: list[str], around: str
     assert context in [one.text for one in found if not isinstance(one, str)]
 
 
-def test_a_prompt_of_very_many_contexts_is_sent_as_given() -> None:
+def test_a_prompt_of_very_many_contexts_is_sent_as_given():
     registry = ContextRegistry()
     planner = PromptPlanner(registry=registry)
     for number, planned_contexts in ((64, 64), (65, 0)):

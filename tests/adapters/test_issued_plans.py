@@ -44,7 +44,7 @@ def carried_by(plan: Plan, *, with_order: bool = True) -> dict[str, dict[str, An
     metadata = document_metadata(plan, with_order=with_order)
     rank_of = {one.id: rank for rank, one in enumerate(plan.request.blocks)}
     return {
-        str(part.block.id): metadata.position(rank_of[part.block.id], part.label)  # type: ignore[union-attr]
+        str(part.block.id): metadata.position(rank_of[part.block.id], part.label)
         for part in plan.parts
         if hasattr(part, "block")
     }
@@ -145,7 +145,7 @@ def altered(carried: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(14))
-def test_genuine_metadata_that_was_altered_is_ignored(number: int):
+def test_genuine_metadata_that_was_altered_is_ignored(number):
     carried = carried_by(moved())
     for name in "abc":
         changed = {**carried, name: altered(carried[name])[number]}
@@ -219,9 +219,7 @@ def test_conversations_whose_first_plans_say_the_same_do_not_disturb_each_other(
         assert PLACE.search(shown(given))
 
 
-def test_what_is_ignored_is_counted_and_logged_once_without_a_text(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_what_is_ignored_is_counted_and_logged_once_without_a_text(monkeypatch, caplog):
     monkeypatch.setattr("ctxreuse.adapters.plan_metadata.ISSUED_PLANS", issued := IssuedPlans())
     forged = {"rank": 0, "label": "[Doc_1]", "plan": forged_plan(["[Doc_1]", "a"], order=HOSTILE)}
     with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -298,9 +296,7 @@ def hostile_documents(draw: st.DrawFn) -> list[PlannedDocument]:
 
 
 @given(hostile_documents())
-def test_a_context_holds_each_text_once_and_unaltered_whatever_the_metadata_says(
-    given: list[PlannedDocument],
-):
+def test_a_context_holds_each_text_once_and_unaltered_whatever_the_metadata_says(given):
     text = shown(given)
     rest = text
     for one in given:

@@ -73,7 +73,7 @@ def started(work: Callable[[str], str], *items: str, planner: Planner) -> list[F
     return futures
 
 
-async def test_tasks_go_on_in_the_planned_order_with_their_own_results() -> None:
+async def test_tasks_go_on_in_the_planned_order_with_their_own_results():
     planner = Planner(window_s=0.005)
     results = await asyncio.gather(*(planner.acall(item) for item in "cadb"))
     assert results == ["plan of c", "plan of a", "plan of d", "plan of b"]
@@ -82,7 +82,7 @@ async def test_tasks_go_on_in_the_planned_order_with_their_own_results() -> None
     assert planner.dropped == []
 
 
-def test_threads_are_planned_together_and_get_their_own_results() -> None:
+def test_threads_are_planned_together_and_get_their_own_results():
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
     planner.close(3)
@@ -90,7 +90,7 @@ def test_threads_are_planned_together_and_get_their_own_results() -> None:
     assert planner.batches == [["c", "a", "b"]]
 
 
-def test_threads_are_released_in_the_planned_order() -> None:
+def test_threads_are_released_in_the_planned_order():
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
     released: list[str] = []
@@ -111,7 +111,7 @@ def _noting(notes: list[str], item: str, wake: Callable[[], object]) -> Callable
     return noted
 
 
-async def test_tasks_and_threads_share_a_window() -> None:
+async def test_tasks_and_threads_share_a_window():
     planner = Planner()
     tasks = [asyncio.create_task(planner.acall(item)) for item in "da"]
     await until(lambda: planner.waiting() == 2)
@@ -123,7 +123,7 @@ async def test_tasks_and_threads_share_a_window() -> None:
     assert [sorted(batch) for batch in planner.batches] == [["a", "b", "c", "d"]]
 
 
-def test_tasks_of_two_event_loops_share_a_window() -> None:
+def test_tasks_of_two_event_loops_share_a_window():
     planner = Planner()
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(asyncio.run, planner.acall(item)) for item in "ba"]
@@ -132,14 +132,14 @@ def test_tasks_of_two_event_loops_share_a_window() -> None:
     assert len(planner.batches) == 1
 
 
-async def test_without_a_window_each_call_is_planned_at_once_on_its_own() -> None:
+async def test_without_a_window_each_call_is_planned_at_once_on_its_own():
     planner = Planner(window_s=0)
     assert planner.call("b") == "plan of b"
     assert await planner.acall("a") == "plan of a"
     assert planner.batches == [["b"], ["a"]]
 
 
-async def test_who_comes_after_the_window_is_closed_opens_another_one() -> None:
+async def test_who_comes_after_the_window_is_closed_opens_another_one():
     planner = Planner()
     first = asyncio.create_task(planner.acall("a"))
     await until(lambda: planner.waiting() == 1)
@@ -152,7 +152,7 @@ async def test_who_comes_after_the_window_is_closed_opens_another_one() -> None:
 
 
 @pytest.mark.parametrize("number", [20, 200])
-async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number: int) -> None:
+async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number):
     """Else each waits for all that others do there, as often as calls stand before it."""
     turns = 0
     released: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number: int) 
     assert released[-1][1] - released[0][1] <= number / 10
 
 
-async def test_large_batches_are_planned_off_the_event_loop() -> None:
+async def test_large_batches_are_planned_off_the_event_loop():
     threads: list[str] = []
 
     def schedule(items: list[int]) -> list[Scheduled[int]]:
@@ -197,21 +197,19 @@ async def test_large_batches_are_planned_off_the_event_loop() -> None:
 class NoThreads(ThreadPoolExecutor):
     """An executor that is shut down, or that cannot start a thread."""
 
-    def submit(self, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+    def submit(self, *args: object, **kwargs: object) -> Future[object]:
         raise RuntimeError("can't start new thread")
 
 
 class NeverRuns(ThreadPoolExecutor):
     """An executor whose threads are all busy with other work."""
 
-    def submit(self, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+    def submit(self, *args: object, **kwargs: object) -> Future[object]:
         return Future()
 
 
 @pytest.mark.parametrize("executor", [NoThreads, NeverRuns])
-async def test_a_large_batch_is_planned_where_no_thread_is_free(
-    executor: type[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_batch_is_planned_where_no_thread_is_free(executor, monkeypatch):
     monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.05)
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, fault: faults.append(fault))
@@ -224,7 +222,7 @@ async def test_a_large_batch_is_planned_where_no_thread_is_free(
     assert not faults
 
 
-async def test_an_exception_of_the_planner_reaches_every_caller() -> None:
+async def test_an_exception_of_the_planner_reaches_every_caller():
     def fails(items: list[str]) -> list[Scheduled[str]]:
         raise ValueError("no plan")
 
@@ -235,13 +233,13 @@ async def test_an_exception_of_the_planner_reaches_every_caller() -> None:
         MicroBatcher(fails, 0).submit("a")
 
 
-async def test_a_planner_that_loses_a_call_is_found_out() -> None:
+async def test_a_planner_that_loses_a_call_is_found_out():
     window = MicroBatcher(lambda items: [Scheduled(0, "only one")], 0.005)
     answers = await asyncio.gather(*map(window.asubmit, "ab"), return_exceptions=True)
     assert [type(error) for error in answers] == [AssertionError, AssertionError]
 
 
-async def test_when_the_first_is_cancelled_the_others_are_planned() -> None:
+async def test_when_the_first_is_cancelled_the_others_are_planned():
     planner = Planner(window_s=0.005)
     first, *others = [asyncio.create_task(planner.acall(item)) for item in "cab"]
     await asyncio.sleep(0)  # not longer, or a slow machine closes the window first
@@ -252,7 +250,7 @@ async def test_when_the_first_is_cancelled_the_others_are_planned() -> None:
     assert planner.dropped == []  # it was never planned
 
 
-async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_dropped_once() -> None:
+async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_dropped_once():
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "cab"}
     await until(lambda: planner.waiting() == 3)
@@ -267,7 +265,7 @@ async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_droppe
     assert planner.gone == ["a", "c"]
 
 
-async def test_who_is_cancelled_with_the_release_token_passes_it_on() -> None:
+async def test_who_is_cancelled_with_the_release_token_passes_it_on():
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "ab"}
     await until(lambda: planner.waiting() == 2)
@@ -280,7 +278,7 @@ async def test_who_is_cancelled_with_the_release_token_passes_it_on() -> None:
     assert planner.dropped == ["plan of a"]
 
 
-async def test_all_may_be_cancelled() -> None:
+async def test_all_may_be_cancelled():
     planner = Planner(window_s=0.005)
     tasks = [asyncio.create_task(planner.acall(item)) for item in "ab"]
     await asyncio.sleep(0)
@@ -292,7 +290,7 @@ async def test_all_may_be_cancelled() -> None:
     assert planner.batches == [["c"]]
 
 
-def test_a_closed_event_loop_does_not_hold_up_others() -> None:
+def test_a_closed_event_loop_does_not_hold_up_others():
     planner = Planner()
     loop = asyncio.new_event_loop()
     task = loop.create_task(planner.acall("a"))
@@ -303,12 +301,10 @@ def test_a_closed_event_loop_does_not_hold_up_others() -> None:
     assert follower.result(10) == "plan of b"
     assert planner.batches == [["a", "b"]]
     assert planner.dropped == ["plan of a"]
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # nobody can run it any more
+    task._log_destroy_pending = False  # nobody can run it any more
 
 
-def test_an_event_loop_that_stands_still_does_not_hold_up_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_event_loop_that_stands_still_does_not_hold_up_others(monkeypatch):
     monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.02)
     planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
@@ -326,7 +322,7 @@ def test_an_event_loop_that_stands_still_does_not_hold_up_others(
     assert planner.dropped == []
 
 
-async def test_a_blocking_call_inside_an_event_loop_waits_for_nobody() -> None:
+async def test_a_blocking_call_inside_an_event_loop_waits_for_nobody():
     planner = Planner()
     task = asyncio.create_task(planner.acall("b"))
     await until(lambda: planner.waiting() == 1)
@@ -336,7 +332,7 @@ async def test_a_blocking_call_inside_an_event_loop_waits_for_nobody() -> None:
     assert await task == "plan of b"
 
 
-def test_an_interrupt_while_planning_ends_the_others_waiting() -> None:
+def test_an_interrupt_while_planning_ends_the_others_waiting():
     planner = Planner()
 
     def interrupted(items: list[str]) -> list[Scheduled[str]]:
@@ -350,7 +346,7 @@ def test_an_interrupt_while_planning_ends_the_others_waiting() -> None:
         other.result(10)
 
 
-def test_many_threads_and_tasks_lose_nothing() -> None:
+def test_many_threads_and_tasks_lose_nothing():
     planner = Planner(window_s=0.002)
 
     async def burst(names: list[str]) -> list[str]:
@@ -382,9 +378,7 @@ callers = st.lists(
 
 @examples(60)
 @given(callers, st.sampled_from([0.0, 0.005, 0.02]))
-def test_each_caller_gets_its_result_in_the_planned_order_or_is_dropped_once(
-    arrivals: list[tuple[int, int | None, int]], window_s: float
-) -> None:
+def test_each_caller_gets_its_result_in_the_planned_order_or_is_dropped_once(arrivals, window_s):
     planner = Planner(window_s)
 
     async def main() -> list[str | BaseException]:
@@ -415,11 +409,11 @@ def test_each_caller_gets_its_result_in_the_planned_order_or_is_dropped_once(
 
 
 @pytest.mark.parametrize("seconds", [0, 0.005, 60, 1])
-def test_windows_of_up_to_a_minute_are_taken(seconds: float) -> None:
+def test_windows_of_up_to_a_minute_are_taken(seconds):
     assert checked_window(seconds) == seconds
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 61, "5 ms", None, True])
-def test_other_windows_are_refused(seconds: object) -> None:
+def test_other_windows_are_refused(seconds):
     with pytest.raises(InvalidRequestError, match=r"micro-batch window.*seconds"):
-        MicroBatcher(lambda items: [], seconds)  # type: ignore[arg-type]
+        MicroBatcher(lambda items: [], seconds)

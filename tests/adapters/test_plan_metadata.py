@@ -140,7 +140,7 @@ def test_an_annotation_is_one_for_its_own_words_only():
         {"rank": 0, "label": ["[Doc_1]"], "plan": PLAN},
     ],
 )
-def test_metadata_that_is_not_valid_changes_nothing(carried: Any):
+def test_metadata_that_is_not_valid_changes_nothing(carried):
     document = carrying("text", carried)
     assert positions_as_planned(believed([document])) is None
     assert retrievers_order([document]) == [0]
@@ -148,7 +148,7 @@ def test_metadata_that_is_not_valid_changes_nothing(carried: Any):
 
 
 @pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
-def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap: Any):
+def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap):
     document = carrying("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
     assert positions_as_planned(believed([document])) is None
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
@@ -174,12 +174,12 @@ def test_documents_of_two_plans_do_not_stand_as_planned():
 
 def test_templates_of_another_type_are_refused():
     with pytest.raises(ValueError, match="templates must be Templates, not 'x'"):
-        format_documents([], "x")  # type: ignore[arg-type]
+        format_documents([], "x")
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
 @pytest.mark.parametrize("nest", [lambda inner: {"plan": inner}, lambda inner: [inner]])
-def test_metadata_that_nests_too_deeply_is_ignored_in_every_framework(depth: int, nest: Any):
+def test_metadata_that_nests_too_deeply_is_ignored_in_every_framework(depth, nest):
     deep: Any = {}
     for _ in range(depth):
         deep = nest(deep)

@@ -15,7 +15,7 @@ templates = st.sampled_from(["[Doc_{ordinal}]", "<{ordinal}>", "Source {ordinal}
 
 
 @given(ordinals, st.integers(1, 40))
-def test_each_label_has_one_name_on_the_other_side(sent: list[int], number: int) -> None:
+def test_each_label_has_one_name_on_the_other_side(sent, number):
     labels = PromptLabels(tuple(sent))
     assert labels.given(labels.as_sent(number)) == number
     assert labels.as_sent(labels.given(number)) == number
@@ -23,13 +23,13 @@ def test_each_label_has_one_name_on_the_other_side(sent: list[int], number: int)
 
 
 @given(st.lists(st.integers(1, 12), max_size=8), st.integers(1, 40), st.integers(1, 40))
-def test_no_two_labels_become_one(sent: list[int], one: int, other: int) -> None:
+def test_no_two_labels_become_one(sent, one, other):
     labels = PromptLabels(tuple(sent))
     assert (labels.given(one) == labels.given(other)) == (one == other)
     assert labels.as_sent(labels.given(one)) == one
 
 
-def test_naming_a_block_looks_at_few_labels() -> None:
+def test_naming_a_block_looks_at_few_labels():
     looked = 0
 
     class Counted(int):
@@ -48,16 +48,14 @@ def test_naming_a_block_looks_at_few_labels() -> None:
 
 
 @given(ordinals, texts, templates)
-def test_a_text_comes_back_as_it_was(sent: list[int], text: str, label: str) -> None:
+def test_a_text_comes_back_as_it_was(sent, text, label):
     labels = PromptLabels(tuple(sent), Templates(label=label))
     assert labels.to_sent(labels.to_given(text)) == text
     assert labels.to_given(labels.to_sent(text)) == text
 
 
 @given(ordinals, texts, templates, st.lists(st.integers(1, 5), max_size=40))
-def test_a_stream_shows_what_the_whole_text_shows(
-    sent: list[int], text: str, label: str, sizes: list[int]
-) -> None:
+def test_a_stream_shows_what_the_whole_text_shows(sent, text, label, sizes):
     labels = PromptLabels(tuple(sent), Templates(label=label))
     stream, shown, start = TextStream(labels), "", 0
     for size in [*sizes, len(text)]:
@@ -67,14 +65,14 @@ def test_a_stream_shows_what_the_whole_text_shows(
     assert shown + stream.flush() == labels.to_given(text)
 
 
-def test_a_stream_keeps_back_no_more_than_a_label() -> None:
+def test_a_stream_keeps_back_no_more_than_a_label():
     stream = TextStream(PromptLabels((2, 1)))
     for _ in range(1_000):
         stream.feed("[Doc_")
     assert len(stream.feed("")) + len(stream.flush()) <= 5
 
 
-def test_only_texts_are_renamed() -> None:
+def test_only_texts_are_renamed():
     labels = PromptLabels((2, 1))
     value = {"Doc_1": ["Doc_1", 1, None, ("Doc_2", b"Doc_1")], "deep": {"a": {"b": "Doc_2"}}}
     assert renamed(value, labels.to_given) == {
@@ -85,7 +83,7 @@ def test_only_texts_are_renamed() -> None:
     assert renamed(unchanged, labels.to_given) is unchanged
 
 
-def test_what_nests_without_end_is_left_alone() -> None:
+def test_what_nests_without_end_is_left_alone():
     value: list[object] = ["Doc_1"]
     value.append(value)
     new = renamed(value, PromptLabels((2, 1)).to_given)

@@ -57,7 +57,7 @@ def letters_in(text: str) -> str:
     return "".join(found[1] for found in re.finditer(r"([a-z]): \1{300}", text))
 
 
-def test_a_recognised_context_is_planned_where_it_stands() -> None:
+def test_a_recognised_context_is_planned_where_it_stands():
     world = World()
     world.user(world.context("abc"))
     sent = world.user(f"Read this:\n\n{world.context('cab')}\n\nWhich?")
@@ -66,13 +66,13 @@ def test_a_recognised_context_is_planned_where_it_stands() -> None:
     assert sent == f"{world.context('abc')}\n\n{order_words(3, 1, 2)}\n\nWhich?"
 
 
-def test_a_context_that_nobody_rendered_is_not_touched() -> None:
+def test_a_context_that_nobody_rendered_is_not_touched():
     world, other = World(), World()
     world.user(world.context("abc"))
     assert world.user(other.context("cab")) == other.context("cab")
 
 
-def test_calls_without_a_context_are_given_back_as_they_are() -> None:
+def test_calls_without_a_context_are_given_back_as_they_are():
     world = World()
     parts = (
         PromptPart("system", "Be brief."),
@@ -85,7 +85,7 @@ def test_calls_without_a_context_are_given_back_as_they_are() -> None:
 
 
 @given(before=st.text(), between=st.text(min_size=1), behind=st.text())
-def test_text_around_contexts_stays_as_it_is(before: str, between: str, behind: str) -> None:
+def test_text_around_contexts_stays_as_it_is(before, between, behind):
     assume(not re.match(r"\w", between) and not re.match(r"\w", behind))
     world = World()
     world.user(before + world.context("abc"))
@@ -96,7 +96,7 @@ def test_text_around_contexts_stays_as_it_is(before: str, between: str, behind: 
 
 
 @given(st.text(alphabet="[Doc_123] ab\n:", max_size=40), st.text(max_size=20))
-def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
+def test_no_document_is_lost_or_altered(text, other):
     world = World()
     documents = [block("x", text), block("y", other), block("z", "end")]
     world.user(world.registry.render(documents))
@@ -111,7 +111,7 @@ def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
         assert f"{label} {one.text}" in planned.texts[0]
 
 
-def test_a_document_that_poses_as_a_context_stays_whole() -> None:
+def test_a_document_that_poses_as_a_context_stays_whole():
     world = World()
     world.user(world.context("abc"))
     posing = block("p", world.context("cab"))
@@ -121,7 +121,7 @@ def test_a_document_that_poses_as_a_context_stays_whole() -> None:
     assert posing.text in sent
 
 
-def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
+def test_a_context_that_was_planned_before_is_only_scheduled():
     world = World()
     world.user(world.context("cab"))
     planned = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
@@ -131,7 +131,7 @@ def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
     )
 
 
-def test_labels_count_on_behind_a_context_that_was_planned_before() -> None:
+def test_labels_count_on_behind_a_context_that_was_planned_before():
     world = World()
     planned = world.context("ab")
     world.registry.remember_planned(planned)
@@ -139,7 +139,7 @@ def test_labels_count_on_behind_a_context_that_was_planned_before() -> None:
     assert sent == f"{planned}\n\n[Doc_3] {block('c').text}"
 
 
-def test_every_label_of_the_prompt_can_be_looked_up() -> None:
+def test_every_label_of_the_prompt_can_be_looked_up():
     world = World()
     planned = world.one(PromptPart("user", world.context("abc") + "\n\n" + world.context("de")))
     assert [dict(plan.labels) for plan in planned.plans] == [
@@ -151,7 +151,7 @@ def test_every_label_of_the_prompt_can_be_looked_up() -> None:
             assert f"{label} {block_id}: " in planned.texts[0]
 
 
-def test_several_contexts_in_one_prompt_are_planned_from_left_to_right() -> None:
+def test_several_contexts_in_one_prompt_are_planned_from_left_to_right():
     world = World()
     text = f"A {world.context('ab')} B {world.context('cd')} C"
     sent = world.user(text)
@@ -159,7 +159,7 @@ def test_several_contexts_in_one_prompt_are_planned_from_left_to_right() -> None
     assert sent == f"A {world.context('ab')} B {second} C"
 
 
-def test_contexts_in_several_messages_are_planned() -> None:
+def test_contexts_in_several_messages_are_planned():
     world = World()
     planned = world.one(
         PromptPart("system", f"Facts: {world.context('ab')}"),
@@ -170,7 +170,7 @@ def test_contexts_in_several_messages_are_planned() -> None:
     assert len(planned.plans) == 2
 
 
-def test_an_answered_turn_is_shown_again_as_it_was_sent() -> None:
+def test_an_answered_turn_is_shown_again_as_it_was_sent():
     world = World()
     world.user(world.context("abc"))
     question = f"{world.context('cab')}\n\nWhich?"
@@ -183,7 +183,7 @@ def test_an_answered_turn_is_shown_again_as_it_was_sent() -> None:
     assert later.plans == ()
 
 
-def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
+def test_an_answered_turn_of_another_process_stays_as_it_is():
     world = World()
     world.user(world.context("abc"))
     question = f"{World().context('cab')}\n\nWhich?"
@@ -193,7 +193,7 @@ def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
     assert later.texts == (question, "That.", "Why?")
 
 
-def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
+def test_what_the_assistant_repeats_of_a_context_stays_as_it_is():
     world = World()
     parts = (
         PromptPart("user", world.context("abc")),
@@ -203,7 +203,7 @@ def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
     assert world.one(*parts).texts == (world.context("abc"), world.context("cab"), "Why?")
 
 
-def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
+def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself():
     world = World()
     world.user(world.context("abcdef"), conversation_id="other")
     said: list[PromptPart] = []
@@ -217,7 +217,7 @@ def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
 
 
 @pytest.mark.parametrize("conversation_id", ["c1", None])
-def test_a_later_turn_leaves_out_what_the_conversation_shows(conversation_id: str | None) -> None:
+def test_a_later_turn_leaves_out_what_the_conversation_shows(conversation_id):
     world = World()
     first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
     world.one(first, conversation_id=conversation_id)
@@ -235,7 +235,7 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows(conversation_id: st
     assert plan.references == ("b",)
 
 
-def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one() -> None:
+def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one():
     world = World()
     parts = PromptPart("user", f"{block('b').text}\n\nIs it so?"), PromptPart("assistant", "No.")
     turn = PromptPart("user", f"{world.context('bd')}\n\nWhy?")
@@ -244,7 +244,7 @@ def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_on
     assert later.contexts == (ContextLabels((1, 2), ("b", "d")),)
 
 
-def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:
+def test_a_turn_that_the_user_has_edited_is_not_referred_to():
     world = World()
     world.one(PromptPart("user", f"{world.context('abc')}\n\nWhich?"), conversation_id="c1")
     later = world.one(
@@ -256,7 +256,7 @@ def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:
     assert letters_in(later.texts[2]) == "bd"
 
 
-def test_the_first_turn_of_a_conversation_is_ordered_like_any_context() -> None:
+def test_the_first_turn_of_a_conversation_is_ordered_like_any_context():
     world = World()
     parts = (PromptPart("system", "Be brief."), PromptPart("user", "Facts:"))
     world.one(*parts, PromptPart("user", world.context("abc")), conversation_id="c1")
@@ -264,7 +264,7 @@ def test_the_first_turn_of_a_conversation_is_ordered_like_any_context() -> None:
     assert letters_in(planned.texts[2]) == "abc"
 
 
-def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form() -> None:
+def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form():
     world = World()
     world.user(world.context("abc", "one"), tenant="one")
     question = world.context("cab", "one")
@@ -278,7 +278,7 @@ def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form() -> None:
     assert letters_in(world.one(*answered, tenant="one").texts[0]) == "abc"
 
 
-def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
+def test_calls_that_wait_together_are_planned_as_one_batch():
     world = World()
     texts = [
         f"{world.context(letters)}\n\nQ{number}?"
@@ -292,7 +292,7 @@ def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
         assert one.texts[0].endswith(f"Q{one.position}?")
 
 
-def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
+def test_prompts_without_contexts_are_scheduled_by_common_beginning():
     world = World()
     prompts = ["x" * 100 + "1", "y" * 100, "x" * 100 + "2", "z"]
     planned = world.plan(*(ScopedPrompt((PromptPart("user", text),)) for text in prompts))
@@ -300,7 +300,7 @@ def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
     assert [one.texts[0] for one in planned] == [prompts[one.position] for one in planned]
 
 
-def test_equal_texts_of_two_tenants_are_no_common_beginning() -> None:
+def test_equal_texts_of_two_tenants_are_no_common_beginning():
     world = World()
     scopes = [RequestScope(tenant=name) for name in ("t1", "t2", "t1")]
     calls = [ScopedPrompt((PromptPart("user", "x" * 500),), scope) for scope in scopes]
@@ -308,7 +308,7 @@ def test_equal_texts_of_two_tenants_are_no_common_beginning() -> None:
 
 
 @given(st.lists(st.sampled_from(["abc", "cab", "xyz", "", "zb"]), max_size=8))
-def test_each_call_comes_back_once(contexts: list[str]) -> None:
+def test_each_call_comes_back_once(contexts):
     world = World()
     calls = [
         ScopedPrompt((PromptPart("user", world.context(letters) + "?"),)) for letters in contexts
@@ -319,7 +319,7 @@ def test_each_call_comes_back_once(contexts: list[str]) -> None:
         assert sorted(letters_in(one.texts[0])) == sorted(contexts[one.position])
 
 
-def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
+def test_a_call_that_was_not_sent_can_be_taken_back():
     world = World()
     [planned] = world.plan(ScopedPrompt((PromptPart("user", world.context("abc")),)))
     assert world.planner.statistics().requests == 1
@@ -329,7 +329,7 @@ def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
     assert letters_in(world.user(world.context("cab"))) == "cab"
 
 
-def test_taking_back_a_call_leaves_another_tenants_request_of_the_same_id_alone() -> None:
+def test_taking_back_a_call_leaves_another_tenants_request_of_the_same_id_alone():
     world = World()
     ours, theirs = (
         world.one(PromptPart("user", world.context("abc", tenant)), tenant=tenant)
@@ -341,39 +341,39 @@ def test_taking_back_a_call_leaves_another_tenants_request_of_the_same_id_alone(
     assert world.planner.evict([ours.plans[0].request_id], "a").requests == 1
 
 
-def test_the_planners_templates_are_used() -> None:
+def test_the_planners_templates_are_used():
     templates = Templates(label="<{ordinal}>", block="{label}\n{text}", separator="\n---\n")
     world = World(ReusePlanner(templates=templates))
     sent = world.user(f"{world.context('ab')} Which?")
     assert sent == f"<1>\n{block('a').text}\n---\n<2>\n{block('b').text} Which?"
 
 
-def test_strategy_none_leaves_contexts_in_the_retrievers_order() -> None:
+def test_strategy_none_leaves_contexts_in_the_retrievers_order():
     world = World(strategy="none")
     world.user(world.context("abc"))
     assert world.user(world.context("cab")) == world.context("cab")
 
 
-def test_texts_with_lone_surrogates_are_planned() -> None:
+def test_texts_with_lone_surrogates_are_planned():
     world = World()
     text = f"\ud800 {world.context('ab')} \udfff"
     assert world.user(text) == text
 
 
-def test_calls_as_given_keep_order_and_texts() -> None:
+def test_calls_as_given_keep_order_and_texts():
     calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
     assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
 @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
-def test_a_planner_of_another_type_is_refused(planner: object) -> None:
+def test_a_planner_of_another_type_is_refused(planner):
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
         planner_or_new(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
-        PromptPlanner(planner)  # type: ignore[arg-type]
+        PromptPlanner(planner)
 
 
-def test_without_a_planner_there_is_a_new_one() -> None:
+def test_without_a_planner_there_is_a_new_one():
     planner = ReusePlanner()
     assert planner_or_new(planner) is planner
     assert isinstance(planner_or_new(None), ReusePlanner)
@@ -382,17 +382,17 @@ def test_without_a_planner_there_is_a_new_one() -> None:
         planner_or_new("planner")
 
 
-def test_a_registry_of_another_type_is_refused() -> None:
+def test_a_registry_of_another_type_is_refused():
     with pytest.raises(InvalidRequestError, match="registry must be a ContextRegistry or None"):
-        PromptPlanner(ReusePlanner(), registry="shared")  # type: ignore[arg-type]
+        PromptPlanner(ReusePlanner(), registry="shared")
 
 
-def test_an_unknown_strategy_is_refused() -> None:
+def test_an_unknown_strategy_is_refused():
     with pytest.raises(UnknownStrategyError, match="no strategy 'fast'"):
-        PromptPlanner(ReusePlanner(), "fast")  # type: ignore[arg-type]
+        PromptPlanner(ReusePlanner(), "fast")
 
 
-def test_many_sent_forms_are_forgotten_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_sent_forms_are_forgotten_again(monkeypatch):
     monkeypatch.setattr("ctxreuse.adapters.prompt_planner._REMEMBERED_CHARACTERS", 3_000)
     world = World()
     world.user(world.context("abc"))
@@ -409,9 +409,7 @@ asked = st.lists(st.tuples(st.sampled_from("AB"), st.text("abcde", max_size=4)),
 
 @given(st.lists(asked, max_size=6))
 @example([[("A", "eb"), ("B", "")], [("A", "cb"), ("B", "a")]])
-def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(
-    batches: list[list[tuple[str, str]]],
-) -> None:
+def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(batches):
     def sent_to_a(batches: list[list[tuple[str, str]]]) -> list[tuple[str, ...]]:
         world, texts = World(), []
         for batch in batches:
@@ -425,9 +423,7 @@ def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(
     assert sent_to_a(batches) == sent_to_a([[one for one in b if one[0] == "A"] for b in batches])
 
 
-def test_a_planner_that_finds_nothing_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planner_that_finds_nothing_says_so_once(caplog, monkeypatch):
     monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", IssuedPlans())
     prompt_planner._log_nothing_found.cache_clear()
     planner = PromptPlanner(registry=ContextRegistry())
@@ -442,9 +438,7 @@ def test_a_planner_that_finds_nothing_says_so_once(
     assert planner.statistics().without_context == 22
 
 
-def test_a_planner_beside_a_retriever_that_plans_does_not_complain(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planner_beside_a_retriever_that_plans_does_not_complain(caplog, monkeypatch):
     monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", issued := IssuedPlans())
     prompt_planner._log_nothing_found.cache_clear()
     issued.issue({"blocks": ["a"]}, Turn("", None, None), 1)
@@ -453,9 +447,7 @@ def test_a_planner_beside_a_retriever_that_plans_does_not_complain(
     assert not caplog.records
 
 
-def test_a_planner_that_has_found_a_context_does_not_complain(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_planner_that_has_found_a_context_does_not_complain(caplog):
     prompt_planner._log_nothing_found.cache_clear()
     registry = ContextRegistry()
     planner = PromptPlanner(registry=registry)
@@ -466,7 +458,7 @@ def test_a_planner_that_has_found_a_context_does_not_complain(
     assert planner.statistics().without_context == 30
 
 
-def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector() -> None:
+def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector():
     world = World()
 
     def objects_behind(number: int) -> int:
@@ -482,9 +474,7 @@ def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector() -> No
     assert median(after - before for before, after in pairwise(counts)) <= 12
 
 
-def test_words_that_rank_documents_of_nobody_here_are_no_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_that_rank_documents_of_nobody_here_are_no_plan(monkeypatch):
     monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", IssuedPlans())
     world = World()
     legend = Templates().legend_annotation([f"[Doc_{n}]" for n in range(1, 7)])

@@ -344,7 +344,7 @@ def seen(plan: Plan) -> tuple[Any, ...]:
 
 
 @given(st.lists(requests, max_size=6))
-def test_prompts_are_sent_as_given_but_for_contexts_that_were_put_there(asked: list[Asked]) -> None:
+def test_prompts_are_sent_as_given_but_for_contexts_that_were_put_there(asked):
     application = Application()
     for one in asked:
         given_prompt, planned = application.ask(one)
@@ -354,9 +354,7 @@ def test_prompts_are_sent_as_given_but_for_contexts_that_were_put_there(asked: l
 
 
 @given(st.lists(st.lists(requests, min_size=1, max_size=4), max_size=3))
-def test_batches_are_sent_as_given_but_for_contexts_that_were_put_there(
-    batches: list[list[Asked]],
-) -> None:
+def test_batches_are_sent_as_given_but_for_contexts_that_were_put_there(batches):
     application = Application()
     for batch in batches:
         contexts = [application.render(one) for one in batch]
@@ -377,7 +375,7 @@ def replaced(asked: Asked) -> Asked:
 
 
 @given(st.lists(requests, max_size=6))
-def test_what_a_tenant_gets_does_not_depend_on_another_tenant(asked: list[Asked]) -> None:
+def test_what_a_tenant_gets_does_not_depend_on_another_tenant(asked):
     together, alone = Application(), Application()
     for one in asked:
         before = together.prompts.statistics()
@@ -404,9 +402,7 @@ def test_what_a_tenant_gets_does_not_depend_on_another_tenant(asked: list[Asked]
         max_size=8,
     )
 )
-def test_every_context_of_an_honest_program_is_planned(
-    asked: list[tuple[str, list[str], Shape]],
-) -> None:
+def test_every_context_of_an_honest_program_is_planned(asked):
     application = Application()
     for number, (tenant, letters, shape) in enumerate(asked):
         documents: list[list[str | int]] = [[f"{letter}: {letter * 400}"] for letter in letters]

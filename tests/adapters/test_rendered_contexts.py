@@ -2,7 +2,6 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from helpers import contexts_in
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -31,11 +30,11 @@ def found_texts(found: Sequence[FoundContext]) -> list[list[str]]:
     return [[block.text for block in one.blocks] for one in found]
 
 
-def test_a_rendering_shows_labels_and_texts() -> None:
+def test_a_rendering_shows_labels_and_texts():
     assert ContextRegistry().render(blocks("first", "second")) == "[Doc_1] first\n\n[Doc_2] second"
 
 
-def test_a_rendering_is_found_in_a_prompt_with_its_blocks() -> None:
+def test_a_rendering_is_found_in_a_prompt_with_its_blocks():
     registry = ContextRegistry()
     context = registry.render([ContextBlock(id=7, text="seven", tokens=3), *blocks("eight")])
     before, found, behind = registry.parse(f"Read: {context}! Which?").pieces
@@ -49,9 +48,7 @@ def test_a_rendering_is_found_in_a_prompt_with_its_blocks() -> None:
     st.lists(st.tuples(st.text() | st.integers(), st.text(max_size=9)), min_size=1, max_size=5),
     st.sampled_from(["{label} {text}", "<d {label}>{text}</d>", "{label}{text}"]),
 )
-def test_blocks_come_back_with_the_identity_that_they_had(
-    given_blocks: list[tuple[str | int, str]], words: str
-) -> None:
+def test_blocks_come_back_with_the_identity_that_they_had(given_blocks, words):
     rendered = [ContextBlock(id=one, text=text) for one, text in given_blocks]
     assume(any(block.text.strip() for block in rendered))
     registry = ContextRegistry()
@@ -62,7 +59,7 @@ def test_blocks_come_back_with_the_identity_that_they_had(
     assert all(block.digest == text_digest(block.text) for block in found.blocks)
 
 
-def test_ids_come_back_with_their_type() -> None:
+def test_ids_come_back_with_their_type():
     registry = ContextRegistry()
     [found] = contexts_in(
         registry.render([ContextBlock(id=1, text="x"), ContextBlock(id="1", text="x")]), registry
@@ -71,11 +68,11 @@ def test_ids_come_back_with_their_type() -> None:
     assert [type(block.id) for block in found.blocks] == [int, str]
 
 
-def test_the_same_block_twice_is_shown_once() -> None:
+def test_the_same_block_twice_is_shown_once():
     assert ContextRegistry().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
 
 
-def test_nothing_is_remembered_of_an_empty_context() -> None:
+def test_nothing_is_remembered_of_an_empty_context():
     registry = ContextRegistry()
     assert registry.render([]) == ""
     assert len(registry) == 0
@@ -83,7 +80,7 @@ def test_nothing_is_remembered_of_an_empty_context() -> None:
     assert registry.parse("anything").pieces == ("anything",)
 
 
-def test_text_that_was_not_rendered_is_not_found() -> None:
+def test_text_that_was_not_rendered_is_not_found():
     registry = ContextRegistry()
     context = registry.render(blocks("first", "second"))
     assert contexts_in("[Doc_1] first\n\n[Doc_2] other", registry) == []
@@ -91,7 +88,7 @@ def test_text_that_was_not_rendered_is_not_found() -> None:
     assert contexts_in(context.replace("first", "First"), registry) == []
 
 
-def test_several_contexts_are_found_from_left_to_right() -> None:
+def test_several_contexts_are_found_from_left_to_right():
     registry = ContextRegistry()
     one, other = registry.render(blocks("a", "b")), registry.render(blocks("c"))
     found = contexts_in(f"{other} and {one} and {other}", registry)
@@ -99,21 +96,21 @@ def test_several_contexts_are_found_from_left_to_right() -> None:
     assert [each.text for each in found] == [other, one, other]
 
 
-def test_of_contexts_that_begin_at_the_same_place_the_longest_counts() -> None:
+def test_of_contexts_that_begin_at_the_same_place_the_longest_counts():
     registry = ContextRegistry()
     registry.render(blocks("a"))
     both = registry.render(blocks("a", "b"))
     assert found_texts(contexts_in(both, registry)) == [["a", "b"]]
 
 
-def test_a_context_inside_a_document_is_part_of_the_document() -> None:
+def test_a_context_inside_a_document_is_part_of_the_document():
     registry = ContextRegistry()
     inside = registry.render(blocks("a", "b"))
     outside = registry.render(blocks("first", f"quotes {inside} whole"))
     assert found_texts(contexts_in(outside, registry)) == [["first", f"quotes {inside} whole"]]
 
 
-def test_openings_that_overlap_are_all_looked_at() -> None:
+def test_openings_that_overlap_are_all_looked_at():
     registry = ContextRegistry()
     registry.render(blocks("x"))
     context = registry.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
@@ -121,7 +118,7 @@ def test_openings_that_overlap_are_all_looked_at() -> None:
     assert found_texts(contexts_in(f"[Doc_{context}", registry)) == [["y" * 20]]
 
 
-def test_other_templates_are_found_too() -> None:
+def test_other_templates_are_found_too():
     registry = ContextRegistry()
     short = Templates(label="{ordinal}", block="{label}) {text};", separator=" ")
     context = registry.render(blocks("a", "", "c" * 100), short)
@@ -134,7 +131,7 @@ def test_other_templates_are_found_too() -> None:
     before=st.text(max_size=20),
     behind=st.text(max_size=20),
 )
-def test_whatever_was_rendered_is_found_again(texts: list[str], before: str, behind: str) -> None:
+def test_whatever_was_rendered_is_found_again(texts, before, behind):
     registry = ContextRegistry()
     given_blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts)]
     context = registry.render(given_blocks)
@@ -147,7 +144,7 @@ def test_whatever_was_rendered_is_found_again(texts: list[str], before: str, beh
     assert found.blocks == tuple(given_blocks)
 
 
-def test_a_text_that_was_planned_is_found_without_blocks() -> None:
+def test_a_text_that_was_planned_is_found_without_blocks():
     registry = ContextRegistry()
     planned = "[Doc_1] a\n\n[Doc_2] b\n\nRead [Doc_2] first."
     registry.remember_planned(planned)
@@ -156,7 +153,7 @@ def test_a_text_that_was_planned_is_found_without_blocks() -> None:
     assert registry.parse(f"- {planned} -").pieces == ("- ", found, " -")
 
 
-def test_the_beginning_of_a_planned_text_is_no_context() -> None:
+def test_the_beginning_of_a_planned_text_is_no_context():
     registry = ContextRegistry()
     context = registry.render(blocks("a", "b"))
     registry.remember_planned(f"{context}\n\nRead [Doc_2] first.")
@@ -164,14 +161,14 @@ def test_the_beginning_of_a_planned_text_is_no_context() -> None:
     assert found_texts(contexts_in(f"{context}\n\nWhich?", registry)) == [["a", "b"]]
 
 
-def test_a_document_in_a_planned_text_cannot_pose_as_a_context() -> None:
+def test_a_document_in_a_planned_text_cannot_pose_as_a_context():
     registry = ContextRegistry()
     posing = registry.render(blocks("a", "b"))
     registry.remember_planned(f"[Doc_1] quotes {posing}\n\n[Doc_2] c")
     assert found_texts(contexts_in(f"[Doc_1] quotes {posing}\n\n[Doc_2] c", registry)) == [[]]
 
 
-def test_the_least_recently_seen_is_forgotten_first() -> None:
+def test_the_least_recently_seen_is_forgotten_first():
     registry = ContextRegistry(max_renderings=2)
     first = registry.render(blocks("first"))
     second = registry.render(blocks("second"))
@@ -181,7 +178,7 @@ def test_the_least_recently_seen_is_forgotten_first() -> None:
     assert found_texts(contexts_in(first + second + third, registry)) == [["first"], ["third"]]
 
 
-def test_contexts_of_many_blocks_count_by_their_blocks() -> None:
+def test_contexts_of_many_blocks_count_by_their_blocks():
     registry = ContextRegistry(max_spans=5)
     first = registry.render(blocks("a", "b", "c"))
     second = registry.render(blocks("d", "e", "f"))
@@ -193,7 +190,7 @@ def test_contexts_of_many_blocks_count_by_their_blocks() -> None:
     assert len(registry) == 1
 
 
-def test_what_is_forgotten_leaves_nothing_behind() -> None:
+def test_what_is_forgotten_leaves_nothing_behind():
     registry = ContextRegistry(max_renderings=3)
     for number in range(50):
         registry.render(blocks(f"text {number}" * (number % 9), str(number)))
@@ -206,7 +203,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     )
 
 
-def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its_length() -> None:
+def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its_length():
     registry = ContextRegistry(max_renderings=3, max_spans=10)
     registry.render([ContextBlock(id="x" * 64 * 3, text="text")])
     assert registry.statistics().parts == {
@@ -222,14 +219,14 @@ def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its
     assert registry._renderings.of("quiet"), "who has no more than a share loses nothing"
 
 
-def test_rendering_the_same_again_counts_once() -> None:
+def test_rendering_the_same_again_counts_once():
     registry = ContextRegistry()
     assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
     assert len(registry) == 1
     assert registry.statistics().spans == 2
 
 
-def test_threads_may_render_and_find_at_the_same_time() -> None:
+def test_threads_may_render_and_find_at_the_same_time():
     registry = ContextRegistry(max_renderings=50)
 
     def render_and_find(name: int) -> int:
@@ -244,13 +241,13 @@ def test_threads_may_render_and_find_at_the_same_time() -> None:
         assert list(pool.map(render_and_find, range(8))) == list(range(8))
 
 
-def test_texts_with_lone_surrogates_are_found() -> None:
+def test_texts_with_lone_surrogates_are_found():
     registry = ContextRegistry()
     context = registry.render(blocks("\ud800", "b"))
     assert found_texts(contexts_in(f"\udfff{context}", registry)) == [["\ud800", "b"]]
 
 
-def test_the_texts_themselves_are_not_kept() -> None:
+def test_the_texts_themselves_are_not_kept():
     registry = ContextRegistry()
     registry.render(blocks("public " * 20 + "a secret"))
     assert "secret" not in repr(vars(registry))
@@ -273,7 +270,7 @@ def test_a_process_shares_one_registry():
     assert contexts_in(context, shared) == []
 
 
-def test_a_batch_of_eleven_thousand_is_remembered_whole() -> None:
+def test_a_batch_of_eleven_thousand_is_remembered_whole():
     registry = ContextRegistry()
     texts = [
         registry.render([ContextBlock(id=number, text=f"text {number}")])
@@ -283,9 +280,7 @@ def test_a_batch_of_eleven_thousand_is_remembered_whole() -> None:
     assert registry.statistics().forgotten == 0
 
 
-def test_what_is_forgotten_before_a_prompt_has_shown_it_is_counted_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_forgotten_before_a_prompt_has_shown_it_is_counted_and_logged_once(caplog):
     rendered_contexts._log_forgotten.cache_clear()
     registry = ContextRegistry(max_renderings=3)
     for number in range(5):

@@ -25,7 +25,7 @@ DOCUMENTS = [A, B, C]
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n", " \r\n\r\n", "\n\n---\n\n", "\n=====\n"])
 @pytest.mark.parametrize(("before", "behind"), [("", ""), ("Read: ", "\n\nWhich?"), ("(", ")")])
-def test_joined_documents_are_found(separator: str, before: str, behind: str) -> None:
+def test_joined_documents_are_found(separator, before, behind):
     joined = separator.join(DOCUMENTS)
     found = standing_documents(before + joined + behind, DOCUMENTS)
     assert found is not None
@@ -33,7 +33,7 @@ def test_joined_documents_are_found(separator: str, before: str, behind: str) ->
     assert [joined[start:end] for _, start, end in found.spans] == DOCUMENTS
 
 
-def test_white_space_at_the_ends_may_be_missing_and_blank_documents_too() -> None:
+def test_white_space_at_the_ends_may_be_missing_and_blank_documents_too():
     given_texts = [f"{A}\n", "  \n", B, f"\t{C}  "]
     found = standing_documents("\n\n".join([A, B, C]), given_texts)
     assert found is not None
@@ -63,16 +63,16 @@ def test_white_space_at_the_ends_may_be_missing_and_blank_documents_too() -> Non
         "",
     ],
 )
-def test_what_is_not_certain_is_left(text: str) -> None:
+def test_what_is_not_certain_is_left(text):
     assert standing_documents(text, DOCUMENTS) is None
 
 
-def test_one_document_alone_is_left_also_if_it_stands_there_twice() -> None:
+def test_one_document_alone_is_left_also_if_it_stands_there_twice():
     assert standing_documents(A, [A]) is None
     assert standing_documents(f"{A}\n\n{A}", [A, f" {A}"]) is None
 
 
-def test_equal_documents_beside_others_are_found_and_stand_for_each_other() -> None:
+def test_equal_documents_beside_others_are_found_and_stand_for_each_other():
     twice = standing_documents(f"{A}\n\n{A}\n\n{B}", [A, A, B])
     assert twice is not None
     assert [number for number, _, _ in twice.spans] == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_equal_documents_beside_others_are_found_and_stand_for_each_other() -> N
     assert standing_documents("", []) is None
 
 
-def test_a_question_that_names_the_first_document_does_not_hide_the_others() -> None:
+def test_a_question_that_names_the_first_document_does_not_hide_the_others():
     joined = "\n\n".join(DOCUMENTS)
     found = standing_documents(f"What follows {A}?\n{joined}", DOCUMENTS)
     assert found is not None
@@ -93,8 +93,8 @@ SHORT = st.text(alphabet="ab\n -", max_size=6)
 @given(SHORT, st.lists(SHORT, max_size=4), st.sampled_from(["\n", "\n\n", " ", "\n-\n"]), SHORT)
 @example("", ["a", "a\n\na"], "\n\n", "")
 def test_what_is_found_is_the_documents_in_order_with_line_breaks_between(
-    before: str, documents: list[str], separator: str, behind: str
-) -> None:
+    before, documents, separator, behind
+):
     text = before + separator.join(documents) + behind
     found = standing_documents(text, documents)
     if found is None:
@@ -143,7 +143,7 @@ WORDS = (
 )
 
 
-def test_joined_documents_stay_as_they_are_unless_they_are_moved() -> None:
+def test_joined_documents_stay_as_they_are_unless_they_are_moved():
     one = planner()
     first = asking([A, B])
     assert sent(one, prompt(first, [[A, B]])) == [first]
@@ -153,7 +153,7 @@ def test_joined_documents_stay_as_they_are_unless_they_are_moved() -> None:
     assert one.statistics().without_context == 0
 
 
-def test_what_stands_between_documents_stands_there_when_they_are_moved() -> None:
+def test_what_stands_between_documents_stands_there_when_they_are_moved():
     one = planner()
     for documents in ([A, B], [C, B, A]):
         text = "<docs>" + "\n---\n".join(documents) + "</docs>"
@@ -161,7 +161,7 @@ def test_what_stands_between_documents_stands_there_when_they_are_moved() -> Non
     assert shown == f"<docs>{A}\n---\n{B}\n---\n{C}\n\n{WORDS}</docs>"
 
 
-def test_without_annotations_no_label_is_said() -> None:
+def test_without_annotations_no_label_is_said():
     one = PromptPlanner(ReusePlanner(annotate=False), registry=ContextRegistry())
     sent(one, prompt(asking([A, B]), [[A, B]]))
     [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
@@ -172,11 +172,11 @@ def test_without_annotations_no_label_is_said() -> None:
 @pytest.mark.parametrize(
     ("before", "behind"), [("", " It goes on."), ("It begins. ", ""), ("so", ""), ("", "s")]
 )
-def test_a_longer_text_is_not_torn_apart(before: str, behind: str) -> None:
+def test_a_longer_text_is_not_torn_apart(before, behind):
     assert standing_documents(before + "\n\n".join(DOCUMENTS) + behind, DOCUMENTS) is None
 
 
-def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one() -> None:
+def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     inner = asking([C, B, A], "Who?")
@@ -185,7 +185,7 @@ def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one() -
     assert sent(one, prompt(beside, [[C, B, A], ["a lake", "another lake"]])) == [beside]
 
 
-def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside() -> None:
+def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     texts = []
@@ -197,7 +197,7 @@ def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside() -> None:
     assert texts[0] == texts[1] == ("\n\n".join([A, B, C, WORDS, "Which?"]),)
 
 
-def test_what_was_joined_makes_no_later_search_longer() -> None:
+def test_what_was_joined_makes_no_later_search_longer():
     """Documents begin in any way, so they may not count as what contexts begin with."""
     registry = ContextRegistry()
     one = PromptPlanner(registry=registry)
@@ -207,7 +207,7 @@ def test_what_was_joined_makes_no_later_search_longer() -> None:
     assert len(registry) == 0
 
 
-def test_an_answer_names_the_documents_as_they_were_retrieved() -> None:
+def test_an_answer_names_the_documents_as_they_were_retrieved():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
@@ -216,7 +216,7 @@ def test_an_answer_names_the_documents_as_they_were_retrieved() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "other"])
-def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant: str) -> None:
+def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant):
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     sent(one, prompt(asking([C, B, A]), [[C, B, A]]))
@@ -226,7 +226,7 @@ def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant: str) -> No
     assert one.statistics().in_other_scope == 0, "and no remedy is named that is none"
 
 
-def test_a_retry_is_planned_as_the_first_time() -> None:
+def test_a_retry_is_planned_as_the_first_time():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     again = prompt(asking([C, B, A]), [[C, B, A]])
@@ -234,7 +234,7 @@ def test_a_retry_is_planned_as_the_first_time() -> None:
     assert one.statistics().planned == 3
 
 
-def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run() -> None:
+def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     text = asking([C, B, A])
@@ -244,7 +244,7 @@ def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run() -> None:
     assert later.texts == (first, "So.", "And then?")
 
 
-def test_they_are_planned_before_an_answer_that_the_template_holds() -> None:
+def test_they_are_planned_before_an_answer_that_the_template_holds():
     one = planner()
     shown = []
     for documents in ([A, B], [C, B, A]):
@@ -259,7 +259,7 @@ def test_they_are_planned_before_an_answer_that_the_template_holds() -> None:
     assert one.plan([given])[0].texts == shown[1]
 
 
-def test_beside_labels_and_beside_a_quotation_they_are_left() -> None:
+def test_beside_labels_and_beside_a_quotation_they_are_left():
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
     for text in (
@@ -270,7 +270,7 @@ def test_beside_labels_and_beside_a_quotation_they_are_left() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 60])
-def test_documents_shorter_than_the_words_that_rank_them_are_left(length: int) -> None:
+def test_documents_shorter_than_the_words_that_rank_them_are_left(length):
     one = planner()
     texts = [f"{name} " * length for name in "abc"]
     sent(one, prompt(asking(texts), [texts]))
@@ -294,7 +294,7 @@ def test_documents_shorter_than_the_words_that_rank_them_are_left(length: int) -
         ("Zitiere genau:\n\n", "Which?"),
     ],
 )
-def test_documents_that_words_may_tell_by_their_places_stay(before: str, behind: str) -> None:
+def test_documents_that_words_may_tell_by_their_places_stay(before, behind):
     one = planner()
     sent(one, prompt(before + asking([A, B], behind), [[A, B]]))
     text = before + asking([C, B, A], behind)
@@ -314,11 +314,11 @@ def test_documents_that_words_may_tell_by_their_places_stay(before: str, behind:
         "Article 5 of the first contract, in order to be clear:\n",
     ],
 )
-def test_the_usual_templates_name_no_places(head: str) -> None:
+def test_the_usual_templates_name_no_places(head):
     assert not names_places(head)
 
 
-def test_with_another_retrieved_document_beside_them_they_stay() -> None:
+def test_with_another_retrieved_document_beside_them_they_stay():
     """The words behind them speak of all documents above."""
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
@@ -329,7 +329,7 @@ def test_with_another_retrieved_document_beside_them_they_stay() -> None:
 
 
 @pytest.mark.parametrize("kind", ["integer", "string"])
-def test_where_an_answer_may_be_the_places_of_documents_they_stay(kind: str) -> None:
+def test_where_an_answer_may_be_the_places_of_documents_they_stay(kind):
     one = planner()
     field = {"type": "array", "items": {"type": kind}}
     tools = PromptPart.of_value("system", {"tools": [{"properties": {"used": field}}]})
@@ -346,9 +346,7 @@ PIECES = st.text(alphabet="ab [Doc_1]\n", max_size=9)
     st.lists(st.tuples(st.lists(PIECES, max_size=5), PIECES, PIECES), min_size=1, max_size=4),
     st.sampled_from(["\n\n", "\n", " "]),
 )
-def test_each_document_is_sent_once_and_the_words_around_stay(
-    asked: list[tuple[list[str], str, str]], separator: str
-) -> None:
+def test_each_document_is_sent_once_and_the_words_around_stay(asked, separator):
     one = planner()
     for documents, before, behind in asked:
         text = before + separator.join(documents) + behind

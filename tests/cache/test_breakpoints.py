@@ -36,13 +36,13 @@ def words(name: str) -> str:
 
 
 @given(requests(["1h", "5m"], 4), st.sampled_from(["5m", "1h"]))
-def test_it_agrees_with_the_rules_of_anthropic(prompts: list[Any], life: str) -> None:
+def test_it_agrees_with_the_rules_of_anthropic(prompts, life):
     cache = BreakpointCache(cache_profile(f"anthropic(minimum={MINIMUM}, life={life})"))
     provider = Provider("anthropic", MINIMUM)
     for names, marks, now in prompts:
         content = [{"type": "text", "text": words(name)} for name in names]
         for position, ttl in marks.items():
-            content[position]["cache_control"] = {"type": "ephemeral", "ttl": ttl}  # type: ignore[assignment]
+            content[position]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
         usage = provider.take({"messages": [{"role": "user", "content": content}]}, now)
         pieces = [
             PromptPiece(words(name), count_tokens(words(name)), n in marks, marks.get(n))
@@ -55,13 +55,13 @@ def test_it_agrees_with_the_rules_of_anthropic(prompts: list[Any], life: str) ->
 
 
 @given(requests(["30m"], 12), st.booleans(), st.sampled_from(["", "k"]))
-def test_it_agrees_with_the_rules_of_openai(prompts: list[Any], marks_end: bool, key: str) -> None:
+def test_it_agrees_with_the_rules_of_openai(prompts, marks_end, key):
     cache = BreakpointCache(cache_profile(f"openai(minimum={MINIMUM})"), marks_end=marks_end)
     provider = Provider("openai", MINIMUM)
     for number, (names, marks, now) in enumerate(prompts):
         content = [{"type": "text", "text": words(name)} for name in names]
         for position in marks:
-            content[position]["prompt_cache_breakpoint"] = {"mode": "explicit"}  # type: ignore[assignment]
+            content[position]["prompt_cache_breakpoint"] = {"mode": "explicit"}
         own = key if number % 2 else ""
         body = {
             "messages": [{"role": "user", "content": content}],
@@ -78,7 +78,7 @@ def test_it_agrees_with_the_rules_of_openai(prompts: list[Any], marks_end: bool,
         )
 
 
-def test_what_is_written_and_never_read_is_counted() -> None:
+def test_what_is_written_and_never_read_is_counted():
     cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
 
     def serve(names: str, marks: str, now: float) -> BilledTokens:
@@ -94,7 +94,7 @@ def test_what_is_written_and_never_read_is_counted() -> None:
     assert cache.never_read == 20
 
 
-def test_what_has_expired_takes_no_memory() -> None:
+def test_what_has_expired_takes_no_memory():
     cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
     for number in range(1_000):
         cache.serve([PromptPiece(f"{number}", 10, is_marked=True)], now=10.0 * number)
@@ -102,12 +102,12 @@ def test_what_has_expired_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["vllm", "gemini", "openai-before-5.6"])
-def test_caches_without_marks_are_refused(wrong: str) -> None:
+def test_caches_without_marks_are_refused(wrong):
     with pytest.raises(InvalidRequestError, match="has no marks"):
         BreakpointCache(cache_profile(wrong))
 
 
-def test_a_time_to_live_that_the_profile_lacks_is_refused() -> None:
+def test_a_time_to_live_that_the_profile_lacks_is_refused():
     cache = BreakpointCache(cache_profile("openai(minimum=1)"))
     with pytest.raises(InvalidRequestError, match="no time to live '1h'"):
         cache.serve([PromptPiece("a", 9, is_marked=True, life="1h")], now=0.0)

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
-from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates, request_context
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner, request_context
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.serving import EmulatedEngine
 
@@ -34,7 +34,7 @@ def noting(messages: Messages) -> str:
 
 
 @MODES
-def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mode: Any) -> None:
+def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mode):
     agents = Agents(noting, mode=mode, assignment=InTurn, workers=2)
     agents.run(["apples", "pears"], "First?", conversation_id="c")
     first = agents.model.prompts
@@ -72,8 +72,8 @@ turns = st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=
 @examples(40)
 @given(turns, st.sampled_from(["sequential", "parallel"]), st.integers(1, 5))
 def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
-    given_turns: list[list[int]], mode: str, workers: int
-) -> None:
+    given_turns, mode, workers
+):
     answers: dict[str, str] = {}
 
     def answer(messages: Messages) -> str:
@@ -103,7 +103,7 @@ def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
 
 
 @MODES
-def test_a_history_that_is_too_long_is_left_out_and_its_documents_are_sent_again(mode: Any) -> None:
+def test_a_history_that_is_too_long_is_left_out_and_its_documents_are_sent_again(mode):
     agents = Agents(noting, mode=mode, workers=1, context_window=1_000)
     texts = documents(8, 10)
     remarks = []
@@ -118,7 +118,7 @@ def test_a_history_that_is_too_long_is_left_out_and_its_documents_are_sent_again
 
 
 @pytest.mark.parametrize(("templates", "most"), [(DEFAULT_TEMPLATES, 130), (PAPER_TEMPLATES, 85)])
-def test_pointing_to_very_many_tiny_documents_counts_too(templates: Templates, most: int) -> None:
+def test_pointing_to_very_many_tiny_documents_counts_too(templates, most):
     planner = ReusePlanner(templates=templates, annotate=False)
     for number in (most // 2, most):
         agents = Agents(noting, workers=1, context_window=2_000, planner=planner)
@@ -135,7 +135,7 @@ def test_pointing_to_very_many_tiny_documents_counts_too(templates: Templates, m
             assert step.shown_before == ()
 
 
-def test_a_manager_s_conversation_that_is_too_long_is_left_out() -> None:
+def test_a_manager_s_conversation_that_is_too_long_is_left_out():
     agents = Agents(lambda messages: "answer " * 10 + "x", workers=1, context_window=800)
     remarks = [
         agents.run(["text"], "q? " * 100, conversation_id="c").steps[-1].remark for _ in range(6)
@@ -145,7 +145,7 @@ def test_a_manager_s_conversation_that_is_too_long_is_left_out() -> None:
     assert len(agents.model.prompts[-1]) < 6
 
 
-def test_a_worker_that_fails_keeps_its_history_from_before() -> None:
+def test_a_worker_that_fails_keeps_its_history_from_before():
     fails = False
 
     def answer(messages: Messages) -> str:
@@ -168,7 +168,7 @@ def test_a_worker_that_fails_keeps_its_history_from_before() -> None:
     assert "[Doc_2] b\n\nSee also [Doc_1] above.\n\n" in agents.model.prompts[0][-1]["content"]
 
 
-def test_where_the_manager_fails_the_turn_has_not_been() -> None:
+def test_where_the_manager_fails_the_turn_has_not_been():
     fails = True
 
     def answer(messages: Messages) -> str:
@@ -193,7 +193,7 @@ def test_where_the_manager_fails_the_turn_has_not_been() -> None:
         ({"conversation_id": "c"}, {}),
     ],
 )
-def test_other_conversations_and_tenants_are_apart(one: Any, other: Any) -> None:
+def test_other_conversations_and_tenants_are_apart(one, other):
     agents = Agents(noting)
     agents.run(["a"], **one)
     agents.run(["a"], **other)
@@ -210,7 +210,7 @@ def messages_sent(model: SaysModel) -> int:
 ASK: dict[str, Any] = {"question": "Which?", "documents": ["a"]}
 
 
-def test_conversation_and_tenant_come_from_input_config_or_context() -> None:
+def test_conversation_and_tenant_come_from_input_config_or_context():
     model = SaysModel()
     chain = ChainOfAgents(llm=model)
     chain.invoke({**ASK, "conversation_id": "c", "tenant": "t"})
@@ -231,7 +231,7 @@ def test_conversation_and_tenant_come_from_input_config_or_context() -> None:
 
 
 @pytest.mark.parametrize("conversation_id", ["c", 1, uuid.UUID(int=7)])
-def test_a_conversation_that_has_ended_begins_anew(conversation_id: Any) -> None:
+def test_a_conversation_that_has_ended_begins_anew(conversation_id):
     model = SaysModel()
     chain = ChainOfAgents(llm=model)
     chain.invoke({**ASK, "conversation_id": conversation_id, "tenant": "t"})
@@ -242,7 +242,7 @@ def test_a_conversation_that_has_ended_begins_anew(conversation_id: Any) -> None
     assert messages_sent(model) == 2
 
 
-async def test_turns_of_one_conversation_at_the_same_time_do_not_mix() -> None:
+async def test_turns_of_one_conversation_at_the_same_time_do_not_mix():
     busy = Busy(noting)
     engine = EmulatedEngine(answer=busy)
     chain = chain_of(engine, workers=1, mode="parallel")

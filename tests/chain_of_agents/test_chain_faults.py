@@ -51,7 +51,7 @@ def outcomes(answer: Any) -> list[str]:
 
 class TestDocuments:
     @MODES
-    def test_one_document_is_read_by_one_worker(self, mode: Any) -> None:
+    def test_one_document_is_read_by_one_worker(self, mode):
         agents = Agents(mode=mode)
         assert [step.role for step in agents.run(["text"]).steps] == ["worker", "manager"]
         assert agents.model.prompts[0][-1]["content"] == (
@@ -59,7 +59,7 @@ class TestDocuments:
         )
 
     @MODES
-    def test_a_document_longer_than_the_model_s_context_is_read_in_pieces(self, mode: Any) -> None:
+    def test_a_document_longer_than_the_model_s_context_is_read_in_pieces(self, mode):
         engine = EmulatedEngine(answer="A note.", max_model_len=700)
         planner = ReusePlanner(
             token_counter=lambda text: len(engine._tokenize(text)), annotate=False
@@ -74,20 +74,20 @@ class TestDocuments:
         assert len(names) > 10
         assert sorted(names) == sorted(f"d ({n}/{len(names)})" for n in range(1, len(names) + 1))
 
-    def test_an_empty_question_is_asked(self) -> None:
+    def test_an_empty_question_is_asked(self):
         agents = Agents()
         agents.run(["text"], "")
         assert agents.model.prompts[0][-1]["content"].endswith("Question: \n\nWrite your note.")
 
     @MODES
-    def test_control_characters_reach_the_model_as_they_are(self, mode: Any) -> None:
+    def test_control_characters_reach_the_model_as_they_are(self, mode):
         text = "\x00\x1b[31m odd"
         model = SaysModel()
         chain = ChainOfAgents(llm=model, mode=mode)
         assert chain.invoke({"question": "\x7f?", "documents": [text]}).trace.failures == ()
         assert f"[Doc_1] {text}\n\nQuestion: \x7f?" in str(model.prompts[0][-1].content)
 
-    def test_a_question_without_room_is_refused_before_anything_is_sent(self) -> None:
+    def test_a_question_without_room_is_refused_before_anything_is_sent(self):
         engine = EmulatedEngine()
         chain = chain_of(engine, context_window=1_000)
         with pytest.raises(InvalidRequestError, match="a model with room for 1000 tokens"):
@@ -97,7 +97,7 @@ class TestDocuments:
 
 class TestWorkers:
     @MODES
-    def test_a_worker_that_says_nothing_or_garbage_or_fails_leaves_no_note(self, mode: Any) -> None:
+    def test_a_worker_that_says_nothing_or_garbage_or_fails_leaves_no_note(self, mode):
         model = failing(
             "First note.",
             "",
@@ -134,7 +134,7 @@ class TestWorkers:
             + "\n\nQuestion: Which?\n\nAnswer:"
         )
 
-    def test_an_engine_that_answers_a_worker_with_tool_calls_only_has_written_no_note(self) -> None:
+    def test_an_engine_that_answers_a_worker_with_tool_calls_only_has_written_no_note(self):
         call = ToolCall(id="1", name="look_up", arguments="{}")
         engine = EmulatedEngine(
             answer=lambda body: call if "says 0" in str(body["messages"]) else "Answer."
@@ -143,7 +143,7 @@ class TestWorkers:
         assert (answer, outcomes(answer)) == ("Answer.", ["empty", "answered", "answered"])
 
     @MODES
-    def test_a_worker_that_takes_too_long_has_timed_out(self, mode: Any) -> None:
+    def test_a_worker_that_takes_too_long_has_timed_out(self, mode):
         async def never() -> str:
             await asyncio.sleep(60)
             return "late"
@@ -156,7 +156,7 @@ class TestWorkers:
         assert answer.trace.steps[0].error == "TimeoutError"
 
     @MODES
-    def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode: Any) -> None:
+    def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode):
         busy = Busy()
         busy.holds = lambda messages: "says 0" in str(messages) and not is_managers(messages)
         pool = pool_of(EmulatedEngine(answer=busy), attempts=1)
@@ -167,9 +167,7 @@ class TestWorkers:
         assert busy.running == 0
 
     @MODES
-    def test_a_note_that_is_too_long_is_cut_for_who_reads_it_and_whole_in_the_trace(
-        self, mode: Any
-    ) -> None:
+    def test_a_note_that_is_too_long_is_cut_for_who_reads_it_and_whole_in_the_trace(self, mode):
         long = " ".join(f"word{n}" for n in range(100))
         agents = Agents(lambda messages: long, word_count, mode=mode)
         trace = agents.run(["a", "b"])
@@ -179,7 +177,7 @@ class TestWorkers:
         assert "word15" not in shown
 
     @MODES
-    def test_an_engine_that_goes_down_in_the_middle_loses_no_document(self, mode: Any) -> None:
+    def test_an_engine_that_goes_down_in_the_middle_loses_no_document(self, mode):
         down = False
 
         def say(body: dict[str, Any]) -> str:
@@ -203,7 +201,7 @@ class TestWorkers:
             assert len({step.documents for step in answer.trace.workers}) == 12
         assert {step.replica for step in third.trace.steps} <= {"e1", "e2"}
 
-    def test_where_all_engines_are_down_the_error_has_what_happened(self) -> None:
+    def test_where_all_engines_are_down_the_error_has_what_happened(self):
         engines = [EmulatedEngine(fail=lambda number, body: "refuse") for _ in range(2)]
         chain = chain_of(*engines, mode="parallel", packing="single")
         with pytest.raises(UnreadError) as failed:
@@ -225,9 +223,7 @@ class Stalls(SaysModel):
 class TestManager:
     @MODES
     @pytest.mark.parametrize("is_streamed", [False, True])
-    def test_a_manager_that_fails_is_an_error_with_the_notes_and_the_cause(
-        self, mode: Any, is_streamed: bool
-    ) -> None:
+    def test_a_manager_that_fails_is_an_error_with_the_notes_and_the_cause(self, mode, is_streamed):
         def says(prompt: str) -> Any:
             return "A note." if prompt.startswith("You are one") else ValueError(SECRET)
 
@@ -249,7 +245,7 @@ class TestManager:
         assert (trace.steps[-1].name, trace.steps[-1].outcome) == ("manager", "failed")
         assert all("4711" not in step.error for step in trace.steps)
 
-    def test_a_manager_that_says_nothing_has_failed_too(self) -> None:
+    def test_a_manager_that_says_nothing_has_failed_too(self):
         model = SaysModel(says=lambda prompt: "" if prompt.startswith("Several") else "A note.")
         chain = ChainOfAgents(llm=model)
         with pytest.raises(ManagerError, match="it said nothing; the 1 notes") as raised:
@@ -258,7 +254,7 @@ class TestManager:
         with pytest.raises(ManagerError, match="the 1 notes"):
             list(chain.stream(question(1)))
 
-    def test_an_answer_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
+    def test_an_answer_that_stalls_in_the_middle_of_its_stream_times_out(self):
         pieces: list[str] = []
         chain = ChainOfAgents(llm=Stalls(), timeout_s=0.02)
         with pytest.raises(ManagerError) as failed:
@@ -266,7 +262,7 @@ class TestManager:
         assert pieces == ["The", " answer"]
         assert failed.value.trace.steps[-1].outcome == "timed out"
 
-    async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self) -> None:
+    async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self):
         stream: Any = ChainOfAgents(llm=Stalls(), timeout_s=0.02).astream(question(1))
         for piece in ("The", " answer"):
             assert await asyncio.create_task(anext(stream)) == piece
@@ -274,7 +270,7 @@ class TestManager:
             await asyncio.create_task(anext(stream))
         assert isinstance(failed.value.__cause__, TimeoutError)
 
-    def test_an_engine_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
+    def test_an_engine_that_stalls_in_the_middle_of_its_stream_times_out(self):
         async def say(body: dict[str, Any]) -> Any:
             yield "The"
             await asyncio.sleep(60)
@@ -300,9 +296,7 @@ class TestCancellation:
     @MODES
     @pytest.mark.parametrize("stage", STAGES)
     @pytest.mark.parametrize("way", ["ainvoke", "astream", "abatch"])
-    async def test_who_is_cancelled_leaves_no_request_under_way(
-        self, mode: Any, stage: str, way: str
-    ) -> None:
+    async def test_who_is_cancelled_leaves_no_request_under_way(self, mode, stage, way):
         busy = Busy()
         busy.holds = STAGES[stage]
         pool = pool_of(EmulatedEngine(answer=busy))
@@ -328,7 +322,7 @@ class TestCancellation:
         assert (await chain.ainvoke(question(3))).trace.failures == ()
 
     @MODES
-    async def test_a_batch_with_a_question_that_fails_cancels_the_others(self, mode: Any) -> None:
+    async def test_a_batch_with_a_question_that_fails_cancels_the_others(self, mode):
         busy = Busy()
         busy.holds = lambda messages: True
         chain = chain_of(EmulatedEngine(answer=busy), mode=mode)
@@ -338,7 +332,7 @@ class TestCancellation:
         assert busy.running == 0
 
     @MODES
-    async def test_a_batch_may_have_errors_in_the_place_of_answers(self, mode: Any) -> None:
+    async def test_a_batch_may_have_errors_in_the_place_of_answers(self, mode):
         chain = chain_of(EmulatedEngine(), mode=mode)
         questions = [question(2), question(2, documents=3), question(2)]
         first, second, third = await chain.abatch(questions, return_exceptions=True)
@@ -347,8 +341,8 @@ class TestCancellation:
 
     @pytest.mark.parametrize("return_exceptions", [False, True])
     def test_a_batch_whose_manager_fails_once_does_the_same_when_it_is_sync(
-        self, return_exceptions: bool
-    ) -> None:
+        self, return_exceptions
+    ):
         def says(prompt: str) -> Any:
             return ValueError("no") if "Fail?" in prompt and "Notes:" in prompt else "A note."
 
@@ -363,7 +357,7 @@ class TestCancellation:
         assert isinstance(bad, ManagerError)
 
     @pytest.mark.parametrize("is_sync", [False, True])
-    async def test_a_stream_that_is_left_early_is_cancelled(self, is_sync: bool) -> None:
+    async def test_a_stream_that_is_left_early_is_cancelled(self, is_sync):
         closed: list[str] = []
 
         async def say(body: dict[str, Any]) -> Any:
@@ -382,17 +376,17 @@ class TestCancellation:
         if is_sync:
             sync_stream = chain.stream(question(2))
             assert next(sync_stream) == "0 "
-            sync_stream.close()  # type: ignore[attr-defined]  # a generator
+            sync_stream.close()  # a generator
         else:
             with no_tasks_left():
                 stream = chain.astream(question(2))
                 assert await anext(stream) == "0 "
-                await stream.aclose()  # type: ignore[attr-defined]  # a generator
+                await stream.aclose()  # a generator
         assert closed == ["closed"]
         [replica] = pool.statistics()
         assert (replica.running, replica.queued_tokens) == (0, 0)
 
-    def test_connections_of_a_stream_that_is_left_early_are_closed(self) -> None:
+    def test_connections_of_a_stream_that_is_left_early_are_closed(self):
         closed: list[str] = []
 
         class Http(httpx.AsyncClient):
@@ -411,7 +405,7 @@ class TestCancellation:
         chain = ChainOfAgents(llm=EnginePool({"e": lambda: Client("http://e", http_client=http)}))
         stream = chain.stream(question(1))
         next(stream)
-        stream.close()  # type: ignore[attr-defined]  # a generator
+        stream.close()  # a generator
         assert closed == ["closed"]
 
 
@@ -457,14 +451,12 @@ class TestArguments:
             ({"llm": "http://e", "concurrency": 0}, "concurrency must be an integer from 1"),
         ],
     )
-    def test_a_wrong_argument_is_named_with_what_it_should_be(
-        self, arguments: dict[str, Any], message: str
-    ) -> None:
+    def test_a_wrong_argument_is_named_with_what_it_should_be(self, arguments, message):
         with pytest.raises(InvalidRequestError) as refused:
             ChainOfAgents(**{"llm": SaysModel(), **arguments})
         assert str(refused.value).startswith(message)
 
-    def test_options_of_a_pool_that_is_made_already_are_refused(self) -> None:
+    def test_options_of_a_pool_that_is_made_already_are_refused(self):
         with pytest.raises(InvalidRequestError, match="model: give these to the EnginePool"):
             ChainOfAgents(llm=pool_of(EmulatedEngine()), model="m")
 
@@ -482,19 +474,19 @@ class TestArguments:
             ({"question": "q", "documents": [1]}, "document 0: a document must be a string"),
         ],
     )
-    def test_a_wrong_input_is_refused_in_every_way_to_ask(self, given: Any, message: str) -> None:
+    def test_a_wrong_input_is_refused_in_every_way_to_ask(self, given, message):
         chain = ChainOfAgents(llm=SaysModel())
         for ask in (chain.invoke, lambda one: list(chain.stream(one)), lambda o: chain.batch([o])):
             with pytest.raises(InvalidRequestError) as refused:
                 ask(given)
             assert str(refused.value).startswith(message)
 
-    def test_an_unknown_keyword_of_a_call_is_refused(self) -> None:
+    def test_an_unknown_keyword_of_a_call_is_refused(self):
         with pytest.raises(TypeError, match="unexpected keyword argument 'stop'"):
             ChainOfAgents(llm=SaysModel()).invoke(question(1), stop=["x"])
 
 
-def test_the_caller_s_documents_and_input_are_left_as_they_are() -> None:
+def test_the_caller_s_documents_and_input_are_left_as_they_are():
     given = question(
         2, conversation_id="c", documents=[{"id": 1, "text": "a"}, ContextBlock(text="b")]
     )

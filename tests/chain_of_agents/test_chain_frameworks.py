@@ -76,7 +76,7 @@ class Runs(BaseCallbackHandler):
 
 
 class TestLangChain:
-    def test_in_an_lcel_chain_it_takes_what_a_retriever_gives(self) -> None:
+    def test_in_an_lcel_chain_it_takes_what_a_retriever_gives(self):
         pipeline = (
             {"documents": RunnableLambda(retrieve), "question": RunnablePassthrough()}
             | ChainOfAgents(llm=SaysModel(says=lambda prompt: f"says {len(prompt)}"), workers=2)
@@ -88,7 +88,7 @@ class TestLangChain:
         assert "".join(pipeline.stream("cats")) == answer
         assert asyncio.run(pipeline.ainvoke("cats")) == answer
 
-    def test_without_a_parser_the_trace_comes_along_with_retrieved_ids(self) -> None:
+    def test_without_a_parser_the_trace_comes_along_with_retrieved_ids(self):
         pipeline = {
             "documents": RunnableLambda(retrieve),
             "question": RunnablePassthrough(),
@@ -99,7 +99,7 @@ class TestLangChain:
         *_, last = pipeline.stream("cats")
         assert last.trace.answer == "A note."
 
-    def test_an_answer_is_a_string_for_what_comes_next(self) -> None:
+    def test_an_answer_is_a_string_for_what_comes_next(self):
         prompt = ChatPromptTemplate.from_template("Translate: {text}")
         model = SaysModel()
         chain = ChainOfAgents(llm=SaysModel(says=lambda text: "In France."))
@@ -109,9 +109,7 @@ class TestLangChain:
 
     @MODES
     @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
-    def test_callbacks_see_each_agent_inside_the_chain_and_models_inside_agents(
-        self, mode: Any, way: str
-    ) -> None:
+    def test_callbacks_see_each_agent_inside_the_chain_and_models_inside_agents(self, mode, way):
         runs = Runs()
         chain = ChainOfAgents(llm=SaysModel(), mode=mode, workers=2, assignment=InTurn)
         config: Any = {"callbacks": [runs], "tags": ["mine"], "run_name": "reading"}
@@ -136,7 +134,7 @@ class TestLangChain:
         assert ended["reading"] == "A note."
         assert runs.errors == []
 
-    def test_callbacks_hear_of_workers_and_managers_that_fail(self) -> None:
+    def test_callbacks_hear_of_workers_and_managers_that_fail(self):
         runs = Runs()
         model = SaysModel(says=lambda text: ValueError("no"))
         with pytest.raises(RuntimeError):
@@ -149,7 +147,7 @@ class TestLangChain:
             "ChainOfAgents: UnreadError",
         ]
 
-    def test_callbacks_hear_of_managers_that_fail(self) -> None:
+    def test_callbacks_hear_of_managers_that_fail(self):
         runs = Runs()
 
         def says(prompt: str) -> Any:
@@ -159,7 +157,7 @@ class TestLangChain:
             ChainOfAgents(llm=SaysModel(says=says)).invoke(question(1), {"callbacks": [runs]})
         assert runs.errors == ["manager: ValueError", "ChainOfAgents: ManagerError"]
 
-    async def test_events_are_streamed_from_workers_and_manager(self) -> None:
+    async def test_events_are_streamed_from_workers_and_manager(self):
         model = FakeListChatModel(responses=["ab"])
         chain = ChainOfAgents(llm=model, workers=1)
         events = [
@@ -181,7 +179,7 @@ class TestLangChain:
         assert events.count(("on_chat_model_stream", "FakeListChatModel", 2)) == 4
         assert events.count(("on_chain_stream", "ChainOfAgents", 0)) == 3
 
-    def test_context_variables_and_the_scope_reach_the_model_in_sync_calls(self) -> None:
+    def test_context_variables_and_the_scope_reach_the_model_in_sync_calls(self):
         variable: ContextVar[str] = ContextVar("variable", default="none")
         seen: list[Any] = []
 
@@ -200,13 +198,13 @@ class TestLangChain:
         assert set(seen[:-2]) == {("mine", "acme")}
         assert set(seen[-2:]) == {("none", None)}
 
-    def test_a_bound_model_and_a_model_that_gives_strings_are_models_too(self) -> None:
+    def test_a_bound_model_and_a_model_that_gives_strings_are_models_too(self):
         bound = SaysModel().bind(stop=["x"])
         assert ChainOfAgents(llm=bound).invoke(question(1)) == "A note."
         strings = SaysModel() | StrOutputParser()
         assert ChainOfAgents(llm=strings).invoke(question(1)) == "A note."
 
-    def test_what_a_model_s_profile_says_it_holds_is_the_budget(self) -> None:
+    def test_what_a_model_s_profile_says_it_holds_is_the_budget(self):
         small = SaysModel(profile={"max_input_tokens": 1_500})
         answer = ChainOfAgents(llm=small, workers=1, packing="packed").invoke(question(9))
         assert len(answer.trace.workers) > 1
@@ -214,20 +212,20 @@ class TestLangChain:
         answer = ChainOfAgents(llm=wide, workers=1, packing="packed").invoke(question(9))
         assert len(answer.trace.workers) == 1
 
-    def test_schemas_say_that_an_object_goes_in_and_a_string_comes_out(self) -> None:
+    def test_schemas_say_that_an_object_goes_in_and_a_string_comes_out(self):
         chain = ChainOfAgents(llm=SaysModel())
         assert chain.get_input_jsonschema()["type"] == "object"
         assert chain.get_output_jsonschema() == {"title": "ChainOfAgentsOutput", "type": "string"}
         assert "ChainOfAgents" in (chain | StrOutputParser()).get_graph().draw_mermaid()
 
-    def test_retries_and_fallbacks_of_langchain_work_around_it(self) -> None:
+    def test_retries_and_fallbacks_of_langchain_work_around_it(self):
         failing = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")))
         fallback: Any = RunnableLambda(lambda given: "fallback")
         safe = failing.with_fallbacks([fallback])
         assert safe.invoke(question(1)) == "fallback"
 
     @MODES
-    def test_usage_of_an_openai_model_lands_in_the_trace(self, mode: Any) -> None:
+    def test_usage_of_an_openai_model_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
         chain = ChainOfAgents(llm=openai_model(engine), mode=mode, workers=2, assignment=InTurn)
         asyncio.run(chain.ainvoke(question(2)))
@@ -263,7 +261,7 @@ class TestLangGraph:
         graph.add_edge("read", END)
         return graph.compile(checkpointer=InMemorySaver())
 
-    def test_in_a_node_a_thread_is_a_conversation(self) -> None:
+    def test_in_a_node_a_thread_is_a_conversation(self):
         model = SaysModel()
         graph = self.graph(ChainOfAgents(llm=model))
         config = {"configurable": {"thread_id": "t"}}
@@ -275,7 +273,7 @@ class TestLangGraph:
         assert [len(prompt) for prompt in model.prompts[4:]] == [2, 2]
         assert graph.get_state(config).values["answer"] == "A note."
 
-    async def test_in_an_async_node_messages_are_streamed(self) -> None:
+    async def test_in_an_async_node_messages_are_streamed(self):
         chain = ChainOfAgents(llm=FakeListChatModel(responses=["ab"]))
         graph = self.graph(chain, is_async=True)
         config = {"configurable": {"thread_id": "t"}}
@@ -288,7 +286,7 @@ class TestLangGraph:
 
 class TestLlamaIndex:
     @MODES
-    def test_an_llm_reads_nodes(self, mode: Any) -> None:
+    def test_an_llm_reads_nodes(self, mode):
         llm = RecordingLLM()
         nodes = [
             NodeWithScore(node=TextNode(id_="n1", text="one"), score=0.9),
@@ -302,13 +300,13 @@ class TestLlamaIndex:
         assert "hidden" not in str(llm.chats)
         assert "".join(chain.stream({"question": "Q?", "documents": nodes})) == "answer 6"
 
-    def test_the_mock_llm_answers(self) -> None:
+    def test_the_mock_llm_answers(self):
         chain = ChainOfAgents(llm=MockLLM(max_tokens=3))
         answer = chain.invoke(question(2))
         assert answer == "text text text"
         assert "".join(chain.stream(question(2))) == "text text text"
 
-    async def test_a_workflow_s_step_awaits_the_chain(self) -> None:
+    async def test_a_workflow_s_step_awaits_the_chain(self):
         chain = ChainOfAgents(llm=RecordingLLM())
 
         class Reading(Workflow):
@@ -320,11 +318,11 @@ class TestLlamaIndex:
         assert answer == "answer 2"
         assert [one.name for one in answer.trace.steps][1:] == ["manager"]
 
-    def test_what_an_llm_s_metadata_say_it_holds_is_the_budget(self) -> None:
+    def test_what_an_llm_s_metadata_say_it_holds_is_the_budget(self):
         chain = ChainOfAgents(llm=RecordingLLM(context_window=1_500), workers=1, packing="packed")
         assert len(chain.invoke(question(9)).trace.workers) > 1
 
-    def test_an_llm_that_fails_is_a_worker_that_fails(self) -> None:
+    def test_an_llm_that_fails_is_a_worker_that_fails(self):
         llm = RecordingLLM(fails=lambda text: ValueError("no") if "Document 0" in text else None)
         answer = ChainOfAgents(llm=llm, packing="single", mode="parallel").invoke(question(2))
         assert [(one.outcome, one.error) for one in answer.trace.workers] == [
@@ -333,7 +331,7 @@ class TestLlamaIndex:
         ]
 
     @MODES
-    async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode: Any) -> None:
+    async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
         llm = OpenAILike(
             model="emulated",
@@ -352,7 +350,7 @@ class TestLlamaIndex:
         assert all((one.cached_tokens or 0) > 100 for one in answer.trace.workers)
 
 
-def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_live_on() -> None:
+def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_live_on():
     loops: list[asyncio.AbstractEventLoop] = []
 
     def says(prompt: str) -> str:
@@ -370,7 +368,7 @@ def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_li
 
 
 @pytest.mark.parametrize("told", [-5, "ten", float("nan"), 1e400, True, [3]])
-async def test_counts_that_cannot_be_right_are_unknown(told: Any) -> None:
+async def test_counts_that_cannot_be_right_are_unknown(told):
     class Odd(RecordingLLM):
         async def achat(self, messages: Any, **kwargs: Any) -> Any:
             response = await super().achat(messages, **kwargs)

@@ -40,7 +40,7 @@ def numbered(messages: Messages) -> str:
     return text.partition("] ")[2].partition(" says")[0] + " was read."
 
 
-def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
+def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
     engine = EmulatedEngine(answer=lambda body: numbered(body["messages"]))
     ticks = count()
     chain = chain_of(
@@ -134,7 +134,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
     )
 
 
-def test_in_parallel_the_manager_reads_all_notes_in_the_documents_order() -> None:
+def test_in_parallel_the_manager_reads_all_notes_in_the_documents_order():
     busy = Busy(numbered)
     slow = {"Document 0": 3, "Document 1": 2, "Document 2": 1}
 
@@ -154,9 +154,7 @@ def test_in_parallel_the_manager_reads_all_notes_in_the_documents_order() -> Non
 
 
 @MODES
-def test_a_second_question_about_the_same_documents_finds_them_where_they_were_read(
-    mode: Any,
-) -> None:
+def test_a_second_question_about_the_same_documents_finds_them_where_they_were_read(mode):
     engines = [EmulatedEngine(answer="A note.") for _ in range(3)]
     chain = chain_of(*engines, mode=mode, packing="single")
     first = chain.invoke(question(10))
@@ -174,7 +172,7 @@ def test_a_second_question_about_the_same_documents_finds_them_where_they_were_r
 
 
 @MODES
-def test_every_way_to_ask_gives_the_same_answer_and_trace(mode: Any) -> None:
+def test_every_way_to_ask_gives_the_same_answer_and_trace(mode):
     asked = [question(3), {**question(2), "question": "Other?"}]
 
     def without_times(answer: Any) -> Any:
@@ -209,18 +207,18 @@ def test_every_way_to_ask_gives_the_same_answer_and_trace(mode: Any) -> None:
     assert [without_times(one) for _, one in in_order] == expected
 
 
-def test_an_empty_batch_has_no_answers() -> None:
+def test_an_empty_batch_has_no_answers():
     assert ChainOfAgents(llm=SaysModel()).batch([]) == []
 
 
-async def test_sync_calls_work_inside_a_running_event_loop() -> None:
+async def test_sync_calls_work_inside_a_running_event_loop():
     for chain in (ChainOfAgents(llm=SaysModel()), chain_of(EmulatedEngine(answer="A note."))):
         assert chain.invoke(question(2)) == "A note."
         assert chain.batch([question(2)] * 2) == ["A note.", "A note."]
     assert "".join(chain.stream(question(2))) == "A note."
 
 
-async def test_pieces_of_a_stream_join_to_the_answer_and_the_last_one_has_the_trace() -> None:
+async def test_pieces_of_a_stream_join_to_the_answer_and_the_last_one_has_the_trace():
     chain = chain_of(EmulatedEngine(answer="In France, I think."))
     pieces = [piece async for piece in chain.astream(question(2))]
     assert pieces == ["In", " France,", " I", " think.", ""]
@@ -231,7 +229,7 @@ async def test_pieces_of_a_stream_join_to_the_answer_and_the_last_one_has_the_tr
     assert pieces[-1].trace.steps[-1].prompt_tokens is not None
 
 
-async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them() -> None:
+async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them():
     busy = Busy()
     chain = chain_of(EmulatedEngine(answer=busy), mode="sequential")
     busy.holds = lambda messages: busy.running < 4 and busy.begun <= 4
@@ -244,7 +242,7 @@ async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them(
 
 
 @pytest.mark.parametrize("return_exceptions", [False, True])
-def test_progress_is_told_of_every_question_that_ends(return_exceptions: bool) -> None:
+def test_progress_is_told_of_every_question_that_ends(return_exceptions):
     told: list[tuple[int, int]] = []
     chain = ChainOfAgents(llm=SaysModel())
     questions: list[Any] = [question(1), question(1), {} if return_exceptions else question(1)]
@@ -256,7 +254,7 @@ def test_progress_is_told_of_every_question_that_ends(return_exceptions: bool) -
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_same() -> None:
+async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_same():
     busy = Busy()
     engine = EmulatedEngine(answer=busy)
     pool = pool_of(engine, concurrency=1)
@@ -275,7 +273,7 @@ async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_s
 
 
 @MODES
-def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode: Any) -> None:
+def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode):
     engine = EmulatedEngine(answer="A note.")
     sessions: list[str | None] = []
 
@@ -308,7 +306,7 @@ def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode: 
     assert sessions == [*workers, manager] * 2  # but in a conversation it has a history
 
 
-async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them() -> None:
+async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them():
     engine = EmulatedEngine(answer="A note.")
     async with ChainOfAgents(
         llm=["http://a/v1", "http://b/v1"],
@@ -320,16 +318,16 @@ async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them() -
     assert {step.replica for step in answer.trace.workers} == {"a", "b"}
 
 
-async def test_a_pool_of_the_caller_s_is_not_closed_with_the_chain() -> None:
+async def test_a_pool_of_the_caller_s_is_not_closed_with_the_chain():
     pool = pool_of(EmulatedEngine())
     closed: list[bool] = []
-    pool.aclose = lambda: closed.append(True)  # type: ignore[method-assign,assignment,return-value]
+    pool.aclose = lambda: closed.append(True)
     async with ChainOfAgents(llm=pool):
         pass
     assert closed == []
 
 
-def test_what_the_engine_says_it_holds_is_the_budget() -> None:
+def test_what_the_engine_says_it_holds_is_the_budget():
     engine = EmulatedEngine(max_model_len=2_000, answer="A note.")
     chain = chain_of(engine, workers=1, packing="packed")
     answer = chain.invoke(question(12, documents=documents(12, 30)))
@@ -340,7 +338,7 @@ def test_what_the_engine_says_it_holds_is_the_budget() -> None:
 
 
 @pytest.mark.parametrize(("packing", "calls"), [("single", 6), ("packed", 2), ("auto", 2)])
-def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing: Any, calls: int) -> None:
+def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing, calls):
     chain = ChainOfAgents(llm=SaysModel(), workers=2, packing=packing, assignment=InTurn)
     answer = chain.invoke(question(6))
     assert len(answer.trace.workers) == calls
@@ -348,7 +346,7 @@ def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing: Any, 
     assert len(one_each.invoke(question(6)).trace.workers) == 6
 
 
-def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents() -> None:
+def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents():
     model = SaysModel()
     planner = ReusePlanner()
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
@@ -360,7 +358,7 @@ def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents() -> N
 
 
 @pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])
-def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner: Any) -> None:
+def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner):
     model = SaysModel(says=lambda prompt: "[Doc_2]: it says 1.")
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
     read = [{"id": f"d{n}", "text": f"Document {n}."} for n in range(2)]
@@ -374,7 +372,7 @@ def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner: 
     assert manager.labels == {}
 
 
-def test_a_planner_without_labels_gives_none_to_workers() -> None:
+def test_a_planner_without_labels_gives_none_to_workers():
     model = SaysModel()
     chain = ChainOfAgents(llm=model, planner=ReusePlanner(labels=False), workers=1)
     for conversation in (None, "c"):
@@ -385,7 +383,7 @@ def test_a_planner_without_labels_gives_none_to_workers() -> None:
         assert answer.trace.workers[0].labels == {}
 
 
-def test_one_chain_may_be_shared_by_threads() -> None:
+def test_one_chain_may_be_shared_by_threads():
     from concurrent.futures import ThreadPoolExecutor
 
     for chain in (
@@ -398,14 +396,14 @@ def test_one_chain_may_be_shared_by_threads() -> None:
         assert all(answer.trace.failures == () for answer in answers)
 
 
-def test_a_new_chain_may_be_made_before_its_engine_is_up() -> None:
+def test_a_new_chain_may_be_made_before_its_engine_is_up():
     chain = chain_of(EmulatedEngine(fail=lambda number, body: "refuse"))
     with pytest.raises(RuntimeError) as failed:
         chain.invoke(question(1))
     assert isinstance(failed.value.__cause__, EngineError)
 
 
-def test_the_package_s_face() -> None:
+def test_the_package_s_face():
     assert chain_of_agents.__all__ == [
         "Answer",
         "ChainOfAgents",

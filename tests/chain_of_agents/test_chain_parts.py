@@ -30,7 +30,7 @@ from ctxreuse.serving.pool.placement import Document, DocumentAffinity
 
 
 class TestDocuments:
-    def test_all_kinds_of_documents_become_blocks_with_their_own_ids(self) -> None:
+    def test_all_kinds_of_documents_become_blocks_with_their_own_ids(self):
         block = ContextBlock(id=7, text="seven")
         given = [
             "plain",
@@ -55,7 +55,7 @@ class TestDocuments:
             ("whole", "whole"),
         ]
 
-    def test_the_same_id_and_text_counts_once_and_other_texts_or_kinds_of_id_do_not(self) -> None:
+    def test_the_same_id_and_text_counts_once_and_other_texts_or_kinds_of_id_do_not(self):
         given = [{"id": i, "text": t} for i, t in [(1, "a"), ("1", "a"), (1, "b"), (1, "a")]]
         assert [(one.id, one.text) for one in as_blocks(given)] == [(1, "a"), ("1", "a"), (1, "b")]
 
@@ -70,18 +70,18 @@ class TestDocuments:
             ([{"id": 1.5, "text": "t"}], "document 0: a block's id must be a string or an integer"),
         ],
     )
-    def test_what_is_no_list_of_documents_is_refused(self, given: Any, message: str) -> None:
+    def test_what_is_no_list_of_documents_is_refused(self, given, message):
         with pytest.raises(InvalidRequestError) as refused:
             as_blocks(given)
         assert str(refused.value).startswith(message)
 
 
 class TestPieces:
-    def test_a_short_document_is_left_as_it_is(self) -> None:
+    def test_a_short_document_is_left_as_it_is(self):
         block = ContextBlock(id="d", text="one two three")
         assert pieces_of(block, 3, word_count) == [block]
 
-    def test_a_long_one_is_cut_at_paragraphs_then_sentences_and_keeps_every_space(self) -> None:
+    def test_a_long_one_is_cut_at_paragraphs_then_sentences_and_keeps_every_space(self):
         text = "One two three. Four.\n\n Five  six seven eight nine. Ten\n"
         pieces = pieces_of(ContextBlock(id="d", text=text), 5, word_count)
         assert [(one.id, one.text) for one in pieces] == [
@@ -92,15 +92,15 @@ class TestPieces:
         ]
 
     @pytest.mark.parametrize("text", ["a  b  c   d    e", "  x  " * 9, "\n\n\n\na\n\n\nb", "   "])
-    def test_text_that_counts_no_tokens_is_neither_lost_nor_doubled(self, text: str) -> None:
+    def test_text_that_counts_no_tokens_is_neither_lost_nor_doubled(self, text):
         block = ContextBlock(text=text, tokens=1_000)
         assert "".join(one.text for one in pieces_of(block, 2, word_count)) == text
 
-    def test_an_empty_document_is_not_lost_whatever_its_token_count_says(self) -> None:
+    def test_an_empty_document_is_not_lost_whatever_its_token_count_says(self):
         block = ContextBlock(id="e", text="", tokens=10**9)
         assert pieces_of(block, 32, word_count) == [block]
 
-    def test_a_text_without_any_break_is_cut_between_characters(self) -> None:
+    def test_a_text_without_any_break_is_cut_between_characters(self):
         pieces = pieces_of(ContextBlock(id="x", text="x" * 25), 10, len)
         assert [len(one.text) for one in pieces] == [10, 10, 5]
 
@@ -112,10 +112,10 @@ class TestSegments:
         segments = segments_of(self.BLOCKS, agents, [10] * 6, budget, label, one_each)
         return [(one.agent, "".join(map(str, (b.id for b in one.blocks)))) for one in segments]
 
-    def test_each_agent_reads_its_share_in_the_order_of_first_pieces(self) -> None:
+    def test_each_agent_reads_its_share_in_the_order_of_first_pieces(self):
         assert self.cut([2, 0, 2, 1, 0, 2], 100, 0, False) == [(2, "acf"), (0, "be"), (1, "d")]
 
-    def test_a_share_that_is_too_long_makes_several_segments(self) -> None:
+    def test_a_share_that_is_too_long_makes_several_segments(self):
         assert self.cut([0, 0, 0, 0, 0, 1], 20, 0, False) == [
             (0, "ab"),
             (0, "cd"),
@@ -123,11 +123,11 @@ class TestSegments:
             (1, "f"),
         ]
 
-    def test_labels_count_for_all_but_the_first_piece_of_a_segment(self) -> None:
+    def test_labels_count_for_all_but_the_first_piece_of_a_segment(self):
         assert self.cut([0] * 6, 25, 5, False) == [(0, "ab"), (0, "cd"), (0, "ef")]
         assert self.cut([0] * 6, 24, 5, False) == [(0, letter) for letter in "abcdef"]
 
-    def test_one_document_a_call_if_wanted(self) -> None:
+    def test_one_document_a_call_if_wanted(self):
         agents = [1, 1, 0, 0, 1, 0]
         assert self.cut(agents, 100, 0, True) == list(zip(agents, "abcdef", strict=True))
 
@@ -141,16 +141,16 @@ def budget(asked: str = "q", window: int = 1_000, is_counted: bool = True, **opt
 
 
 class TestBudget:
-    def test_a_segment_has_the_same_room_for_all_questions_of_usual_length(self) -> None:
+    def test_a_segment_has_the_same_room_for_all_questions_of_usual_length(self):
         assert budget("q").segment == budget("q " * 256).segment
         assert budget("q " * 257).segment == budget("q").segment - 256
 
-    def test_a_quarter_is_kept_back_where_tokens_are_estimated(self) -> None:
+    def test_a_quarter_is_kept_back_where_tokens_are_estimated(self):
         assert budget().window == 1_000
         assert budget(is_counted=False).window == 750
         assert budget().segment - budget(is_counted=False).segment == 250
 
-    def test_segment_tokens_bound_a_segment_and_never_widen_it(self) -> None:
+    def test_segment_tokens_bound_a_segment_and_never_widen_it(self):
         assert budget(segment_tokens=50).segment == 50
         assert budget(segment_tokens=50_000).segment == budget().segment
 
@@ -171,19 +171,19 @@ class TestBudget:
         ],
     )
     def test_labels_and_words_on_documents_count_as_the_templates_have_them(
-        self, templates: Templates, label: int, location: int, line: int
-    ) -> None:
+        self, templates, label, location, line
+    ):
         planner = ReusePlanner(token_counter=len, templates=templates)
         allowed = budget_of("q", 10_000, Agents().settings, planner)
         assert (allowed.label, allowed.location, allowed.location_line) == (label, location, line)
 
-    def test_the_longer_of_both_worker_questions_counts(self) -> None:
+    def test_the_longer_of_both_worker_questions_counts(self):
         long = ChainPrompts(first="word " * 100 + "{question}")
         assert budget(prompts=long).segment == budget().segment - 101 + word_count(
             ChainPrompts().next
         )
 
-    def test_where_there_is_no_room_for_a_segment_the_error_says_what_to_do(self) -> None:
+    def test_where_there_is_no_room_for_a_segment_the_error_says_what_to_do(self):
         with pytest.raises(InvalidRequestError) as refused:
             budget("many words " * 500)
         assert str(refused.value) == (
@@ -192,18 +192,18 @@ class TestBudget:
             "lower note_tokens or answer_tokens"
         )
 
-    def test_a_text_is_cut_at_its_end_only_if_it_is_too_long(self) -> None:
+    def test_a_text_is_cut_at_its_end_only_if_it_is_too_long(self):
         assert clipped("a b c", 3, word_count) == "a b c"
         assert clipped("a b c d", 3, word_count) == "a b ..."
         assert clipped("abc", 0, len) == " ..."
 
-    def test_of_texts_that_are_too_long_together_the_longest_are_cut(self) -> None:
+    def test_of_texts_that_are_too_long_together_the_longest_are_cut(self):
         texts = ["a", "b b b b b b", "c c", "d d d d d"]
         assert clipped_together(texts, 99, word_count) == texts
         assert clipped_together(texts, 9, word_count) == ["a", "b b ...", "c c", "d d ..."]
         assert clipped_together([], 9, word_count) == []
 
-    def test_a_history_counts_its_markup(self) -> None:
+    def test_a_history_counts_its_markup(self):
         history = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
         assert history_tokens(history, word_count) == 3 + 2 * 8
 
@@ -226,14 +226,14 @@ class TestOutcomes:
             ("\ud800" * 5 + "a", "garbage"),
         ],
     )
-    def test_what_a_text_is(self, text: str | None, outcome: str) -> None:
+    def test_what_a_text_is(self, text, outcome):
         assert outcome_of(text) == outcome
 
-    def test_a_foreign_error_is_named_and_only_ours_is_quoted(self) -> None:
+    def test_a_foreign_error_is_named_and_only_ours_is_quoted(self):
         assert failure_of(ValueError("the secret document")) == ("failed", "ValueError")
         assert failure_of(EngineError("e0 did not answer")) == ("failed", "e0 did not answer")
 
-    def test_a_timeout_is_found_in_the_causes_and_by_its_name(self) -> None:
+    def test_a_timeout_is_found_in_the_causes_and_by_its_name(self):
         class ReadTimeoutError(Exception):
             pass
 
@@ -245,7 +245,7 @@ class TestOutcomes:
 
 
 class TestPrompts:
-    def test_a_worker_is_asked_with_the_note_before_it_if_there_is_one(self) -> None:
+    def test_a_worker_is_asked_with_the_note_before_it_if_there_is_one(self):
         prompts = ChainPrompts()
         assert prompts.worker_query("Why?") == "Question: Why?\n\nWrite your note."
         assert prompts.worker_query("Why?", "n") == (
@@ -254,7 +254,7 @@ class TestPrompts:
             "note again as it stands."
         )
 
-    def test_braces_in_notes_and_questions_mean_nothing(self) -> None:
+    def test_braces_in_notes_and_questions_mean_nothing(self):
         prompts = ChainPrompts()
         asked = "{note} {question} {0} \\1 {"
         assert asked in prompts.worker_query(asked, "{question}")
@@ -262,7 +262,7 @@ class TestPrompts:
             f"Notes:\nReader 1: {{notes}}\n\nReader 2: \\g<0>\n\nQuestion: {asked}\n\nAnswer:"
         )
 
-    def test_a_manager_without_notes_is_told_so(self) -> None:
+    def test_a_manager_without_notes_is_told_so(self):
         assert ChainPrompts(no_notes="none").manager_query("Why?", []) == (
             "Notes:\nnone\n\nQuestion: Why?\n\nAnswer:"
         )
@@ -281,9 +281,7 @@ class TestPrompts:
             ("no_notes", b""),
         ],
     )
-    def test_a_template_with_other_fields_is_refused_by_its_name(
-        self, name: str, template: Any
-    ) -> None:
+    def test_a_template_with_other_fields_is_refused_by_its_name(self, name, template):
         with pytest.raises(InvalidRequestError, match=rf"the chain's prompt {name} is "):
             ChainPrompts(**{name: template})
 
@@ -308,19 +306,19 @@ def some(*names: str) -> list[Document]:
 
 
 class TestPlacement:
-    def test_a_document_stays_with_its_agent(self) -> None:
+    def test_a_document_stays_with_its_agent(self):
         placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         first = placement.assign(some("x", "y", "z"), "", {})
         assert placement.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
 
-    def test_what_a_conversation_has_shown_stays_with_its_agent(self) -> None:
+    def test_what_a_conversation_has_shown_stays_with_its_agent(self):
         placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         x, y = some("x", "y")
         [before, _] = placement.assign([x, y], "", {})
         other = (before + 1) % 5
         assert placement.assign([x], "", {x.key: other}) == [other]
 
-    def test_no_agent_on_an_engine_that_is_down_gets_documents_unless_all_are(self) -> None:
+    def test_no_agent_on_an_engine_that_is_down_gets_documents_unless_all_are(self):
         engines = Engines("a", "b")
         placement = AgentPlacement(4, engines, DocumentAffinity)
         placement.assign(some("x"), "", {})
@@ -331,7 +329,7 @@ class TestPlacement:
         engines.down = {"a", "b"}
         assert len(placement.assign(some("x", "y"), "", {})) == 2
 
-    def test_an_emptied_engine_s_agents_have_read_nothing(self) -> None:
+    def test_an_emptied_engine_s_agents_have_read_nothing(self):
         forgotten: list[Any] = []
 
         class Affinity(DocumentAffinity):
@@ -345,14 +343,12 @@ class TestPlacement:
         placement.assign(some("y"), "", {})
         assert forgotten == [agent for agent in range(4) if placement.engine_of(agent) == "a"]
 
-    def test_other_tenants_do_not_count(self) -> None:
+    def test_other_tenants_do_not_count(self):
         busy, quiet = (AgentPlacement(5, Engines("a"), DocumentAffinity) for _ in range(2))
         busy.assign(some(*"abcdefgh"), "other", {})
         assert busy.assign(some("x", "y"), "t", {}) == quiet.assign(some("x", "y"), "t", {})
 
-    def test_a_tenants_many_documents_take_no_other_tenants_away(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_tenants_many_documents_take_no_other_tenants_away(self, monkeypatch):
         monkeypatch.setattr(agent_placement, "_MAX_DOCUMENTS", 20)
         monkeypatch.setattr(agent_placement, "_MAX_TENANTS", 3)
         engines = Engines("a", "b")
@@ -373,7 +369,7 @@ class TestPlacement:
         placement.assign([], "", {})
         assert placement.parts["documents"] == PartSize(0, 20)
 
-    def test_agents_are_spread_evenly_and_move_only_if_they_must(self) -> None:
+    def test_agents_are_spread_evenly_and_move_only_if_they_must(self):
         before = placed(range(15), ["a", "b", "c"], {})
         assert sorted(before.values()) == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
         after = placed(range(15), ["a", "c"], before)
@@ -381,16 +377,14 @@ class TestPlacement:
         assert [before[agent] for agent in moved] == ["b"] * 5
         assert sorted(after.values()) in (["a"] * 8 + ["c"] * 7, ["a"] * 7 + ["c"] * 8)
 
-    def test_without_any_engine_no_agent_can_read(self) -> None:
+    def test_without_any_engine_no_agent_can_read(self):
         with pytest.raises(EngineError, match="no engine any more; add"):
             AgentPlacement(2, Engines(), DocumentAffinity).assign(some("x"), "", {})
 
-    def test_more_engines_than_agents_leave_some_without(self) -> None:
+    def test_more_engines_than_agents_leave_some_without(self):
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
 
-    def test_nobody_waits_while_very_many_documents_are_assigned(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nobody_waits_while_very_many_documents_are_assigned(self, monkeypatch):
         engines: Any = SimpleNamespace(
             names=("e",), available=lambda: ("e",), cache_epoch=lambda name: 0
         )
@@ -425,7 +419,7 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class TestHistories:
-    def test_a_turn_is_appended_as_it_was_sent_and_answered(self) -> None:
+    def test_a_turn_is_appended_as_it_was_sent_and_answered(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(2, (), "p1", "a1", (A,)), AgentTurn(MANAGER, (), "m1", "n1")])
         memory.record(KEY, [AgentTurn(2, turn("p1", "a1"), "p2", "a2", (B,))])
@@ -435,7 +429,7 @@ class TestHistories:
         assert memory.history(KEY, 0) == memory.history(None, 2) == ()
         assert memory.shown(None) == memory.shown(ConversationKey("", int, 1)) == {}
 
-    def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
+    def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
         memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
@@ -443,14 +437,14 @@ class TestHistories:
         assert memory.history(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
         assert memory.shown(KEY) == {A: 0}
 
-    def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self) -> None:
+    def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
         memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
         assert memory.history(KEY, 0) == turn("p2", "a2")
         assert memory.shown(KEY) == {B: 1}
 
-    def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
+    def test_the_least_recently_used_conversation_is_forgotten(self):
         memory = AgentMemory(max_conversations=2)
         first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
         for key in (first, second, first, third):
@@ -458,7 +452,7 @@ class TestHistories:
         assert memory.history(second, 0) == ()
         assert [memory.forget(key) for key in (first, second, third)] == [True, False, True]
 
-    def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self) -> None:
+    def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self):
         memory = AgentMemory(max_conversations=20, max_characters=100_000)
         quiet = ConversationKey("quiet", str, "c")
         memory.record(quiet, [AgentTurn(0, (), "p", "a", (A,))])
@@ -471,7 +465,7 @@ class TestHistories:
         assert memory.history(quiet, 0) == turn("p", "a")
         assert memory.shown(quiet) == {A: 0}
 
-    def test_one_conversation_alone_keeps_to_the_bound(self) -> None:
+    def test_one_conversation_alone_keeps_to_the_bound(self):
         memory = AgentMemory(max_characters=10_000)
         for _ in range(30):
             memory.record(KEY, [AgentTurn(0, memory.history(KEY, 0), "x" * 700, "a")])
@@ -482,7 +476,7 @@ class TestHistories:
 class TestAnswersAndErrors:
     TRACE = Trace(question="q", mode="parallel", steps=(Step(role="worker", agent=0, position=0),))
 
-    def test_an_answer_is_a_string_that_pickles_and_copies_with_its_trace(self) -> None:
+    def test_an_answer_is_a_string_that_pickles_and_copies_with_its_trace(self):
         answer = Answer("In France.", self.TRACE)
         for again in (
             pickle.loads(pickle.dumps(answer)),
@@ -495,13 +489,13 @@ class TestAnswersAndErrors:
         assert answer.upper() == "IN FRANCE."
         assert {str(answer): 1}[answer] == 1
 
-    def test_a_manager_error_pickles_and_copies_with_its_trace(self) -> None:
+    def test_a_manager_error_pickles_and_copies_with_its_trace(self):
         error = ManagerError("the manager did not answer", self.TRACE)
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert str(again) == "the manager did not answer"
             assert again.trace == self.TRACE
 
-    def test_a_trace_sums_what_the_models_told(self) -> None:
+    def test_a_trace_sums_what_the_models_told(self):
         steps = (
             Step(role="worker", agent=3, position=0, prompt_tokens=5, cached_tokens=2, ended_s=1.0),
             Step(role="worker", agent=1, position=1, outcome="failed", error="E", ended_s=4.0),

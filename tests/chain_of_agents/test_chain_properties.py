@@ -51,9 +51,7 @@ chain_settings = st.fixed_dictionaries(
 
 @few
 @given(some_documents, chain_settings)
-def test_each_document_is_read_by_exactly_one_worker(
-    given_documents: list[Any], options: dict[str, Any]
-) -> None:
+def test_each_document_is_read_by_exactly_one_worker(given_documents, options):
     agents = Agents(**options)
     trace = agents.run(given_documents)
 
@@ -77,8 +75,8 @@ def test_each_document_is_read_by_exactly_one_worker(
     chain_settings,
 )
 def test_pieces_in_their_order_make_up_the_document_and_segments_stand_in_that_order(
-    given_texts: list[str], options: dict[str, Any]
-) -> None:
+    given_texts, options
+):
     agents = Agents(**options)
     trace = agents.run([{"id": f"{n}", "text": text} for n, text in enumerate(given_texts)])
 
@@ -105,8 +103,8 @@ def place_of(block_id: Any) -> tuple[int, int]:
 @few
 @given(some_documents, chain_settings, st.text(max_size=300))
 def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
-    given_documents: list[Any], options: dict[str, Any], asked: str
-) -> None:
+    given_documents, options, asked
+):
     agents = Agents(lambda messages: "many words " * 40, **options)
     for turn in range(3):
         read = given_documents[turn:] or given_documents
@@ -121,9 +119,7 @@ def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
     "templates",
     [Templates(), Templates(most_ranked=None), Templates(most_ranked=6), PAPER_TEMPLATES],
 )
-def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(
-    templates: Templates, conversation: str | None
-) -> None:
+def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(templates, conversation):
     def count(text: str) -> int:
         return len(re.findall(r"[A-Za-z]+|\d|\S| (?=\d)", text))
 
@@ -143,7 +139,7 @@ def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(
 
 
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
-def test_very_many_tiny_documents_do_not_make_prompts_too_long(mode: str) -> None:
+def test_very_many_tiny_documents_do_not_make_prompts_too_long(mode):
     def count(text: str) -> int:
         return len(text.split()) + 3 * text.count("[")  # labels cost
 
@@ -165,7 +161,7 @@ def test_very_many_tiny_documents_do_not_make_prompts_too_long(mode: str) -> Non
     assert max(lengths) + 16 <= 600
 
 
-def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so() -> None:
+def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so():
     agents = Agents(
         lambda messages: "note of five words here",
         word_count,
@@ -222,8 +218,8 @@ scripts = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=6)
 @few
 @given(st.integers(1, 8), scripts, st.integers(1, 5), PACKINGS)
 def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
-    number: int, answers: list[str | None], workers: int, packing: str
-) -> None:
+    number, answers, workers, packing
+):
     script = Script(answers)
     agents = Agents(script, workers=workers, packing=packing, min_read=0)
     trace = run_unless_nothing_is_read(agents, script, number)
@@ -246,8 +242,8 @@ def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
 @few
 @given(st.integers(1, 8), scripts, st.integers(1, 5), PACKINGS)
 def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of_segments(
-    number: int, answers: list[str | None], workers: int, packing: str
-) -> None:
+    number, answers, workers, packing
+):
     script = Script(answers)
     agents = Agents(script, workers=workers, packing=packing, mode="parallel", min_read=0)
     trace = run_unless_nothing_is_read(agents, script, number)
@@ -277,8 +273,8 @@ def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of
     PACKINGS,
 )
 def test_workers_prompts_of_the_same_documents_begin_with_the_same_bytes(
-    numbers: list[int], workers: int, mode: str, packing: str
-) -> None:
+    numbers, workers, mode, packing
+):
     agents = Agents(workers=workers, mode=mode, packing=packing)
     asked = [documents(10)[number] for number in numbers]
     beginnings = []
@@ -294,7 +290,7 @@ def test_workers_prompts_of_the_same_documents_begin_with_the_same_bytes(
     assert beginnings[0] == beginnings[1]
 
 
-def test_another_process_assigns_and_prompts_the_same() -> None:
+def test_another_process_assigns_and_prompts_the_same():
     root = Path(__file__).parents[2]
     paths = [str(root / one) for one in ("tests/support", "agents", "integrations", ".")]
     elsewhere = subprocess.run(

@@ -82,12 +82,12 @@ def shown(*steps: Step, question: str = "Why?", mode: str = "sequential") -> Ele
 
 def worker(position: int, **given: object) -> Step:
     values = {"agent": position, "note": f"note {position}", **given}
-    return Step(role="worker", position=position, **values)  # type: ignore[arg-type]
+    return Step(role="worker", position=position, **values)
 
 
 def manager(**given: object) -> Step:
     values = {"note": "Because.", **given}
-    return Step(role="manager", agent=-1, position=-1, **values)  # type: ignore[arg-type]
+    return Step(role="manager", agent=-1, position=-1, **values)
 
 
 def facts(step: Element) -> list[str]:
@@ -102,7 +102,7 @@ def headline(tree: Element) -> list[str]:
     return [one.text for one in tree.one("dl", "numbers").all("div")]
 
 
-def test_a_call_is_shown_with_all_that_its_step_holds() -> None:
+def test_a_call_is_shown_with_all_that_its_step_holds():
     step = worker(
         0,
         agent=3,
@@ -135,7 +135,7 @@ def test_a_call_is_shown_with_all_that_its_step_holds() -> None:
     assert card.one(css="note").text == "note 0"
 
 
-def test_of_two_texts_under_one_id_the_one_may_be_read_and_the_other_pointed_to() -> None:
+def test_of_two_texts_under_one_id_the_one_may_be_read_and_the_other_pointed_to():
     labels = {"[Doc_1]": "d1", "[Doc_2]": "d1"}
     card = shown(worker(0, documents=("d1", "d1"), shown_before=("d1",), labels=labels))
     assert rows(card.one("li", "step")) == [
@@ -144,7 +144,7 @@ def test_of_two_texts_under_one_id_the_one_may_be_read_and_the_other_pointed_to(
     ]
 
 
-def test_the_head_shows_question_answer_and_numbers() -> None:
+def test_the_head_shows_question_answer_and_numbers():
     tree = shown(
         worker(0, prompt_tokens=1000, cached_tokens=600, ended_s=1.0),
         worker(1, outcome="failed", error="TimeoutError", note="", began_s=1.0, ended_s=2.0),
@@ -162,7 +162,7 @@ def test_the_head_shows_question_answer_and_numbers() -> None:
     ]
 
 
-def test_what_models_do_not_tell_is_unknown_and_not_0() -> None:
+def test_what_models_do_not_tell_is_unknown_and_not_0():
     tree = shown(worker(0, ended_s=0.012), manager(cached_tokens=0))
     assert headline(tree)[1:3] == [
         "Prompt tokens unknown",
@@ -174,7 +174,7 @@ def test_what_models_do_not_tell_is_unknown_and_not_0() -> None:
     assert bar.all(css="hit") == []
 
 
-def test_a_sequential_chain_shows_who_hands_on_to_whom_past_a_failure() -> None:
+def test_a_sequential_chain_shows_who_hands_on_to_whom_past_a_failure():
     tree = shown(
         worker(0),
         worker(1, outcome="timed out", error="TimeoutError", note=""),
@@ -194,7 +194,7 @@ def test_a_sequential_chain_shows_who_hands_on_to_whom_past_a_failure() -> None:
     assert steps[2].one("a").attributes["href"] == f"#{steps[0].attributes['id']}"
 
 
-def test_parallel_workers_stand_together_before_the_manager() -> None:
+def test_parallel_workers_stand_together_before_the_manager():
     tree = shown(
         worker(0), worker(1, outcome="empty", note=""), worker(2), manager(), mode="parallel"
     )
@@ -203,7 +203,7 @@ def test_parallel_workers_stand_together_before_the_manager() -> None:
     assert [rows(step) for step in tree.all("li", "step")] == [[], [], [], ["Notes for it 2"]]
 
 
-def test_the_timeline_has_a_bar_for_each_call_in_its_agents_lane() -> None:
+def test_the_timeline_has_a_bar_for_each_call_in_its_agents_lane():
     tree = shown(
         worker(0, agent=4, prompt_tokens=10, cached_tokens=5, ended_s=1.0),
         worker(1, agent=2, ended_s=2.0),
@@ -253,12 +253,12 @@ def test_the_timeline_has_a_bar_for_each_call_in_its_agents_lane() -> None:
         (float("nan"), []),
     ],
 )
-def test_the_axis_has_round_times(duration_s: float, ticks: list[str]) -> None:
+def test_the_axis_has_round_times(duration_s, ticks):
     tree = shown(manager(ended_s=duration_s))
     assert [one.text for axis in tree.all("ul", "ticks") for one in axis.all("li")] == ticks
 
 
-def test_a_long_note_is_folded_and_a_huge_one_is_cut() -> None:
+def test_a_long_note_is_folded_and_a_huge_one_is_cut():
     long, huge = "long " * 100, "h" * 1_000_000
     steps = shown(worker(0, note="short"), worker(1, note=long), worker(2, note=huge))
     short_note, long_note, huge_note = (step.one(css="note") for step in steps.all("li", "step"))
@@ -270,18 +270,18 @@ def test_a_long_note_is_folded_and_a_huge_one_is_cut() -> None:
     assert huge_note.one("p").text == "980,000 more characters stand in the trace."
 
 
-def test_many_lines_are_folded_however_short_they_are() -> None:
+def test_many_lines_are_folded_however_short_they_are():
     note = shown(worker(0, note="line\n" * 9)).one(css="note")
     assert note.one("summary").one(css="begin").text == " ".join(["line"] * 9) + "…"
 
 
-def test_many_documents_are_folded() -> None:
+def test_many_documents_are_folded():
     card = shown(worker(0, documents=tuple(range(100)))).one("li", "step")
     assert card.one("details").one("summary").text == "100 documents"
     assert [one.text for one in card.one("ul", "chips").all("li")] == list(map(str, range(100)))
 
 
-def test_hostile_text_stays_text_wherever_it_stands() -> None:
+def test_hostile_text_stays_text_wherever_it_stands():
     step = worker(
         0,
         documents=(HOSTILE, "x" * 5000),
@@ -305,14 +305,14 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
     )
 
 
-def test_text_from_a_trace_cannot_turn_the_direction_of_what_stands_around_it() -> None:
+def test_text_from_a_trace_cannot_turn_the_direction_of_what_stands_around_it():
     tree = shown(worker(0, documents=("שלום",), note="\u2067שלמה"), question="\u202bלמה?")
     assert tree.one(css="question").one(css="prose").attributes["dir"] == "auto"
     assert tree.one(css="note").one(css="prose").attributes["dir"] == "auto"
     assert tree.one("ul", "chips").one("bdi").text == "שלום"
 
 
-def test_the_page_loads_nothing_and_runs_nothing() -> None:
+def test_the_page_loads_nothing_and_runs_nothing():
     html = Trace(question="Why?", mode="parallel", steps=(worker(0), manager())).to_html()
     tree = read(html)
     assert tree.all("script") == tree.all("link") == []
@@ -323,14 +323,14 @@ def test_the_page_loads_nothing_and_runs_nothing() -> None:
     assert "default-src 'none'" in html
 
 
-def test_every_link_has_its_target_and_no_id_stands_twice() -> None:
+def test_every_link_has_its_target_and_no_id_stands_twice():
     tree = shown(*(worker(position, agent=position % 3) for position in range(100)), manager())
     ids = [one.attributes["id"] for one in tree.all() if "id" in one.attributes]
     assert ids == [f"call-{number}" for number in range(1, 102)]
     assert {one.attributes["href"] for one in tree.all("a")} == {f"#{one}" for one in ids}
 
 
-def test_rules_of_style_hold_for_the_page_alone() -> None:
+def test_rules_of_style_hold_for_the_page_alone():
     [style] = shown().one("style").children
     assert isinstance(style, str)
     rules = re.sub(r"@media[^{]*\{", "", style)
@@ -339,7 +339,7 @@ def test_rules_of_style_hold_for_the_page_alone() -> None:
     assert [one for one in selectors if not one.strip().startswith(".coa")] == []
 
 
-def test_an_empty_trace_is_a_page() -> None:
+def test_an_empty_trace_is_a_page():
     tree = shown(question="")
     assert tree.one("main").text == (
         "Chain of agents, sequential Answer There is no answer: the manager has not been called. "
@@ -347,19 +347,19 @@ def test_an_empty_trace_is_a_page() -> None:
     )
 
 
-def test_a_chain_without_workers_is_a_page() -> None:
+def test_a_chain_without_workers_is_a_page():
     tree = shown(manager(), mode="parallel")
     assert tree.one("ol", "chain").text == "1 manager"
     assert rows(tree.one("li", "step")) == ["Notes for it 0"]
 
 
-def test_a_failed_manager_is_said_where_the_answer_would_be() -> None:
+def test_a_failed_manager_is_said_where_the_answer_would_be():
     tree = shown(worker(0), manager(note="", outcome="failed", error="RuntimeError"))
     assert tree.one(css="answer").text == ("✕ Manager: failed. There is no answer. See call 2")
     assert rows(tree.all("li", "step")[1]) == ["Error RuntimeError", "Given the note of call 1"]
 
 
-def test_a_garbage_answer_is_shown_as_one() -> None:
+def test_a_garbage_answer_is_shown_as_one():
     assert shown(manager(note="?!", outcome="garbage")).one(css="answer").text == (
         "✕ Manager: garbage. See call 1 ?!"
     )
@@ -377,7 +377,7 @@ def test_a_garbage_answer_is_shown_as_one() -> None:
         (1234.5, "1,234 s"),
     ],
 )
-def test_times_are_written_with_two_or_three_digits(value: float, words: str) -> None:
+def test_times_are_written_with_two_or_three_digits(value, words):
     assert trace_page.seconds(value) == words
 
 
@@ -385,11 +385,11 @@ def test_times_are_written_with_two_or_three_digits(value: float, words: str) ->
     ("share", "words"),
     [(0.0, "0%"), (0.001, "<1%"), (0.5, "50%"), (0.999, ">99%"), (1.0, "100%")],
 )
-def test_only_all_is_100_percent_and_only_nothing_is_0(share: float, words: str) -> None:
+def test_only_all_is_100_percent_and_only_nothing_is_0(share, words):
     assert trace_page.percent(share) == words
 
 
-def test_a_missing_jinja2_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_jinja2_says_what_to_install(monkeypatch):
     vars(trace_page._PAGE).pop("_template", None)  # it is compiled once
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtraError, match=r"Trace\.to_html .*\[agents\]'"):

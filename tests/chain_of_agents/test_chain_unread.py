@@ -64,7 +64,7 @@ SAID_WHERE_NOTHING_IS = [
 
 class TestNothingRead:
     @MODES
-    def test_where_all_workers_fail_the_manager_is_not_asked(self, mode: Any) -> None:
+    def test_where_all_workers_fail_the_manager_is_not_asked(self, mode):
         engine = EmulatedEngine(
             fail=lambda number, body: None if is_managers(body["messages"]) else 503
         )
@@ -83,7 +83,7 @@ class TestNothingRead:
         assert (str(again), again.trace) == (str(raised.value), trace)
 
     @MODES
-    def test_an_answer_from_less_than_min_read_is_an_error(self, mode: Any) -> None:
+    def test_an_answer_from_less_than_min_read_is_an_error(self, mode):
         def fail(number: int, body: dict[str, Any]) -> int | None:
             read = re.search(r"Document (\d) says", worker_text(body))
             return 503 if read and read[1] in "012" else None
@@ -95,9 +95,7 @@ class TestNothingRead:
         assert answer == "OK."
         assert 0.24 < answer.trace.read_share < 0.26
 
-    def test_what_was_not_read_is_said_where_the_answer_is_given(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_was_not_read_is_said_where_the_answer_is_given(self, caplog):
         def fail(number: int, body: dict[str, Any]) -> int | None:
             return 503 if "Document 1 says" in worker_text(body) else None
 
@@ -113,7 +111,7 @@ class TestNothingRead:
 
     @MODES
     @pytest.mark.parametrize("documents", [[], [""], [" \n", {"id": 1, "text": ""}]])
-    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any, documents: Any) -> None:
+    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode, documents):
         model = SaysModel()
         for ask in (
             lambda chain: chain.invoke(question(documents=documents)),
@@ -125,11 +123,11 @@ class TestNothingRead:
         assert model.prompts == []
 
     @pytest.mark.parametrize("min_read", [-0.1, 1.1, "0.5", True, float("nan")])
-    def test_min_read_is_a_share(self, min_read: Any) -> None:
+    def test_min_read_is_a_share(self, min_read):
         with pytest.raises(InvalidRequestError, match="min_read must be a number from 0 to 1"):
             ChainOfAgents(llm=SaysModel(), min_read=min_read)
 
-    def test_a_conversation_goes_on_after_a_turn_in_which_nothing_was_read(self) -> None:
+    def test_a_conversation_goes_on_after_a_turn_in_which_nothing_was_read(self):
         down = True
         engine = EmulatedEngine(fail=lambda number, body: 503 if down else None)
         chain = chain_of(engine)
@@ -140,7 +138,7 @@ class TestNothingRead:
 
 
 class TestBusyEngines:
-    def test_some_seconds_of_a_restarting_engine_do_not_fail_a_chain(self) -> None:
+    def test_some_seconds_of_a_restarting_engine_do_not_fail_a_chain(self):
         """The pool that a chain makes asks more often than one for single requests."""
         failed: dict[str, int] = {}
 
@@ -155,7 +153,7 @@ class TestBusyEngines:
         )
         assert chain.invoke(question(2)).trace.failures == ()
 
-    def test_an_engine_that_asks_for_time_is_given_it(self) -> None:
+    def test_an_engine_that_asks_for_time_is_given_it(self):
         engine = EmulatedEngine()
         refusals = 0
 
@@ -175,7 +173,7 @@ class TestBusyEngines:
         assert chain.invoke(question(2)).trace.failures == ()
         assert refusals == 2
 
-    def test_an_engine_that_says_nothing_is_asked_elsewhere(self) -> None:
+    def test_an_engine_that_says_nothing_is_asked_elsewhere(self):
         mute = EmulatedEngine(answer=lambda body: "" if not is_managers(body["messages"]) else "A")
         engines = [mute, EmulatedEngine(answer="A note.")]
         chain = chain_of(*engines, mode="parallel", packing="single", workers=4)
@@ -186,7 +184,7 @@ class TestBusyEngines:
 
 class TestTooLongForTheModel:
     @MODES
-    def test_a_table_of_numbers_is_read_whole(self, mode: Any) -> None:
+    def test_a_table_of_numbers_is_read_whole(self, mode):
         """Four bytes are no token there: the engine refuses, and smaller parts are sent."""
         engine = EmulatedEngine(answer="A note.", max_model_len=4_000, tokenize=digits)
         chain = chain_of(engine, mode=mode, workers=4, note_tokens=64, answer_tokens=64)
@@ -212,7 +210,7 @@ class TestTooLongForTheModel:
             "the length of a token was not learnt"
         )
 
-    def test_what_one_tenant_reads_says_nothing_of_tokens_to_another(self) -> None:
+    def test_what_one_tenant_reads_says_nothing_of_tokens_to_another(self):
         engine = EmulatedEngine(answer="A note.", max_model_len=4_000, tokenize=digits)
         chain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
         plain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
@@ -224,7 +222,7 @@ class TestTooLongForTheModel:
             step.documents for step in other.workers
         ]
 
-    def test_an_engine_that_finds_everything_too_long_is_not_asked_without_end(self) -> None:
+    def test_an_engine_that_finds_everything_too_long_is_not_asked_without_end(self):
         engine = EmulatedEngine(answer="A note.", max_model_len=1)
         chain = chain_of(engine, context_window=8_192, mode="parallel", min_read=0)
         with pytest.raises(UnreadError, match="maximum context length is 1 token"):
@@ -248,9 +246,7 @@ class TestTooLongForTheModel:
             (413, "Payload Too Large"),
         ],
     )
-    def test_a_segment_is_too_long_in_the_words_of_any_server(
-        self, status: int, words: str
-    ) -> None:
+    def test_a_segment_is_too_long_in_the_words_of_any_server(self, status, words):
         assert is_too_long(refusal(status, {"message": words}))
         assert is_too_long(refusal(status, words)), "an error that is a text"
         assert not is_too_long(refusal(500, words))
@@ -258,10 +254,10 @@ class TestTooLongForTheModel:
     @pytest.mark.parametrize(
         "words", ["max_tokens must be at least 1, got 0.", "Invalid 'user': string too long.", ""]
     )
-    def test_other_refusals_are_not_read_in_parts(self, words: str) -> None:
+    def test_other_refusals_are_not_read_in_parts(self, words):
         assert not is_too_long(refusal(400, words))
 
-    def test_langchain_models_that_refuse_are_asked_for_parts_too(self) -> None:
+    def test_langchain_models_that_refuse_are_asked_for_parts_too(self):
         class TooLongError(ValueError):
             status_code = 400
             body = {"message": "prompt is too long: 9 tokens > 8 maximum"}  # noqa: RUF012
@@ -277,7 +273,7 @@ class TestTooLongForTheModel:
 
 
 class TestNotes:
-    def test_a_worker_that_finds_nothing_replaces_no_note(self) -> None:
+    def test_a_worker_that_finds_nothing_replaces_no_note(self):
         answers = iter(["[Doc_1]: 1877.", "Nothing relevant.", "**Nothing relevant**", "Answer."])
         agents = Agents(lambda messages: next(answers), workers=3)
         trace = agents.run(["a", "b", "c"])
@@ -287,7 +283,7 @@ class TestNotes:
             *["it found nothing; the note before it stands"] * 2,
         ]
 
-    def test_what_stands_behind_a_nothing_is_added(self) -> None:
+    def test_what_stands_behind_a_nothing_is_added(self):
         answers = iter(["[Doc_1]: 1877.", "Nothing relevant here, but [Doc_1] is in Porto.", "A."])
         agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
         agents.run(["a", "b"])
@@ -296,7 +292,7 @@ class TestNotes:
         assert "is in Porto." in shown
 
     @pytest.mark.parametrize("said", SAID_WHERE_NOTHING_IS)
-    def test_a_nothing_in_any_words_replaces_no_note(self, said: str) -> None:
+    def test_a_nothing_in_any_words_replaces_no_note(self, said):
         note = "[Doc_1]: The Maria Pia bridge was built by Gustave Eiffel in 1877."
         answers = iter([note, said, said, "Answer."])
         agents = Agents(lambda messages: next(answers), workers=3, note_tokens=100)
@@ -305,7 +301,7 @@ class TestNotes:
         assert note in shown
         assert shown.count(said) <= 1, "said again, it adds nothing"
 
-    def test_a_worker_that_notes_only_what_is_new_replaces_no_note(self) -> None:
+    def test_a_worker_that_notes_only_what_is_new_replaces_no_note(self):
         answers = iter(["[Doc_1]: Eiffel built it.", "[Doc_2]: It opened in 1877.", "Answer."])
         agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
         agents.run(["a", "b"])
@@ -333,14 +329,14 @@ class TestNotes:
         ],
     )
     def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
-        self, note: str, reply: str
-    ) -> None:
+        self, note, reply
+    ):
         answers = iter([note, reply, "Answer."])
         agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
         agents.run(["a", "b"], "Which are there?")
         assert f"Reader 2: {note}\n{reply}\n\n" in agents.model.prompts[-1][-1]["content"]
 
-    def test_a_note_written_again_takes_the_place_of_the_one_before(self) -> None:
+    def test_a_note_written_again_takes_the_place_of_the_one_before(self):
         again = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
         answers = iter(
             ["[Doc_1]: Gustave Eiffel built it in 1877.", "This part adds nothing.", again, "A."]
@@ -350,7 +346,7 @@ class TestNotes:
         again = f"This part adds nothing.\n{again}"
         assert f"Notes:\nReader 3: {again}\n\n" in agents.model.prompts[-1][-1]["content"]
 
-    def test_a_note_does_not_grow_on_and_on(self) -> None:
+    def test_a_note_does_not_grow_on_and_on(self):
         numbers = iter(range(100, 1_000))
         engine = EmulatedEngine(answer=lambda messages: " ".join(f"{next(numbers)}," * 20))
         chain = chain_of(engine, note_tokens=80, packing="single")
@@ -359,7 +355,7 @@ class TestNotes:
         assert max(lengths) < min(lengths) + 2 * 80 * 4 + 400
         assert answer.trace.steps[-2].remark == "its note was cut to note_tokens"
 
-    def test_a_worker_is_not_told_two_things(self) -> None:
+    def test_a_worker_is_not_told_two_things(self):
         agents = Agents(workers=2)
         agents.run(["a", "b"])
         system, user = (message["content"] for message in agents.model.prompts[1])
@@ -367,7 +363,7 @@ class TestNotes:
         assert user.endswith("If it adds nothing, write the note again as it stands.")
 
     @MODES
-    def test_a_note_within_max_tokens_is_handed_on_whole(self, mode: Any) -> None:
+    def test_a_note_within_max_tokens_is_handed_on_whole(self, mode):
         """Four bytes are no token in most scripts."""
         note = "Мост Марии Пиа в Порту построил Гюстав Эйфель. " * 4
         engine = EmulatedEngine(answer=note)
@@ -378,14 +374,14 @@ class TestNotes:
         assert {step.remark for step in answer.trace.steps} == {""}
 
     @MODES
-    def test_a_note_that_is_cut_is_said_to_be(self, mode: Any) -> None:
+    def test_a_note_that_is_cut_is_said_to_be(self, mode):
         agents = Agents(lambda messages: " ".join(map(str, range(100))), mode=mode)
         trace = agents.run(["a", "b"])
         assert {step.remark for step in trace.workers} == {"its note was cut to note_tokens"}
 
 
 class TestOddInput:
-    def test_a_lone_surrogate_fails_no_worker(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_lone_surrogate_fails_no_worker(self, caplog):
         engine = EmulatedEngine()
         documents = ["a \ud800 b", ContextBlock(id="x", text="\udfff"), {"id": 3, "text": "ok"}]
         answer = chain_of(engine, packing="single").invoke(
@@ -395,7 +391,7 @@ class TestOddInput:
         assert "a ? b" in str(engine.requests[0]["messages"])
         assert "lone surrogates" in caplog.text
 
-    def test_the_servers_words_stand_in_the_step_and_in_the_error(self) -> None:
+    def test_the_servers_words_stand_in_the_step_and_in_the_error(self):
         def transport(request: httpx.Request) -> httpx.Response:
             words = "The model `m` does not exist. Run `serve m` first.\n" + "x" * 1_000
             return httpx.Response(404, json={"error": {"message": words}})
@@ -408,7 +404,7 @@ class TestOddInput:
             ChainOfAgents(llm=pool).invoke(question(1))
         assert len(raised.value.trace.steps[0].error) < 600
 
-    def test_words_that_quote_a_document_are_left_out(self) -> None:
+    def test_words_that_quote_a_document_are_left_out(self):
         def transport(request: httpx.Request) -> httpx.Response:
             return httpx.Response(
                 400, json={"error": {"message": "bad input: The PIN is 4711 0815."}}
@@ -423,7 +419,7 @@ class TestOddInput:
         assert "4711" not in str(raised.value)
         assert "4711" not in raised.value.trace.steps[0].error
 
-    def test_an_unknown_argument_is_named_as_the_chains(self) -> None:
+    def test_an_unknown_argument_is_named_as_the_chains(self):
         with pytest.raises(TypeError) as raised:
             ChainOfAgents(llm="http://127.0.0.1:9/v1", wokers=3)
         assert str(raised.value) == (

@@ -22,7 +22,7 @@ def blocks(*names: str) -> list[ContextBlock]:
     return [ContextBlock(id=one, text=f"{one} " * 700) for one in names]
 
 
-def test_prompts_that_share_documents_read_them_and_turns_the_turn_before() -> None:
+def test_prompts_that_share_documents_read_them_and_turns_the_turn_before():
     shared = planner()
     with caching_server("anthropic") as server:
         for number in range(3):
@@ -41,7 +41,7 @@ def test_prompts_that_share_documents_read_them_and_turns_the_turn_before() -> N
         assert not server.refusals
 
 
-def test_tools_come_as_a_tool_config_and_their_marks_count() -> None:
+def test_tools_come_as_a_tool_config_and_their_marks_count():
     shared = planner("bedrock(life=1h)")
     requests = [ContextRequest(blocks("a", "b", "c"), f"Which {n}?") for n in range(4)]
     plan = shared.plan_batch(requests).plans[0]
@@ -56,7 +56,7 @@ def test_tools_come_as_a_tool_config_and_their_marks_count() -> None:
     assert {"cachePoint": {"type": "default", "ttl": "1h"}} in content
 
 
-def test_what_messages_hold_is_kept() -> None:
+def test_what_messages_hold_is_kept():
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     odd = {"id": "t2", "type": "function", "function": {"name": "g", "arguments": "[1"}}
     body = converse_form(

@@ -2,7 +2,6 @@ import gc
 import importlib
 import os
 import sys
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from weakref import ref
@@ -32,9 +31,7 @@ class Register:
         self.count = 0
 
 
-def test_a_state_that_another_thread_was_changing_is_empty_in_a_child_and_the_lock_is_free(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_state_that_another_thread_was_changing_is_empty_in_a_child_and_the_lock_is_free(caplog):
     register = Register()
     is_half_changed, may_go_on = Event(), Event()
 
@@ -60,7 +57,7 @@ def test_a_state_that_another_thread_was_changing_is_empty_in_a_child_and_the_lo
     assert (register.names, register.count) == (["a"], 1)
 
 
-def test_a_state_that_nobody_was_changing_is_a_childs_too() -> None:
+def test_a_state_that_nobody_was_changing_is_a_childs_too():
     register = Register()
     register.names.append("a")
 
@@ -71,7 +68,7 @@ def test_a_state_that_nobody_was_changing_is_a_childs_too() -> None:
     assert in_children(1, child) == [["a"]]
 
 
-def test_a_thread_that_forks_inside_its_own_lock_goes_on_with_its_change_in_the_child() -> None:
+def test_a_thread_that_forks_inside_its_own_lock_goes_on_with_its_change_in_the_child():
     register = Register()
 
     def child(number: int) -> list[str]:
@@ -85,7 +82,7 @@ def test_a_thread_that_forks_inside_its_own_lock_goes_on_with_its_change_in_the_
         assert register.names == ["a"]
 
 
-def test_locks_and_methods_to_call_after_a_fork_do_not_keep_their_owners_alive() -> None:
+def test_locks_and_methods_to_call_after_a_fork_do_not_keep_their_owners_alive():
     register = Register()
     renew_after_fork(register.forget)
     gc.disable()  # no cycle either
@@ -97,7 +94,7 @@ def test_locks_and_methods_to_call_after_a_fork_do_not_keep_their_owners_alive()
         gc.enable()
 
 
-def test_each_child_and_grandchild_has_a_name_of_its_own() -> None:
+def test_each_child_and_grandchild_has_a_name_of_its_own():
     def child(number: int) -> list[str]:
         return [process_name(), *in_children(2, lambda number: process_name())]
 
@@ -109,7 +106,7 @@ def test_each_child_and_grandchild_has_a_name_of_its_own() -> None:
     assert names[:3] == [first, f"{first}1.", f"{first}2."]
 
 
-def test_threads_that_fork_at_the_same_time_name_their_children_apart() -> None:
+def test_threads_that_fork_at_the_same_time_name_their_children_apart():
     names: list[str] = []
 
     def fork() -> None:
@@ -123,9 +120,7 @@ def test_threads_that_fork_at_the_same_time_name_their_children_apart() -> None:
     assert len(set(names)) == 15
 
 
-def test_a_fork_waits_for_a_late_import_that_another_thread_has_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_waits_for_a_late_import_that_another_thread_has_begun(tmp_path, monkeypatch):
     (tmp_path / "imported_late.py").write_text(
         "import import_signals\nimport_signals.begun.set()\nimport_signals.go_on.wait()\n"
     )
@@ -156,8 +151,8 @@ def test_a_fork_waits_for_a_late_import_that_another_thread_has_begun(
 
 
 def test_the_parent_of_a_child_that_was_forked_by_no_python_code_is_told_apart_by_its_pid(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """A server in C runs the hooks of the child, and may not run those before the fork."""
     import ctxreuse.context.fork_safety as fork_safety
 

@@ -66,7 +66,7 @@ from langchain_ctxreuse.chat_model.model_answer import reported_usage
         ("odd", None),
     ],
 )
-def test_each_token_counts_once(usage: Any, read: ReportedTokens | None) -> None:
+def test_each_token_counts_once(usage, read):
     assert usage_of(usage) == read
     if isinstance(usage, dict):
         assert usage_of(SimpleNamespace(**usage)) == read
@@ -89,7 +89,7 @@ def test_each_token_counts_once(usage: Any, read: ReportedTokens | None) -> None
         ({}, None),
     ],
 )  # fmt: skip
-def test_langchains_details_count_once(details: Any, written: Any) -> None:
+def test_langchains_details_count_once(details, written):
     usage: Any = {
         "input_tokens": 100, "output_tokens": 5, "total_tokens": 105,
         "input_token_details": details,
@@ -98,7 +98,7 @@ def test_langchains_details_count_once(details: Any, written: Any) -> None:
     assert found == ReportedTokens(100, details.get("cache_read"), 5, written)
 
 
-def test_savings_sum_what_was_written_by_time_to_live() -> None:
+def test_savings_sum_what_was_written_by_time_to_live():
     planner = ReusePlanner(cache="anthropic(life=1h)", tenant_class=lambda tenant: "paid")
     plan = planner.plan(ContextRequest(["one"]))
     planner.observe(plan, 100, 60, written_tokens={"5m": 20, "1h": 10})

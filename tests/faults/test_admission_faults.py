@@ -19,7 +19,7 @@ class Forgetful(ReusePlanner):
         raise LookupError("says: a text of a user's document")
 
 
-async def test_an_admission_queue_counts_what_it_cannot_take_back() -> None:
+async def test_an_admission_queue_counts_what_it_cannot_take_back():
     planner = Forgetful()
     queue = AdmissionQueue(planner, window_s=0)
     async with queue.slot(ContextRequest(["a text"], "Which?")) as plan:
@@ -28,7 +28,7 @@ async def test_an_admission_queue_counts_what_it_cannot_take_back() -> None:
     assert queue.faults == planner.savings.planning_failures == 1
 
 
-def test_a_manager_that_fails_is_the_error_of_the_question() -> None:
+def test_a_manager_that_fails_is_the_error_of_the_question():
     def says(prompt: str) -> str:
         if prompt.startswith("Several readers have each"):
             raise ConnectionError("the engine is gone")

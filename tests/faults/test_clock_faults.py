@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 
 import httpx
 import pytest
@@ -40,14 +39,7 @@ class Clock:
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("name", ["time", "monotonic"])
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_jump_between_calls_changes_nothing(
-    kind: str,
-    name: str,
-    jump: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_jump_between_calls_changes_nothing(kind, name, jump, tmp_path, monkeypatch, caplog):
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -78,9 +70,7 @@ def test_a_jump_between_calls_changes_nothing(
 
 @pytest.mark.parametrize("name", ["time", "monotonic"])
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_jump_while_calls_wait_for_each_other_holds_none(
-    name: str, jump: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jump_while_calls_wait_for_each_other_holds_none(name, jump, monkeypatch):
     planner = ReusePlanner()
     program = Chain(planner)
     program.with_window(0.05)
@@ -99,9 +89,7 @@ def test_a_jump_while_calls_wait_for_each_other_holds_none(
     assert program.faults == 0
 
 
-def test_spans_begin_at_no_time_that_exporters_cannot_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spans_begin_at_no_time_that_exporters_cannot_write(monkeypatch):
     """A machine that has just started may know no better than 1970."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
@@ -113,8 +101,8 @@ def test_spans_begin_at_no_time_that_exporters_cannot_write(
 
 @pytest.mark.parametrize("ahead_s", JUMPS)
 def test_an_engine_that_asks_for_a_wait_until_a_date_is_asked_again_by_its_own_clock(
-    ahead_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ahead_s, monkeypatch
+):
     """The process's clock is hours off; the reply says what the engine takes for now."""
     clock = Clock("time", monkeypatch)
     client = Client(ReusePlanner())

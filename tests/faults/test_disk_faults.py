@@ -51,7 +51,7 @@ def told() -> Iterator[list[str]]:
     """Collect what the log says."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("ctxreuse").addHandler(handler)
     yield lines
     logging.getLogger("ctxreuse").removeHandler(handler)
@@ -64,9 +64,7 @@ def recorded(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_program_that_is_recorded_goes_on_and_so_does_the_recording(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_program_that_is_recorded_goes_on_and_so_does_the_recording(kind, tmp_path):
     recording = RECORDING[kind.split()[0]]
 
     def run(_: int) -> None:
@@ -92,9 +90,7 @@ def test_a_program_that_is_recorded_goes_on_and_so_does_the_recording(
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_planner_that_cannot_be_saved_plans_on_and_is_saved_later(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_planner_that_cannot_be_saved_plans_on_and_is_saved_later(kind, tmp_path):
     file = tmp_path / "sent.planner"
 
     def run(_: int) -> None:
@@ -121,9 +117,7 @@ def test_a_planner_that_cannot_be_saved_plans_on_and_is_saved_later(
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "trace.jsonl"])
-def test_a_child_that_cannot_open_its_recording_tries_again(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_cannot_open_its_recording_tries_again(name, tmp_path, monkeypatch):
     """Its files are opened with its first request, when there may be no room for them."""
     open_file = os.open
 
@@ -166,9 +160,7 @@ print([len(Found().invoke(f"question {number}")) for number in range(20)])
         (8, 0, ["recorded in sent: ", "next: ", "could not be recorded; see the log"]),
     ],
 )
-def test_a_program_that_the_command_records_runs_as_it_is(
-    blocks: int, code: int, told: list[str], tmp_path: Path
-) -> None:
+def test_a_program_that_the_command_records_runs_as_it_is(blocks, code, told, tmp_path):
     """With room for some requests, or for none: then nobody says that there were none."""
     (tmp_path / "app.py").write_text(APP)
     limited = f"ulimit -f {blocks}; exec {sys.executable} -m ctxreuse record -o sent app.py"

@@ -45,9 +45,7 @@ READ = ("no reply",)
 
 @pytest.mark.parametrize("kind", ALL_PROGRAMS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_program_fails_as_without_us_and_profits_again(
-    kind: str, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_program_fails_as_without_us_and_profits_again(kind, fault, caplog):
     ours, plain = ALL_PROGRAMS[kind](ReusePlanner()), ALL_PROGRAMS[kind](None)
     planner = ours.planner
     assert planner is not None
@@ -71,7 +69,7 @@ def test_a_program_fails_as_without_us_and_profits_again(
 
 @pytest.mark.parametrize("kind", ALL_PROGRAMS)
 @pytest.mark.parametrize("fault", ["refuses", "500", "half a reply"])
-def test_a_fault_in_between_leaves_nothing_behind(kind: str, fault: str) -> None:
+def test_a_fault_in_between_leaves_nothing_behind(kind, fault):
     """Every second call fails; the others are answered, cached and counted."""
     ours, plain = ALL_PROGRAMS[kind](ReusePlanner()), ALL_PROGRAMS[kind](None)
     for number, letters in enumerate(("abc", "cab", "bca", "xyz", "zyx", "cba")):

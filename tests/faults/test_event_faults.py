@@ -49,7 +49,7 @@ def restarted(telling: Telling, sync: KVEventSync) -> Iterator[None]:
 def away(telling: Telling, sync: KVEventSync) -> Iterator[None]:
     """The engine answers, and tells nothing."""
     telling.publisher.close()
-    publisher, telling.publisher = telling.publisher, Silent()  # type: ignore[assignment]
+    publisher, telling.publisher = telling.publisher, Silent()
     yield
     telling.publisher = Publisher(ports=publisher.ports)
     telling.cache = TellingCache(10_000, 16)
@@ -84,10 +84,10 @@ def lost(telling: Telling, sync: KVEventSync) -> Iterator[None]:
 def our_fault(telling: Telling, sync: KVEventSync) -> Iterator[None]:
     requests = sync._listener.requests
     apply = requests.apply
-    requests.apply = None  # type: ignore[assignment, method-assign]
+    requests.apply = None
     yield
     until(lambda: sync.stats.faults > 0)
-    requests.apply = apply  # type: ignore[method-assign]
+    requests.apply = apply
 
 
 class Fault(NamedTuple):
@@ -109,9 +109,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("name", FAULTS)
-def test_calls_go_on_as_without_us_and_profit_again(
-    kind: str, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_calls_go_on_as_without_us_and_profit_again(kind, name, caplog):
     planner, telling = ReusePlanner(), Telling()
     ours, plain = PROGRAMS[kind](planner), PROGRAMS[kind](None)
     ours.engine.served = telling.served

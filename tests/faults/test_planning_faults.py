@@ -85,9 +85,7 @@ def planner_with(settings: dict[str, str], switch: Switch) -> ReusePlanner:
 
 @pytest.mark.parametrize("kind", ALL_PROGRAMS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_program_goes_on_as_without_us_and_profits_again(
-    kind: str, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_program_goes_on_as_without_us_and_profits_again(kind, fault, caplog):
     settings, begin = FAULTS[fault]
     switch = Switch()
     wrapped = ALL_PROGRAMS[kind](planner_with(settings, switch))
@@ -107,13 +105,13 @@ def test_a_program_goes_on_as_without_us_and_profits_again(
 
 
 @pytest.mark.parametrize("kind", ALL_PROGRAMS)
-def test_where_the_engine_fails_too_its_error_is_what_it_is_without_us(kind: str) -> None:
+def test_where_the_engine_fails_too_its_error_is_what_it_is_without_us(kind):
     """An answered prompt, or one that failed, is taken back: that may fail as planning does."""
     ours, plain = ALL_PROGRAMS[kind](ReusePlanner()), ALL_PROGRAMS[kind](None)
     assert ours.planner is not None
 
     def break_planner(request: Any) -> None:
-        ours.planner._planning = Broken()  # type: ignore[assignment, union-attr]
+        ours.planner._planning = Broken()
         raise httpx.ConnectError("no", request=request)
 
     def fail(request: Any) -> None:

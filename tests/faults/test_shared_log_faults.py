@@ -152,7 +152,7 @@ FAULTS: dict[tuple[str, str], Fault] = {
         for name in ("away", "slow", "full", "read_only", "damaged")
     },
     **{
-        (store, name): lambda one, spoilt=spoilt: entries(one, spoilt)  # type: ignore[misc]
+        (store, name): lambda one, spoilt=spoilt: entries(one, spoilt)
         for store in ("file", "Redis")
         for name, spoilt in {
             "damaged entries": lambda entry: entry[:-1],
@@ -184,9 +184,7 @@ def noticed(planner: ReusePlanner) -> bool:
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize(("where", "fault"), FAULTS)
-def test_a_log_that_fails_costs_no_call_and_is_caught_up_with(
-    kind: str, where: str, fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_that_fails_costs_no_call_and_is_caught_up_with(kind, where, fault, tmp_path, caplog):
     with store_of(where, tmp_path) as store:
         one, other = (ReusePlanner(shared_log=store.open()) for _ in range(2))
         ours, theirs, plain = (PROGRAMS[kind](planner) for planner in (one, other, None))
@@ -232,14 +230,14 @@ def knows_what_was_sent(theirs: Program, ours: Program) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_disk_that_is_full_costs_no_call_and_is_caught_up_with(kind: str, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_costs_no_call_and_is_caught_up_with(kind, tmp_path):
     """In a process of its own, whose files may not grow for a while."""
     import resource
 
     def run(_: int) -> list[str]:
         told: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: told.append(record.getMessage())
         logging.getLogger("ctxreuse").addHandler(handler)
         store = Files(tmp_path)
         one, other = (ReusePlanner(shared_log=store.open()) for _ in range(2))

@@ -59,9 +59,7 @@ def provided(part: str, failing: Failing, exporter: InMemorySpanExporter) -> Tra
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("part", ["sampler", "processor", "exporter"])
-def test_tracing_that_fails_fails_no_call(
-    kind: str, part: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tracing_that_fails_fails_no_call(kind, part, caplog):
     failing, exporter = Failing(), InMemorySpanExporter()
     planner = ReusePlanner(tracing=PlannerSpans(provided(part, failing, exporter)))
     ours, plain = PROGRAMS[kind](planner), PROGRAMS[kind](None)
@@ -88,9 +86,7 @@ def broken_part(planner: ReusePlanner, name: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["_planning", "_meter", "_exchange"])
-def test_a_planner_that_cannot_be_read_hides_no_other_metric(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_planner_that_cannot_be_read_hides_no_other_metric(name, caplog):
     registry = CollectorRegistry()
     Counter("users_own", "Of the application.", registry=registry).inc()
     one, other = Client(ReusePlanner()), Client(ReusePlanner())
@@ -125,11 +121,11 @@ STATES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_pool_that_cannot_be_read_hides_no_other_metric(kind: str) -> None:
+def test_a_pool_that_cannot_be_read_hides_no_other_metric(kind):
     registry = CollectorRegistry()
     Counter("users_own", "Of the application.", registry=registry).inc()
     pool = SimpleNamespace(planners={"engine": ReusePlanner()}, statistics=STATES[kind])
-    collector = PlannerCollector(ReusePlanner(), {"pool": pool})  # type: ignore[dict-item]
+    collector = PlannerCollector(ReusePlanner(), {"pool": pool})
     collector.register(registry)
     page = generate_latest(registry)
     assert b"users_own_total 1.0" in page

@@ -46,14 +46,14 @@ def chain(retriever: ReuseRetriever) -> Runnable[str, Any]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_chains_batch_is_planned_together_where_it_retrieves(late: bool) -> None:
+async def test_a_chains_batch_is_planned_together_where_it_retrieves(late):
     asked = chain(reusing(LateRetriever(store={}) if late else None))
     async with asyncio.timeout(30):
         prompts = await asked.abatch(WORDS)
     assert [one.to_string()[7:10] for one in prompts] == TOGETHER
 
 
-async def test_calls_at_once_go_on_in_the_planned_order() -> None:
+async def test_calls_at_once_go_on_in_the_planned_order():
     async def ask(word: str) -> None:
         gone.append(letters_of(await retriever.ainvoke(word)))
 
@@ -64,7 +64,7 @@ async def test_calls_at_once_go_on_in_the_planned_order() -> None:
     assert gone == ["abc", "abc", "abc", "xyz", "xyz"]
 
 
-async def test_who_comes_alone_does_not_wait() -> None:
+async def test_who_comes_alone_does_not_wait():
     retriever = reusing()
     async with asyncio.timeout(30):
         await retriever.ainvoke("abc")
@@ -72,7 +72,7 @@ async def test_who_comes_alone_does_not_wait() -> None:
     assert letters_of(found) == "abc"
 
 
-async def test_tenants_are_planned_apart() -> None:
+async def test_tenants_are_planned_apart():
     async def ask(tenant: str, word: str) -> str:
         with request_context(tenant=tenant):
             return letters_of(await retriever.ainvoke(word))
@@ -83,7 +83,7 @@ async def test_tenants_are_planned_apart() -> None:
     assert found == ["abc", "cab", "abc"]
 
 
-async def test_compressors_plan_together_what_comes_together() -> None:
+async def test_compressors_plan_together_what_comes_together():
     compressor = ReuseCompressor(planner=ReusePlanner(), annotation="metadata")
     compressor._documents._batcher._window_s = LONG_S
     async with asyncio.timeout(30):

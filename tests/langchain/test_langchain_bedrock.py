@@ -45,7 +45,7 @@ def points(model: ReuseChatModel) -> int:
 
 
 @pytest.mark.parametrize("life", ["5m", "1h"])
-def test_cache_points_stand_where_prompts_fork(server: CachingServer, life: str) -> None:
+def test_cache_points_stand_where_prompts_fork(server, life):
     model = wrapped(server, f"bedrock(life={life})")
     for number, names in enumerate([*ROUNDS, *ROUNDS]):
         context = format_context(found(" ".join(names)))
@@ -57,7 +57,7 @@ def test_cache_points_stand_where_prompts_fork(server: CachingServer, life: str)
     assert not server.refusals
 
 
-def test_what_is_sent_in_parts_says_what_is_sent_in_one(server: CachingServer) -> None:
+def test_what_is_sent_in_parts_says_what_is_sent_in_one(server):
     said = []
     for cache in ("bedrock", "vllm"):
         model = wrapped(server, cache).model_copy(update={"strategy": "none"})
@@ -76,9 +76,7 @@ def test_what_is_sent_in_parts_says_what_is_sent_in_one(server: CachingServer) -
 
 
 @pytest.mark.parametrize("users", range(7))
-def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(
-    server: CachingServer, users: int
-) -> None:
+def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(server, users):
     model = wrapped(server)
     rules: list[Any] = []
     for number in range(users):
@@ -97,7 +95,7 @@ def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(
     assert not server.refusals
 
 
-def test_a_cache_point_of_the_users_behind_a_context_is_not_doubled(server: CachingServer) -> None:
+def test_a_cache_point_of_the_users_behind_a_context_is_not_doubled(server):
     model = wrapped(server)
     history: list[BaseMessage] = []
     for number in range(3):
@@ -110,7 +108,7 @@ def test_a_cache_point_of_the_users_behind_a_context_is_not_doubled(server: Cach
     assert points(model) <= 4
 
 
-def test_each_turn_of_a_conversation_reads_the_turn_before(server: CachingServer) -> None:
+def test_each_turn_of_a_conversation_reads_the_turn_before(server):
     model = wrapped(server)
     messages: list[BaseMessage] = [SystemMessage("Be brief.")]
     for number, names in enumerate(["one two three", "four five", "six one"]):
@@ -121,7 +119,7 @@ def test_each_turn_of_a_conversation_reads_the_turn_before(server: CachingServer
         assert server.usages[-1].read == before
 
 
-def test_a_tools_result_has_one_cache_point_behind_it(server: CachingServer) -> None:
+def test_a_tools_result_has_one_cache_point_behind_it(server):
     model = wrapped(server)
     call = {"name": "search", "args": {}, "id": "t"}
     for number in range(3):
@@ -137,7 +135,7 @@ def test_a_tools_result_has_one_cache_point_behind_it(server: CachingServer) -> 
         assert [list(one) for one in content] == [["toolResult"], ["cachePoint"]]
 
 
-def test_agents_send_cache_points(server: CachingServer) -> None:
+def test_agents_send_cache_points(server):
     planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
     ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
     agent: Any = create_agent(ChatBedrockConverse.at(server), middleware=[ours])
@@ -151,7 +149,7 @@ def test_agents_send_cache_points(server: CachingServer) -> None:
     assert not server.refusals
 
 
-def test_the_older_class_sends_them_where_it_uses_that_api(server: CachingServer) -> None:
+def test_the_older_class_sends_them_where_it_uses_that_api(server):
     planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
     points_sent = []
     for uses_converse in (False, True):

@@ -28,7 +28,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[ReuseChatModel, list[str]]
     return model(RecordingModel(), window_s=LONGEST_WINDOW_S), waited
 
 
-def test_a_prompt_without_a_context_is_sent_at_once() -> None:
+def test_a_prompt_without_a_context_is_sent_at_once():
     wrapped = model(RecordingModel(), window_s=LONGEST_WINDOW_S)
     assert wrapped.invoke("Hi?").content == "Hi?"
     assert asyncio.run(wrapped.ainvoke("Ho?")).content == "Ho?"
@@ -37,7 +37,7 @@ def test_a_prompt_without_a_context_is_sent_at_once() -> None:
     assert wrapped.prompt_statistics.without_context == 3
 
 
-def test_a_prompt_with_a_context_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_with_a_context_waits(monkeypatch):
     wrapped, waited = waiting(monkeypatch)
     wrapped.invoke(question("ab", "One?"))
     wrapped.invoke("None?")
@@ -48,7 +48,7 @@ def test_a_prompt_with_a_context_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrapped.prompt_statistics.planned == 3
 
 
-def test_a_prompt_of_a_run_that_has_retrieved_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_of_a_run_that_has_retrieved_waits(monkeypatch):
     wrapped, waited = waiting(monkeypatch)
 
     def ask(asked: str) -> None:

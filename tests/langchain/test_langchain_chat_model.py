@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 
 
 class TestContexts:
-    def test_a_rendered_context_is_planned(self) -> None:
+    def test_a_rendered_context_is_planned(self):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
@@ -51,7 +51,7 @@ class TestContexts:
             "[Doc_3] > [Doc_1] > [Doc_2] and answer the question.\n\nWhich?"
         )
 
-    async def test_async_calls_send_what_sync_ones_send(self) -> None:
+    async def test_async_calls_send_what_sync_ones_send(self):
         sync, asynchronous = RecordingModel(), RecordingModel()
         one, other = model(sync), model(asynchronous)
         for letters in ("abc", "cab", "bde", "eb"):
@@ -59,7 +59,7 @@ class TestContexts:
             await other.ainvoke(question(letters))
         assert [call.text for call in sync.calls] == [call.text for call in asynchronous.calls]
 
-    def test_the_callers_messages_are_not_changed(self) -> None:
+    def test_the_callers_messages_are_not_changed(self):
         wrapper = model()
         wrapper.invoke(question("abc"))
         message = HumanMessage([{"type": "text", "text": question("cab")}, PIXEL])
@@ -67,7 +67,7 @@ class TestContexts:
         wrapper.invoke([message])
         assert message == before
 
-    def test_only_the_text_of_a_message_changes(self) -> None:
+    def test_only_the_text_of_a_message_changes(self):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
@@ -79,7 +79,7 @@ class TestContexts:
         assert letters_in(str(sent.content)) == "abc"
         assert sent == message.model_copy(update={"content": sent.content})
 
-    def test_messages_that_do_not_change_are_passed_on_themselves(self) -> None:
+    def test_messages_that_do_not_change_are_passed_on_themselves(self):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
@@ -87,7 +87,7 @@ class TestContexts:
         wrapper.invoke([kept, HumanMessage(question("cab"))])
         assert inner.calls[1].messages[0] is kept
 
-    def test_text_parts_are_planned_and_other_parts_are_not_touched(self) -> None:
+    def test_text_parts_are_planned_and_other_parts_are_not_touched(self):
         inner = RecordingModel()
         wrapper = model(inner)
         parts: list[Any] = ["Look:", PIXEL, {"type": "text", "text": context("abc"), "extra": 1}]
@@ -96,13 +96,13 @@ class TestContexts:
         moved = [*parts[:2], {"type": "text", "text": text, "extra": 1}, "Which?"]
         wrapper.invoke([HumanMessage(moved)])
         [sent] = inner.calls[1].messages
-        planned = sent.content[2]["text"]  # type: ignore[index, call-overload]
+        planned = sent.content[2]["text"]
         assert letters_in(planned) == "abc"
         assert (planned[0], planned[-2:]) == (" ", "\n ")
-        assert sent.content[2]["extra"] == 1  # type: ignore[index, call-overload]
+        assert sent.content[2]["extra"] == 1
         assert [*sent.content[:2], sent.content[3]] == [*moved[:2], "Which?"]
 
-    def test_an_answered_turn_is_replayed_as_it_was_sent(self) -> None:
+    def test_an_answered_turn_is_replayed_as_it_was_sent(self):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
@@ -118,7 +118,7 @@ class TestContexts:
         assert sent[2][:3] == sent[1]
         assert inner.calls[3].messages[1] is call
 
-    def test_a_conversation_is_not_shown_a_block_twice(self) -> None:
+    def test_a_conversation_is_not_shown_a_block_twice(self):
         inner = RecordingModel()
         wrapper = model(inner)
         first = HumanMessage(question("abc"))
@@ -130,7 +130,7 @@ class TestContexts:
             f"[Doc_4] {block('d').text}\n\nWhich?"
         )
 
-    def test_documents_that_the_retriever_has_planned_are_left_alone(self) -> None:
+    def test_documents_that_the_retriever_has_planned_are_left_alone(self):
         inner = RecordingModel()
         wrapper = model(inner)
         planner = ReusePlanner()
@@ -148,7 +148,7 @@ class TestContexts:
         assert letters_in(inner.calls[-1].text) == "uvw"
         assert wrapper.planner.statistics().requests == 0
 
-    def test_documents_without_a_plan_are_planned_in_the_prompt(self) -> None:
+    def test_documents_without_a_plan_are_planned_in_the_prompt(self):
         inner = RecordingModel()
         prompt = ChatPromptTemplate.from_messages(
             [("system", "Be brief."), ("human", "{context}\n\n{question}")]
@@ -159,7 +159,7 @@ class TestContexts:
             chain.invoke({"context": format_context(found), "question": "Which?"})
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
-    def test_other_tools_are_another_prefix(self) -> None:
+    def test_other_tools_are_another_prefix(self):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"), tools=[{"name": "one"}])
@@ -167,7 +167,7 @@ class TestContexts:
         wrapper.invoke(question("bca"), tools=[{"name": "one"}])
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
 
-    def test_a_registry_of_its_own_keeps_contexts_apart(self) -> None:
+    def test_a_registry_of_its_own_keeps_contexts_apart(self):
         registry = ContextRegistry()
         own, shared = RecordingModel(), RecordingModel()
         models = [model(own, registry=registry), model(shared)]
@@ -182,7 +182,7 @@ class TestContexts:
 
 
 class TestArguments:
-    def test_the_model_is_called_with_exactly_the_users_arguments(self) -> None:
+    def test_the_model_is_called_with_exactly_the_users_arguments(self):
         inner = RecordingModel()
         wrapper = model(inner)
         with request_context(tenant="acme", conversation_id="c1"):
@@ -191,16 +191,14 @@ class TestArguments:
         assert arguments.pop("run_manager") is not None
         assert arguments == {"stop": ["."], "temperature": 0.5}
 
-    def test_bound_arguments_reach_the_model(self) -> None:
+    def test_bound_arguments_reach_the_model(self):
         inner = RecordingModel()
         model(inner).bind(stop=["!"]).invoke("Hi")
         assert inner.calls[0].arguments["stop"] == ["!"]
 
-    def test_a_model_without_a_run_manager_gets_none(self) -> None:
+    def test_a_model_without_a_run_manager_gets_none(self):
         class Plain(RecordingModel):
-            def _generate(  # type: ignore[override]
-                self, messages: list[BaseMessage], stop: Any = None
-            ) -> ChatResult:
+            def _generate(self, messages: list[BaseMessage], stop: Any = None) -> ChatResult:
                 return answer(self._record(messages, {"stop": stop}))
 
         inner = Plain()
@@ -208,7 +206,7 @@ class TestArguments:
         assert inner.calls[0].arguments == {"stop": None}
 
     @pytest.mark.parametrize("tenant", ["acme", None])
-    async def test_a_tenants_salt_is_sent_on_request(self, tenant: str | None) -> None:
+    async def test_a_tenants_salt_is_sent_on_request(self, tenant):
         inner = RecordingModel()
         wrapper = model(inner, send_cache_salt=True)
         config = configured(tenant=tenant)
@@ -227,7 +225,7 @@ class TestArguments:
                 {"cache_salt": "mine"},
             ]
 
-    def test_salts_of_tenants_differ_and_are_stable(self) -> None:
+    def test_salts_of_tenants_differ_and_are_stable(self):
         inner = RecordingModel()
         for tenant, key in (("a", ""), ("b", ""), ("a", ""), ("a", "secret")):
             wrapper = model(inner, send_cache_salt=True, salt_key=key)
@@ -237,7 +235,7 @@ class TestArguments:
         assert salts[0] == salts[2]
         assert len(set(salts)) == 3
 
-    def test_a_session_is_named_on_request(self) -> None:
+    def test_a_session_is_named_on_request(self):
         inner = RecordingModel()
         wrapper = model(inner, send_session_id=True)
         wrapper.invoke("Hi", configured(thread_id="Größe\n1"), extra_headers={"X-Mine": "1"})
@@ -249,7 +247,7 @@ class TestArguments:
         assert headers[0]["X-Session-ID"].isascii()
         assert headers[1:] == [{"x-session-id": "mine"}, None]
 
-    def test_salt_and_session_reach_the_engine_beside_the_models_own_body(self) -> None:
+    def test_salt_and_session_reach_the_engine_beside_the_models_own_body(self):
         engine = EmulatedEngine()
         seen: list[httpx.Headers] = []
         client = httpx.Client(
@@ -259,7 +257,7 @@ class TestArguments:
         inner = ChatOpenAI(
             model="emulated",
             base_url="http://engine/v1",
-            api_key="none",  # type: ignore[arg-type]
+            api_key="none",
             http_client=client,
             extra_body={"top_k": 7},
         )
@@ -272,28 +270,28 @@ class TestArguments:
 
 
 class TestScope:
-    async def test_the_listeners_context_shows_nothing_of_a_stream(self) -> None:
+    async def test_the_listeners_context_shows_nothing_of_a_stream(self):
         wrapper = model(StreamingModel())
         steps = wrapper.stream("Hello", configured(tenant="one"))
         next(steps)
         asteps = wrapper.astream("Hello", configured(tenant="one"))
-        await anext(asteps)  # type: ignore[arg-type]
+        await anext(asteps)
         assert "tenant='one'" not in repr(list(copy_context().items()))
-        steps.close()  # type: ignore[attr-defined]
-        await asteps.aclose()  # type: ignore[attr-defined]
+        steps.close()
+        await asteps.aclose()
 
-    async def test_a_stream_may_be_ended_from_another_context(self) -> None:
+    async def test_a_stream_may_be_ended_from_another_context(self):
         wrapper = model(StreamingModel())
         steps = wrapper.stream(question("abc", tenant="one"), configured(tenant="one"))
         copy_context().run(next, steps)
-        steps.close()  # type: ignore[attr-defined]
+        steps.close()
         asteps = wrapper.astream(question("abc", tenant="one"), configured(tenant="one"))
-        await asyncio.create_task(anext(asteps))  # type: ignore[arg-type]
-        await asteps.aclose()  # type: ignore[attr-defined]
+        await asyncio.create_task(anext(asteps))
+        await asteps.aclose()
         assert letters_in(str(wrapper.invoke(question("cab")).content)) == ""
         assert wrapper.planner.statistics().requests == 3
 
-    def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self) -> None:
+    def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self):
         inner = RecordingModel()
         outer = model(strategy="none").model_copy(update={"inner": model(inner)})
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
@@ -309,38 +307,36 @@ class TestWrongArguments:
         "inner",
         [None, "gpt", 3, RunnableLambda(lambda text: text), ChatOpenAI, RecordingModel().bind()],
     )
-    def test_an_inner_model_of_another_type_is_refused(self, inner: object) -> None:
+    def test_an_inner_model_of_another_type_is_refused(self, inner):
         with pytest.raises(ValidationError, match=r"inner must be a LangChain chat model, not .*;"):
-            ReuseChatModel(inner=inner)  # type: ignore[arg-type]
+            ReuseChatModel(inner=inner)
 
     @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
-    def test_a_planner_of_another_type_is_refused(self, planner: object) -> None:
+    def test_a_planner_of_another_type_is_refused(self, planner):
         with pytest.raises(ValueError, match=r"planner must be a ctxreuse\.ReusePlanner"):
             model(planner=planner)
 
     @pytest.mark.parametrize("window_s", [-1, float("nan"), "5 ms", None, True, 61])
-    def test_a_window_out_of_range_is_refused(self, window_s: object) -> None:
+    def test_a_window_out_of_range_is_refused(self, window_s):
         with pytest.raises(ValueError, match="micro-batch window"):
             model(window_s=window_s)
 
     @pytest.mark.parametrize("strategy", ["fast", None, ["reuse"]])
-    def test_an_unknown_strategy_is_refused(self, strategy: object) -> None:
+    def test_an_unknown_strategy_is_refused(self, strategy):
         with pytest.raises(ValueError, match=r"no strategy .*'reuse', 'paper', 'none'"):
             model(strategy=strategy)
 
     @pytest.mark.parametrize("field", ["send_cache_salt", "send_session_id"])
-    def test_a_switch_is_true_or_false(self, field: str) -> None:
+    def test_a_switch_is_true_or_false(self, field):
         with pytest.raises(ValueError, match=field):
             model(**{field: "yes"})
 
-    def test_each_wrapper_has_a_planner_of_its_own_unless_given(self) -> None:
+    def test_each_wrapper_has_a_planner_of_its_own_unless_given(self):
         shared = ReusePlanner()
         assert model().planner is not model().planner
         assert model(planner=shared).planner is shared
 
-    def test_arguments_for_the_inner_model_are_said_to_be_unused(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_arguments_for_the_inner_model_are_said_to_be_unused(self, caplog):
         with caplog.at_level(logging.WARNING, "ctxreuse"):
             model(temperature=0, api_key="secret")
         assert "does not use api_key, temperature" in caplog.text

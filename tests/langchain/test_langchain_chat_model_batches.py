@@ -80,9 +80,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 @every_method
 @pytest.mark.parametrize("concurrency", [1, 2, None])
-def test_sent_in_the_planned_order_and_answered_in_the_callers(
-    method: str, concurrency: int | None
-) -> None:
+def test_sent_in_the_planned_order_and_answered_in_the_callers(method, concurrency):
     inner = RecordingModel()
     answers = run(method, model(inner), prompts(), {"max_concurrency": concurrency})
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
@@ -94,7 +92,7 @@ def test_sent_in_the_planned_order_and_answered_in_the_callers(
 
 
 @pytest.mark.parametrize("method", ["batch", "batch_as_completed"])
-def test_threads_wait_for_those_before_them(method: str) -> None:
+def test_threads_wait_for_those_before_them(method):
     class SlowForTheFirst(BaseCallbackHandler):
         def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
             if text_of(messages[0]).endswith(("q0", "q5")):
@@ -107,7 +105,7 @@ def test_threads_wait_for_those_before_them(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["abatch", "abatch_as_completed"])
-def test_tasks_wait_for_those_before_them(method: str) -> None:
+def test_tasks_wait_for_those_before_them(method):
     class SlowForTheFirst(AsyncCallbackHandler):
         async def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
             await asyncio.sleep(0.02 if text_of(messages[0]).endswith(("q0", "q5")) else 0)
@@ -119,7 +117,7 @@ def test_tasks_wait_for_those_before_them(method: str) -> None:
 
 
 @every_method
-def test_streaming_models_are_sent_in_the_planned_order(method: str) -> None:
+def test_streaming_models_are_sent_in_the_planned_order(method):
     inner = StreamingModel()
     answers = run(method, model(inner), prompts(), {"max_concurrency": 1}, stream=True)
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
@@ -127,7 +125,7 @@ def test_streaming_models_are_sent_in_the_planned_order(method: str) -> None:
 
 
 @every_method
-def test_the_batch_starts_no_more_than_it_may(method: str) -> None:
+def test_the_batch_starts_no_more_than_it_may(method):
     lock, running, most = threading.Lock(), 0, 0
 
     def enter(text: str) -> None:
@@ -148,7 +146,7 @@ def test_the_batch_starts_no_more_than_it_may(method: str) -> None:
 
 
 @every_method
-def test_the_first_config_says_how_many_at_once(method: str) -> None:
+def test_the_first_config_says_how_many_at_once(method):
     inner = RecordingModel()
     configs = [{"max_concurrency": 1}, *[{"max_concurrency": 50}] * 5]
     run(method, model(inner), prompts(), configs)
@@ -156,7 +154,7 @@ def test_the_first_config_says_how_many_at_once(method: str) -> None:
 
 
 @every_method
-def test_each_input_keeps_its_config(method: str) -> None:
+def test_each_input_keeps_its_config(method):
     handler = CountingHandler()
     configs = [{"metadata": {"number": n}, "callbacks": [handler]} for n in range(6)]
     run(method, model(), prompts(), configs)
@@ -168,7 +166,7 @@ def test_each_input_keeps_its_config(method: str) -> None:
 
 
 @every_method
-def test_a_batch_may_serve_several_tenants(method: str) -> None:
+def test_a_batch_may_serve_several_tenants(method):
     inner = RecordingModel()
     wrapper = model(inner)
     for tenant, letters in (("one", "abc"), ("two", "bca")):
@@ -185,7 +183,7 @@ def test_a_batch_may_serve_several_tenants(method: str) -> None:
 
 
 @every_method
-def test_equal_prompts_are_all_answered(method: str) -> None:
+def test_equal_prompts_are_all_answered(method):
     inner = RecordingModel()
     same = HumanMessage(question("abc", "same"))
     inputs = [[same], question("xyz", "q1"), [same], [same], question("abc", "same")]
@@ -200,7 +198,7 @@ def test_equal_prompts_are_all_answered(method: str) -> None:
 
 
 @every_method
-def test_exceptions_come_back_in_their_place(method: str) -> None:
+def test_exceptions_come_back_in_their_place(method):
     def failing(text: str) -> Exception | None:
         return ValueError("no") if text.endswith(("q2", "q4")) else None
 
@@ -218,7 +216,7 @@ def test_exceptions_come_back_in_their_place(method: str) -> None:
 
 
 @every_method
-def test_an_exception_ends_the_batch_unless_it_is_to_be_returned(method: str) -> None:
+def test_an_exception_ends_the_batch_unless_it_is_to_be_returned(method):
     inner = RecordingModel(failing=lambda text: ValueError("no") if "q2" in text else None)
     wrapper = model(inner)
     with pytest.raises(ValueError, match="no"):
@@ -228,7 +226,7 @@ def test_an_exception_ends_the_batch_unless_it_is_to_be_returned(method: str) ->
 
 
 @every_method
-def test_inputs_that_are_no_prompts_fail_in_their_place(method: str) -> None:
+def test_inputs_that_are_no_prompts_fail_in_their_place(method):
     inner = RecordingModel()
     inputs: list[Any] = [question("abc", "q0"), 7, question("cab", "q2"), [], {"x": 1}]
     answers = run(method, model(inner), inputs, return_exceptions=True)
@@ -239,7 +237,7 @@ def test_inputs_that_are_no_prompts_fail_in_their_place(method: str) -> None:
 
 
 @every_method
-def test_no_inputs_and_one_input_are_legal(method: str) -> None:
+def test_no_inputs_and_one_input_are_legal(method):
     inner = RecordingModel()
     wrapper = model(inner)
     assert run(method, wrapper, []) == []
@@ -250,7 +248,7 @@ def test_no_inputs_and_one_input_are_legal(method: str) -> None:
 
 @every_method
 @pytest.mark.usefixtures("global_cache")
-def test_answers_in_langchains_cache_are_not_asked_for_again(method: str) -> None:
+def test_answers_in_langchains_cache_are_not_asked_for_again(method):
     inner = RecordingModel()
     wrapper = model(inner)
     first = run(method, wrapper, prompts())
@@ -262,7 +260,7 @@ def test_answers_in_langchains_cache_are_not_asked_for_again(method: str) -> Non
 
 
 @every_method
-def test_chains_reach_the_wrapper_with_all_prompts(method: str) -> None:
+def test_chains_reach_the_wrapper_with_all_prompts(method):
     inner = RecordingModel()
     chain = ChatPromptTemplate.from_template("{context}\n\n{q}") | model(inner, window_s=0.005)
     inputs = [{"context": context(letters), "q": f"q{n}"} for n, letters in enumerate(CONTEXTS)]
@@ -274,7 +272,7 @@ def test_chains_reach_the_wrapper_with_all_prompts(method: str) -> None:
 
 
 @every_method
-def test_bound_configured_and_fallen_back_models_schedule_too(method: str) -> None:
+def test_bound_configured_and_fallen_back_models_schedule_too(method):
     for around in (
         lambda wrapper: wrapper.bind(stop=["."]),
         lambda wrapper: wrapper.with_config(tags=["x"]),
@@ -288,7 +286,7 @@ def test_bound_configured_and_fallen_back_models_schedule_too(method: str) -> No
 
 
 @pytest.mark.parametrize("method", ["batch", "abatch"])
-def test_only_what_failed_is_tried_again(method: str) -> None:
+def test_only_what_failed_is_tried_again(method):
     failed: list[str] = []
 
     def busy(text: str) -> Exception | None:
@@ -307,7 +305,7 @@ def test_only_what_failed_is_tried_again(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["batch", "abatch"])
-def test_a_batch_inside_a_step_knows_the_config_around_it(method: str) -> None:
+def test_a_batch_inside_a_step_knows_the_config_around_it(method):
     inner = RecordingModel()
     wrapper = model(inner)
     if method == "batch":
@@ -329,7 +327,7 @@ def test_a_batch_inside_a_step_knows_the_config_around_it(method: str) -> None:
     assert sent == ["abc", "cab", "abc"]
 
 
-def test_as_completed_answers_come_when_they_are_there() -> None:
+def test_as_completed_answers_come_when_they_are_there():
     release = threading.Event()
 
     def wait(text: str) -> None:
@@ -344,7 +342,7 @@ def test_as_completed_answers_come_when_they_are_there() -> None:
     assert [position for position, _ in steps] == [0]
 
 
-def test_who_stops_listening_to_threads_starts_no_more() -> None:
+def test_who_stops_listening_to_threads_starts_no_more():
     release = threading.Event()
 
     def wait(text: str) -> None:
@@ -358,7 +356,7 @@ def test_who_stops_listening_to_threads_starts_no_more() -> None:
     while len(inner.calls) < 2:
         time.sleep(0.001)
     threading.Timer(0.02, release.set).start()  # while the batch is being closed
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert inner.sent == ["q0", "q2"]
     assert wrapper.planner.statistics().requests == 2
 
@@ -375,17 +373,17 @@ class SlowModel(RecordingModel):
         return result
 
 
-async def test_who_stops_listening_to_tasks_ends_them() -> None:
+async def test_who_stops_listening_to_tasks_ends_them():
     wrapper = model(SlowModel())
     steps = wrapper.abatch_as_completed(prompts())
-    assert (await anext(steps))[0] == 0  # type: ignore[arg-type]
-    await steps.aclose()  # type: ignore[attr-defined]
+    assert (await anext(steps))[0] == 0
+    await steps.aclose()
     assert wrapper.planner.statistics().requests == 1
     assert len(asyncio.all_tasks()) == 1
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, None])
-async def test_a_cancelled_batch_is_taken_back(concurrency: int | None) -> None:
+async def test_a_cancelled_batch_is_taken_back(concurrency):
     inner = SlowModel()
     wrapper = model(inner)
     config: Any = {"max_concurrency": concurrency}
@@ -400,7 +398,7 @@ async def test_a_cancelled_batch_is_taken_back(concurrency: int | None) -> None:
     assert wrapper.planner.statistics().requests == 1, "the first one was answered"
 
 
-async def test_a_batch_cancelled_before_it_starts_is_taken_back() -> None:
+async def test_a_batch_cancelled_before_it_starts_is_taken_back():
     wrapper = model()
     task = asyncio.create_task(wrapper.abatch(prompts()))
     await asyncio.sleep(0)  # it has planned, its calls have not run
@@ -412,7 +410,7 @@ async def test_a_batch_cancelled_before_it_starts_is_taken_back() -> None:
     assert wrapper.planner.statistics().requests == 0
 
 
-async def test_large_batches_are_planned_off_the_event_loop() -> None:
+async def test_large_batches_are_planned_off_the_event_loop():
     threads: list[threading.Thread] = []
 
     class Watched(ReusePlanner):
@@ -428,7 +426,7 @@ async def test_large_batches_are_planned_off_the_event_loop() -> None:
     assert [thread is threading.current_thread() for thread in threads] == [False, True]
 
 
-def test_a_subclass_that_tries_again_is_still_planned() -> None:
+def test_a_subclass_that_tries_again_is_still_planned():
     class Stubborn(ReuseChatModel):
         def invoke(self, *args: Any, **kwargs: Any) -> AIMessage:
             try:
@@ -452,7 +450,7 @@ def test_a_subclass_that_tries_again_is_still_planned() -> None:
     assert wrapper.planner.statistics().requests == 6
 
 
-def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan() -> None:
+def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan():
     other = model(window_s=0)
 
     class Asking(BaseCallbackHandler):
@@ -467,9 +465,9 @@ def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan() -> No
     assert other.planner.statistics().requests == 6
 
 
-def test_a_subclass_that_asks_something_else_first_is_still_planned() -> None:
+def test_a_subclass_that_asks_something_else_first_is_still_planned():
     class Careful(ReuseChatModel):
-        def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:  # type: ignore[override]
+        def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:
             super().invoke("May I?", *args, **kwargs)
             return super().invoke(prompt, *args, **kwargs)
 
@@ -481,7 +479,7 @@ def test_a_subclass_that_asks_something_else_first_is_still_planned() -> None:
     assert wrapper.planner.statistics().requests == 6
 
 
-async def test_a_subclass_whose_async_calls_block_does_not_hang() -> None:
+async def test_a_subclass_whose_async_calls_block_does_not_hang():
     class Blocking(ReuseChatModel):
         async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
             await asyncio.sleep(0.01 if "q0" in args[0] else 0)
@@ -492,14 +490,14 @@ async def test_a_subclass_whose_async_calls_block_does_not_hang() -> None:
 
 
 class TestWindow:
-    async def test_calls_of_many_tasks_are_planned_together(self) -> None:
+    async def test_calls_of_many_tasks_are_planned_together(self):
         inner = RecordingModel()
         wrapper = model(inner, window_s=0.005)
         answers = await asyncio.gather(*(wrapper.ainvoke(prompt) for prompt in prompts()))
         assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert inner.sent == PLANNED
 
-    async def test_streams_of_many_tasks_are_planned_together(self) -> None:
+    async def test_streams_of_many_tasks_are_planned_together(self):
         inner = StreamingModel()
         wrapper = model(inner, window_s=0.005)
 
@@ -510,7 +508,7 @@ class TestWindow:
         assert answers == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert inner.sent == PLANNED
 
-    def test_calls_of_many_threads_are_planned_together(self) -> None:
+    def test_calls_of_many_threads_are_planned_together(self):
         batches: list[int] = []
 
         class Watched(ReusePlanner):
@@ -530,7 +528,7 @@ class TestWindow:
         assert batches == [6]
         assert sorted(inner.sent) == sorted(PLANNED)
 
-    async def test_tenants_in_one_window_are_kept_apart(self) -> None:
+    async def test_tenants_in_one_window_are_kept_apart(self):
         inner = RecordingModel()
         wrapper = model(inner, window_s=0.005)
 
@@ -542,12 +540,12 @@ class TestWindow:
         sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
         assert sent == {"one abc": "abc", "two bca": "bca", "one cab": "abc"}
 
-    async def test_without_a_window_calls_are_sent_as_they_come(self) -> None:
+    async def test_without_a_window_calls_are_sent_as_they_come(self):
         inner = RecordingModel()
         await asyncio.gather(*(model(inner, window_s=0).ainvoke(prompt) for prompt in prompts()))
         assert inner.sent == ["q0", "q1", "q2", "q3", "q4", "q5"]
 
-    async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
+    async def test_who_is_cancelled_behind_others_is_taken_back(self):
         inner = RecordingModel()
         wrapper = model(inner)
         window = wrapper._gateway._batcher
@@ -562,7 +560,7 @@ class TestWindow:
         assert inner.sent == [name for name in PLANNED if name != "q4"]
         assert wrapper.planner.statistics().requests == 5
 
-    async def test_who_is_cancelled_while_waiting_is_not_sent(self) -> None:
+    async def test_who_is_cancelled_while_waiting_is_not_sent(self):
         inner = RecordingModel()
         wrapper = model(inner, window_s=0.01)
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
@@ -570,13 +568,13 @@ class TestWindow:
         tasks[0].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(answers[0], asyncio.CancelledError)
-        assert contents(answers[1:]) == ["q1", "q2", "q3", "q4", "q5"]  # type: ignore[arg-type]
+        assert contents(answers[1:]) == ["q1", "q2", "q3", "q4", "q5"]
         assert sorted(inner.sent) == ["q1", "q2", "q3", "q4", "q5"]
         assert wrapper.planner.statistics().requests == 5
 
 
 @pytest.mark.parametrize("way", ["burst", *METHODS])
-def test_an_engine_with_a_small_cache_serves_more_from_it(way: str) -> None:
+def test_an_engine_with_a_small_cache_serves_more_from_it(way):
     letters = ["abcd", "efgh", "dcba", "hgfe", "badc", "mnop", "feghi"[:4], "cdab"]
     inputs: list[Any] = [question(each, f"q{number}") for number, each in enumerate(letters)]
 
@@ -612,9 +610,7 @@ def in_time(work: Callable[[], Any]) -> Any:
 @every_method
 @pytest.mark.parametrize("bound", [1, 2, 3, None])
 @pytest.mark.parametrize("cache", ["openai", "anthropic"])
-def test_a_batch_whose_calls_wait_for_each_others_answers_ends(
-    method: str, bound: int | None, cache: str
-) -> None:
+def test_a_batch_whose_calls_wait_for_each_others_answers_ends(method, bound, cache):
     chooses = random.Random(0)
     inputs = [
         question("".join(chooses.sample("abcdefghijkl", chooses.choice([1, 3, 5]))), f"q{number}")
@@ -703,9 +699,7 @@ class Sent:
 
 @examples(60)
 @given(leaders_of_a_batch(), st.integers(1, 4), st.sets(st.integers(0, 11), max_size=2))
-def test_no_batch_hangs_whichever_calls_wait_for_which(
-    leading: list[int | None], bound: int, failing: set[int]
-) -> None:
+def test_no_batch_hangs_whichever_calls_wait_for_which(leading, bound, failing):
     threads, tasks = Sent(leading, failing, bound), Sent(leading, failing, bound)
     told = in_time(threads.all_answers)
     awaited = in_time(tasks.awaited)

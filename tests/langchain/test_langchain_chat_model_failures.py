@@ -20,9 +20,7 @@ from langchain_ctxreuse.messages import prompt_texts
 
 
 class TestFaults:
-    async def test_a_planning_fault_sends_the_prompt_as_given(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_planning_fault_sends_the_prompt_as_given(self, caplog):
         inner = StreamingModel()
         wrapper = model(inner, planner=FaultyPlanner())
         with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -37,7 +35,7 @@ class TestFaults:
         assert "ReuseChatModel: planning failed with RuntimeError" in caplog.text
         assert "Which" not in caplog.text
 
-    def test_a_message_that_cannot_be_read_is_sent_as_it_is(self) -> None:
+    def test_a_message_that_cannot_be_read_is_sent_as_it_is(self):
         class Unreadable(dict[str, Any]):
             def get(self, *_: Any) -> Any:
                 raise AttributeError
@@ -47,12 +45,12 @@ class TestFaults:
         odd = HumanMessage("x").model_copy(update={"content": [Unreadable()]})
         with pytest.raises(AttributeError):
             prompt_texts([odd], {})
-        inner._record = lambda messages, arguments: "fine"  # type: ignore[method-assign]
+        inner._record = lambda messages, arguments: "fine"
         assert wrapper._generate([odd]).generations[0].text == "fine"
         assert wrapper.faults == 1
 
     @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-    async def test_a_call_that_fails_is_taken_back(self, kind: type[BaseException]) -> None:
+    async def test_a_call_that_fails_is_taken_back(self, kind):
         wrapper = model(StreamingModel(failing=lambda text: kind("no")))
         with pytest.raises(kind):
             wrapper.invoke(question("abc"))
@@ -66,7 +64,7 @@ class TestFaults:
                 _ = [piece async for piece in wrapper.astream(question("abc"))]
             assert wrapper.planner.statistics().requests == 0
 
-    async def test_a_cancelled_call_is_taken_back(self) -> None:
+    async def test_a_cancelled_call_is_taken_back(self):
         class Slow(RecordingModel):
             async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
                 await asyncio.sleep(30)
@@ -78,7 +76,7 @@ class TestFaults:
 
         wrapper = model(Slow())
         for start in (wrapper.ainvoke, lambda text: anext(wrapper.astream(text))):
-            task = asyncio.ensure_future(start(question("abc")))  # type: ignore[operator]
+            task = asyncio.ensure_future(start(question("abc")))
             while not wrapper.planner.statistics().requests:
                 await asyncio.sleep(0.001)
             task.cancel()
@@ -86,7 +84,7 @@ class TestFaults:
                 await task
             assert wrapper.planner.statistics().requests == 0
 
-    async def test_a_stream_that_breaks_later_has_been_read_by_the_engine(self) -> None:
+    async def test_a_stream_that_breaks_later_has_been_read_by_the_engine(self):
         wrapper = model(StreamingModel(pieces_before_failing=2))
         with pytest.raises(RuntimeError):
             list(wrapper.stream(question("abc")))
@@ -94,7 +92,7 @@ class TestFaults:
             _ = [piece async for piece in wrapper.astream(question("abc"))]
         assert wrapper.planner.statistics().requests == 2
 
-    async def test_who_stops_listening_closes_the_models_stream(self) -> None:
+    async def test_who_stops_listening_closes_the_models_stream(self):
         closed: list[str] = []
 
         class Closing(StreamingModel):
@@ -114,10 +112,10 @@ class TestFaults:
         wrapper = model(Closing())
         steps = wrapper.stream(question("abc"))
         next(steps)
-        steps.close()  # type: ignore[attr-defined]
+        steps.close()
         assert closed == ["sync"]
         asteps = wrapper.astream(question("abc"))
-        await anext(asteps)  # type: ignore[arg-type]
-        await asteps.aclose()  # type: ignore[attr-defined]
+        await anext(asteps)
+        await asteps.aclose()
         assert closed == ["sync", "async"]
         assert wrapper.planner.statistics().requests == 2

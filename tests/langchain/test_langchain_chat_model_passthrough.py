@@ -31,7 +31,7 @@ __all__ = ["global_cache"]
 
 class TestCallbacks:
     @pytest.mark.parametrize("place", ["inner", "wrapper", "config", "all"])
-    async def test_each_event_comes_once(self, place: str) -> None:
+    async def test_each_event_comes_once(self, place):
         handler = CountingHandler()
         at = {
             one: [handler] if place in (one, "all") else None
@@ -49,26 +49,26 @@ class TestCallbacks:
         _ = [step async for step in wrapper.astream("Hi", config)]
         assert handler.events == ["start", *["token"] * 4, "end"]
 
-    def test_errors_come_once(self) -> None:
+    def test_errors_come_once(self):
         handler = CountingHandler()
         wrapper = model(RecordingModel(failing=lambda text: ValueError("no")), callbacks=[handler])
         with pytest.raises(ValueError, match="no"):
             wrapper.invoke("Hi")
         assert handler.events == ["start", "error"]
 
-    def test_callbacks_see_the_prompt_as_given(self) -> None:
+    def test_callbacks_see_the_prompt_as_given(self):
         handler = CountingHandler()
         wrapper = model(callbacks=[handler])
         wrapper.invoke(question("abc"))
         wrapper.invoke(question("cab"))
         assert handler.prompts == [question("abc"), question("cab")]
 
-    def test_handlers_of_both_models_are_called(self) -> None:
+    def test_handlers_of_both_models_are_called(self):
         inside, outside = CountingHandler(), CountingHandler()
         model(RecordingModel(callbacks=[inside]), callbacks=[outside]).invoke("Hi")
         assert inside.events == outside.events == ["start", "end"]
 
-    def test_tags_and_metadata_of_both_models_are_kept(self) -> None:
+    def test_tags_and_metadata_of_both_models_are_kept(self):
         handler = CountingHandler()
         inner = RecordingModel(tags=["a", "b"], metadata={"x": 1, "y": 1})
         wrapper = model(inner, tags=["b", "c"], metadata={"y": 2}, callbacks=[handler])
@@ -78,7 +78,7 @@ class TestCallbacks:
         assert {name: start["metadata"][name] for name in "xy"} == {"x": 1, "y": 2}
         assert "langchain-core" in start["metadata"]["lc_versions"]
 
-    def test_traces_name_the_model_inside(self) -> None:
+    def test_traces_name_the_model_inside(self):
         handler = CountingHandler()
         wrapper = model(openai_model(EmulatedEngine(), temperature=0.3), callbacks=[handler])
         wrapper.invoke("Hi")
@@ -88,7 +88,7 @@ class TestCallbacks:
         assert start["metadata"]["ls_model_name"] == "emulated"
         assert start["metadata"]["ls_temperature"] == 0.3
 
-    def test_a_missing_model_name_is_the_class(self) -> None:
+    def test_a_missing_model_name_is_the_class(self):
         assert model(FakeListChatModel(responses=["x"]))._get_ls_params()["ls_model_name"] == (
             "FakeListChatModel"
         )
@@ -96,7 +96,7 @@ class TestCallbacks:
 
 class TestCaching:
     @pytest.mark.usefixtures("global_cache")
-    async def test_a_cached_answer_does_not_reach_the_model(self) -> None:
+    async def test_a_cached_answer_does_not_reach_the_model(self):
         inner = RecordingModel()
         wrapper = model(inner)
         for letters in ("abc", "cab", "abc", "cab"):
@@ -104,7 +104,7 @@ class TestCaching:
             assert (await wrapper.ainvoke(question(letters))).content == "Which?"
         assert len(inner.calls) == 2
 
-    def test_the_inner_models_cache_is_used(self) -> None:
+    def test_the_inner_models_cache_is_used(self):
         inner = RecordingModel(cache=InMemoryCache())
         wrapper = model(inner)
         wrapper.invoke("Hi")
@@ -112,7 +112,7 @@ class TestCaching:
         assert len(inner.calls) == 1
 
     @pytest.mark.usefixtures("global_cache")
-    def test_a_cache_that_is_switched_off_stays_off(self) -> None:
+    def test_a_cache_that_is_switched_off_stays_off(self):
         inner = RecordingModel(cache=False)
         wrapper = model(inner)
         wrapper.invoke("Hi")
@@ -120,7 +120,7 @@ class TestCaching:
         assert len(inner.calls) == 2
 
     @pytest.mark.usefixtures("global_cache")
-    def test_other_inner_models_have_other_keys(self) -> None:
+    def test_other_inner_models_have_other_keys(self):
         class Other(RecordingModel):
             pass
 
@@ -130,7 +130,7 @@ class TestCaching:
         assert [len(inner.calls) for inner in inners] == [1, 1, 1, 1]
 
     @pytest.mark.usefixtures("global_cache")
-    def test_a_wrapper_made_anew_finds_the_answers(self) -> None:
+    def test_a_wrapper_made_anew_finds_the_answers(self):
         engine = EmulatedEngine()
         for _ in range(2):
             model(openai_model(engine)).invoke("Hi")
@@ -140,7 +140,7 @@ class TestCaching:
         assert len(engine.requests) == 3
 
     @pytest.mark.usefixtures("global_cache")
-    def test_a_cached_answer_costs_no_plan(self) -> None:
+    def test_a_cached_answer_costs_no_plan(self):
         wrapper = model()
         wrapper.invoke(question("abc"))
         wrapper.invoke(question("abc"))
@@ -160,7 +160,7 @@ class CountingLimiter(BaseRateLimiter):
         return True
 
 
-async def test_the_inner_models_rate_limiter_is_asked_once_a_call() -> None:
+async def test_the_inner_models_rate_limiter_is_asked_once_a_call():
     limiter = CountingLimiter()
     wrapper = model(StreamingModel(rate_limiter=limiter))
     wrapper.invoke("Hi")
@@ -170,7 +170,7 @@ async def test_the_inner_models_rate_limiter_is_asked_once_a_call() -> None:
 
 
 class TestComposition:
-    def test_retries_and_fallbacks(self) -> None:
+    def test_retries_and_fallbacks(self):
         tries: list[str] = []
 
         def failing(text: str) -> Exception | None:
@@ -185,7 +185,7 @@ class TestComposition:
         broken = model(RecordingModel(failing=lambda text: ValueError("down")))
         assert broken.with_fallbacks([wrapper]).invoke("Hi").content == "Hi"
 
-    def test_token_counts_are_the_inner_models(self) -> None:
+    def test_token_counts_are_the_inner_models(self):
         inner = RecordingModel(custom_get_token_ids=lambda text: [1] * len(text))
         wrapper = model(inner)
         assert wrapper.get_token_ids("abc") == [1, 1, 1]
@@ -198,7 +198,7 @@ class TestComposition:
         assert own.get_num_tokens("abc") == 1
         assert own.get_num_tokens_from_messages(messages) == 1
 
-    def test_settings_are_the_inner_models_unless_given(self) -> None:
+    def test_settings_are_the_inner_models_unless_given(self):
         inner = RecordingModel(output_version="v1", profile={"max_input_tokens": 9}, verbose=True)
         wrapper = model(inner)
         assert (wrapper.output_version, wrapper.verbose) == ("v1", True)
@@ -206,7 +206,7 @@ class TestComposition:
         assert wrapper.invoke("Hi").content == [{"type": "text", "text": "Hi"}]
         assert model(inner, output_version="v0").invoke("Hi").content == "Hi"
 
-    def test_outputs_of_several_prompts_are_combined_by_the_inner_model(self) -> None:
+    def test_outputs_of_several_prompts_are_combined_by_the_inner_model(self):
         class Combining(RecordingModel):
             def _combine_llm_outputs(self, outputs: Any, /) -> dict[str, Any]:
                 return {"asked": [output["asked"] for output in outputs]}
@@ -214,21 +214,21 @@ class TestComposition:
         out = model(Combining()).generate([[HumanMessage("a")], [HumanMessage("b")]])
         assert out.llm_output == {"asked": ["a", "b"]}
 
-    async def test_prompts_generated_together_are_planned_together(self) -> None:
+    async def test_prompts_generated_together_are_planned_together(self):
         inner = RecordingModel()
         wrapper = model(inner, window_s=0.005)
         prompts = [[HumanMessage(question(letters))] for letters in ("abc", "xyz", "cab")]
         await wrapper.agenerate(prompts)
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "xyz"]
 
-    def test_it_can_be_dumped(self) -> None:
+    def test_it_can_be_dumped(self):
         wrapper = model(openai_model(EmulatedEngine()))
         assert "not_implemented" in dumps(wrapper)
         assert "ReuseChatModel" in dumps(ChatPromptTemplate.from_template("{x}") | wrapper)
         assert wrapper.asdict()["_type"] == "openai-chat"
         assert wrapper.asdict()["model_name"] == "emulated"
 
-    def test_usage_shows_the_cached_tokens(self) -> None:
+    def test_usage_shows_the_cached_tokens(self):
         wrapper = model(openai_model(EmulatedEngine(block_size=16)))
         wrapper.invoke(question("abc"))
         usage = wrapper.invoke(question("cab")).usage_metadata
@@ -237,7 +237,7 @@ class TestComposition:
 
 
 class TestStreaming:
-    async def test_pieces_and_usage_come_through(self) -> None:
+    async def test_pieces_and_usage_come_through(self):
         inner = StreamingModel()
         wrapper = model(inner)
         pieces = list(wrapper.stream(question("abc")))
@@ -249,12 +249,12 @@ class TestStreaming:
             ]
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
-    async def test_a_model_that_does_not_stream_answers_whole(self) -> None:
+    async def test_a_model_that_does_not_stream_answers_whole(self):
         wrapper = model(RecordingModel())
         assert [piece.content for piece in wrapper.stream("Hi")] == ["Hi"]
         assert [piece.content async for piece in wrapper.astream("Hi")] == ["Hi"]
 
-    async def test_a_model_with_only_a_sync_stream_streams_in_tasks_too(self) -> None:
+    async def test_a_model_with_only_a_sync_stream_streams_in_tasks_too(self):
         class SyncOnly(StreamingModel):
             _astream = BaseChatModel._astream
 
@@ -262,24 +262,24 @@ class TestStreaming:
         assert [piece.content async for piece in wrapper.astream("Hi")] == ["H", "i", "", ""]
 
     @pytest.mark.parametrize("place", ["inner", "wrapper"])
-    def test_streaming_can_be_disabled(self, place: str) -> None:
+    def test_streaming_can_be_disabled(self, place):
         inner = StreamingModel(disable_streaming=place == "inner")
         fields = {"disable_streaming": True} if place == "wrapper" else {}
         assert [piece.content for piece in model(inner, **fields).stream("Hi")] == ["Hi"]
 
-    def test_streaming_with_tools_can_be_disabled(self) -> None:
+    def test_streaming_with_tools_can_be_disabled(self):
         wrapper = model(StreamingModel(disable_streaming="tool_calling"))
         assert len(list(wrapper.stream("Hi"))) == 4
         assert len(list(wrapper.stream("Hi", tools=[{"name": "x"}]))) == 1
 
-    async def test_events_show_the_pieces(self) -> None:
+    async def test_events_show_the_pieces(self):
         inner = StreamingModel()
         chain = RunnableLambda(lambda text: text) | model(inner)
         events = [event async for event in chain.astream_events(question("ab"), version="v2")]
         names = [event["event"] for event in events if "chat_model" in event["event"]]
         assert names == ["on_chat_model_start", *["on_chat_model_stream"] * 8, "on_chat_model_end"]
 
-    async def test_invoke_streams_for_those_who_listen_to_events(self) -> None:
+    async def test_invoke_streams_for_those_who_listen_to_events(self):
         wrapper = model(StreamingModel())
         step = RunnableLambda(lambda text: wrapper.invoke(text).content)
         events = [event async for event in step.astream_events("Hi", version="v2")]
@@ -287,7 +287,7 @@ class TestStreaming:
         assert "".join(event["data"]["chunk"].content for event in pieces) == "Hi"
 
     @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
-    async def test_content_events_are_planned_for_the_right_tenant(self) -> None:
+    async def test_content_events_are_planned_for_the_right_tenant(self):
         inner = StreamingModel()
         wrapper = model(inner)
         one, two = configured(tenant="one"), configured(tenant="two")
@@ -301,7 +301,7 @@ class TestStreaming:
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "cab", "abc"]
 
     @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
-    async def test_a_models_own_content_events_are_passed_on(self) -> None:
+    async def test_a_models_own_content_events_are_passed_on(self):
         class Native(StreamingModel):
             def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
                 raise AssertionError("it has events of its own")

@@ -35,7 +35,7 @@ class Answer(BaseModel):
 
 
 class TestToolsAndStructuredOutput:
-    def test_bound_tools_are_called_through_the_wrapper(self) -> None:
+    def test_bound_tools_are_called_through_the_wrapper(self):
         engine = EmulatedEngine(answer=lambda body: ToolCall("look", '{"at": "a"}'))
         wrapper = model(openai_model(engine))
 
@@ -58,9 +58,7 @@ class TestToolsAndStructuredOutput:
 
     @pytest.mark.parametrize("include_raw", [False, True])
     @pytest.mark.parametrize("method", ["function_calling", "json_mode", "json_schema"])
-    async def test_structured_output_goes_through_the_wrapper(
-        self, method: str, include_raw: bool
-    ) -> None:
+    async def test_structured_output_goes_through_the_wrapper(self, method, include_raw):
         reply: Any = '{"letter": "a"}'
         if method == "function_calling":
             reply = ToolCall("Answer", reply)
@@ -71,41 +69,41 @@ class TestToolsAndStructuredOutput:
             out = structured.invoke(f"{question(letters)} In JSON.")
             aout = await structured.ainvoke(f"{question(letters)} In JSON.")
             for one in (out, aout):
-                parsed = one["parsed"] if include_raw else one  # type: ignore[index]
+                parsed = one["parsed"] if include_raw else one
                 assert parsed == Answer(letter="a")
             if include_raw:
-                assert isinstance(out["raw"], AIMessage)  # type: ignore[index]
+                assert isinstance(out["raw"], AIMessage)
         sent = [letters_in(body["messages"][0]["content"]) for body in engine.requests]
         assert sent == ["abc"] * 4
 
-    def test_a_model_that_binds_by_copying_itself_is_wrapped_anew(self) -> None:
+    def test_a_model_that_binds_by_copying_itself_is_wrapped_anew(self):
         class Copying(RecordingModel):
             bound_tools: int = 0
 
-            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
                 return self.model_copy(update={"bound_tools": len(tools)})
 
         inner = Copying()
         wrapper = model(inner)
         bound = wrapper.bind_tools([{"name": "x"}])
         assert isinstance(bound, ReuseChatModel)
-        assert bound.inner.bound_tools == 1  # type: ignore[attr-defined]
+        assert bound.inner.bound_tools == 1
         assert bound.planner is wrapper.planner
         bound.invoke(question("abc"))
         wrapper.invoke(question("cab"))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
-    def test_a_model_that_returns_itself_is_the_wrapper(self) -> None:
+    def test_a_model_that_returns_itself_is_the_wrapper(self):
         class Same(RecordingModel):
-            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
                 return self
 
         wrapper = model(Same())
         assert wrapper.bind_tools([]) is wrapper
 
-    def test_models_in_all_kinds_of_runnables_are_found(self) -> None:
+    def test_models_in_all_kinds_of_runnables_are_found(self):
         class Elaborate(RecordingModel):
-            def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:
                 retried = self.bind(stop=["."]).with_retry().with_config(tags=["x"])
                 both = RunnableParallel(raw=retried.with_fallbacks([self]), text=lambda text: text)
                 made = RunnableLambda(lambda text: text) | both | (lambda out: out["raw"])
@@ -129,9 +127,9 @@ class TestToolsAndStructuredOutput:
         structured.invoke(question("cab"))
         assert letters_in(inner.calls[-1].text) == "abc"
 
-    def test_a_model_that_hides_itself_is_said_so(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_model_that_hides_itself_is_said_so(self, caplog):
         class Hiding(RecordingModel):
-            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
                 return RunnableLambda(lambda text: self.invoke(text))
 
         wrapper = model(Hiding())
@@ -140,13 +138,13 @@ class TestToolsAndStructuredOutput:
         assert "Hiding.bind_tools returned a RunnableLambda" in caplog.text
         assert "unplanned" in caplog.text
 
-    def test_a_model_without_tools_says_so_itself(self) -> None:
+    def test_a_model_without_tools_says_so_itself(self):
         with pytest.raises(NotImplementedError):
             model().bind_tools([])
         with pytest.raises(NotImplementedError):
             model().with_structured_output(Answer)
 
-    def test_an_agent_calls_the_model_through_the_wrapper(self) -> None:
+    def test_an_agent_calls_the_model_through_the_wrapper(self):
         def answer_to(body: Any) -> Any:
             if body["messages"][-1]["role"] == "tool":
                 return "Seen."

@@ -136,7 +136,7 @@ def is_reordered(model: ReuseChatModel) -> bool:
 
 class TestWholeAnswers:
     @pytest.mark.parametrize("letters", ["abc", "cab", "bca", "cba", "dcab"])
-    def test_a_label_names_the_document_at_that_position(self, letters: str) -> None:
+    def test_a_label_names_the_document_at_that_position(self, letters):
         model = wrapped()
         answer = model.invoke(prompt(letters))
         assert shown(str(answer.content), letters) == "a"
@@ -144,7 +144,7 @@ class TestWholeAnswers:
         assert cited_documents(answer, documents(letters)) == documents("a")
 
     @pytest.mark.parametrize("letters", ["ccab", "cbcac", "bbbba", "aab"])
-    def test_so_it_does_where_two_searches_have_found_the_same_document(self, letters: str) -> None:
+    def test_so_it_does_where_two_searches_have_found_the_same_document(self, letters):
         model = wrapped()
         plain = model.inner.invoke(prompt(letters))
         answer = model.invoke(prompt(letters))
@@ -162,7 +162,7 @@ class TestWholeAnswers:
         assert labels_of(text_of(seen[:1]))[letters[1]] in str(seen[2].content)
         assert labels_of(text_of(seen[:1]))["a"] in str(seen[1].content)
 
-    async def test_so_it_does_asynchronously_and_in_batches(self) -> None:
+    async def test_so_it_does_asynchronously_and_in_batches(self):
         model = wrapped()
         given = ["cab", "bca", "cba", "abc"]
         prompts = [prompt(letters) for letters in given]
@@ -172,7 +172,7 @@ class TestWholeAnswers:
         answer = await model.ainvoke(prompt("cab"))
         assert shown(str(answer.content), "cab") == "a"
 
-    def test_the_answer_says_what_its_labels_stand_for(self) -> None:
+    def test_the_answer_says_what_its_labels_stand_for(self):
         model = wrapped()
         answer = model.invoke(prompt("cab"))
         assert answer.response_metadata["ctxreuse"] == {
@@ -184,12 +184,12 @@ class TestWholeAnswers:
         }
         assert json.loads(json.dumps(answer.response_metadata)) == answer.response_metadata
 
-    def test_an_answer_without_a_context_stays_as_it_is(self) -> None:
+    def test_an_answer_without_a_context_stays_as_it_is(self):
         model = ReuseChatModel(inner=CitingModel(says=lambda labels, text: "[Doc_1]?"), window_s=0)
         answer = model.invoke("Which?")
         assert (answer.content, answer.response_metadata) == ("[Doc_1]?", {})
 
-    def test_a_cached_answer_says_the_same(self) -> None:
+    def test_a_cached_answer_says_the_same(self):
         model = wrapped()
         model.cache = InMemoryCache()
         asked = prompt("cab")
@@ -199,7 +199,7 @@ class TestWholeAnswers:
         assert second.content == first.content
         assert second.response_metadata == first.response_metadata
 
-    def test_all_ways_to_cite_are_read(self) -> None:
+    def test_all_ways_to_cite_are_read(self):
         def says(labels: dict[str, str], text: str) -> str:
             a, b = labels["a"], labels["b"]
             return f"[{a[1:-1]}, {b[1:-1]}] and {a[1:-1]}; {a}{b}. {a[1:-1]}.pdf [Doc_99]"
@@ -208,34 +208,34 @@ class TestWholeAnswers:
         assert answer.content == ("[Doc_2, Doc_3] and Doc_2; [Doc_2][Doc_3]. Doc_1.pdf [Doc_99]")
 
     @pytest.mark.parametrize("step", [1, 3, 100])
-    def test_labels_in_markdown_are_read(self, step: int) -> None:
+    def test_labels_in_markdown_are_read(self, step):
         model = wrapped(says=lambda labels, text: labels["a"].replace("_", "\\_"), step=step)
         streamed = "".join(str(one.content) for one in model.stream(prompt("cab")))
         answer = model.invoke(prompt("cab"))
         assert streamed == answer.content == "[Doc\\_2]"
         assert cited_documents(answer, documents("cab")) == documents("a")
 
-    def test_a_label_in_a_markdown_tool_call_is_read(self) -> None:
+    def test_a_label_in_a_markdown_tool_call_is_read(self):
         says = lambda labels, text: labels["a"].replace("_", "\\_")  # noqa: E731
         answer = wrapped(says=says, calls_tool=True).invoke(prompt("cab"))
         raw = answer.additional_kwargs["tool_calls"][0]["function"]["arguments"]
         assert json.loads(raw) == answer.tool_calls[0]["args"]
         assert answer.tool_calls[0]["args"]["sources"] == ["[Doc\\_2]"]
 
-    def test_arguments_of_tool_calls_have_the_labels_given(self) -> None:
+    def test_arguments_of_tool_calls_have_the_labels_given(self):
         answer = wrapped(calls_tool=True).invoke(prompt("cab"))
         assert answer.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
         [raw] = answer.additional_kwargs["tool_calls"]
         assert json.loads(raw["function"]["arguments"]) == answer.tool_calls[0]["args"]
 
-    def test_a_reasoning_that_is_signed_stays(self) -> None:
+    def test_a_reasoning_that_is_signed_stays(self):
         thought = {"type": "thinking", "thinking": "[Doc_1]", "signature": "x"}
         model = wrapped(message=lambda text: AIMessage([thought, {"type": "text", "text": text}]))
         answer = model.invoke(prompt("cab"))
         assert answer.content == [thought, {"type": "text", "text": "It is so [Doc_2]."}]
 
     @pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])
-    def test_a_part_of_a_kind_that_nobody_knows_stays_beside_the_others(self, kind: Any) -> None:
+    def test_a_part_of_a_kind_that_nobody_knows_stays_beside_the_others(self, kind):
         odd = {"type": kind, "text": "[Doc_1]"}
         model = wrapped(message=lambda text: AIMessage([odd, {"type": "text", "text": text}]))
         answer = model.invoke(prompt("cab"))
@@ -243,13 +243,13 @@ class TestWholeAnswers:
         assert answer.content[0]["type"] == kind
         assert model.faults == 0
 
-    def test_a_content_that_is_no_list_of_parts_stays(self) -> None:
+    def test_a_content_that_is_no_list_of_parts_stays(self):
         odd = {"type": "text", "text": "[Doc_1]"}
         model = wrapped(message=lambda _: AIMessage("").model_copy(update={"content": odd}))
         assert model.invoke(prompt("cab")).content == odd
         assert is_reordered(model)
 
-    def test_structured_output_has_the_labels_given(self) -> None:
+    def test_structured_output_has_the_labels_given(self):
         class Cited(BaseModel):
             source: str
 
@@ -259,7 +259,7 @@ class TestWholeAnswers:
         answer = wrapped(message=parsed).invoke(prompt("cab"))
         assert answer.additional_kwargs["parsed"] == Cited(source="It is so [Doc_2].")
 
-    def test_labels_of_templates_of_ones_own_are_read(self) -> None:
+    def test_labels_of_templates_of_ones_own_are_read(self):
         templates = Templates(label="<{ordinal}>", block="{label} {text}")
         says = lambda labels, text: re.findall(r"(<\d+>) a", text)[0]  # noqa: E731
         planner = ReusePlanner(templates=templates)
@@ -270,7 +270,7 @@ class TestWholeAnswers:
         assert answer.content == "<2>"
         assert cited_documents(answer, documents("cab"), templates) == documents("a")
 
-    def test_a_number_is_no_label(self) -> None:
+    def test_a_number_is_no_label(self):
         templates = Templates(label="{ordinal}.")
         model = ReuseChatModel(
             inner=CitingModel(says=lambda labels, text: "In 1.5 years: 3. 2. 1."),
@@ -287,7 +287,7 @@ class TestWholeAnswers:
 
 class TestStreams:
     @pytest.mark.parametrize("step", [1, 2, 3, 5, 100])
-    def test_a_streamed_answer_has_the_labels_given(self, step: int) -> None:
+    def test_a_streamed_answer_has_the_labels_given(self, step):
         model = wrapped(step=step)
         chunks = list(model.stream(prompt("cab")))
         assert "".join(str(one.content) for one in chunks) == "It is so [Doc_2]."
@@ -297,12 +297,12 @@ class TestStreams:
             whole += one
         assert whole.response_metadata["ctxreuse"]["labels"]["[Doc_2]"]["id"] == "id-a"
 
-    async def test_so_it_has_asynchronously_with_a_label_at_its_end(self) -> None:
+    async def test_so_it_has_asynchronously_with_a_label_at_its_end(self):
         model = wrapped(says=lambda labels, text: f"See {labels['a'][:-1]}")
         chunks = [one async for one in model.astream(prompt("cab"))]
         assert "".join(str(one.content) for one in chunks) == "See [Doc_2"
 
-    def test_streamed_tool_calls_have_the_labels_given(self) -> None:
+    def test_streamed_tool_calls_have_the_labels_given(self):
         model = wrapped(calls_tool=True)
         chunks = list(model.stream(prompt("cab")))
         whole = chunks[0]
@@ -311,7 +311,7 @@ class TestStreams:
         assert whole.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
         assert (whole.tool_calls[0]["name"], whole.tool_calls[0]["id"]) == ("note", "1")
 
-    def test_a_raw_tool_call_gets_no_arguments_that_the_server_did_not_send(self) -> None:
+    def test_a_raw_tool_call_gets_no_arguments_that_the_server_did_not_send(self):
         raw = {"index": 0, "id": "1", "function": {"name": "note"}}
 
         class Raw(CitingModel):
@@ -328,7 +328,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("end", [" [Doc_2", " Doc_1", " for vitamin D", " [Doc_1]."])
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "chunkless", "stream"])
-    async def test_callbacks_hear_the_answer_to_its_end(self, way: str, end: str) -> None:
+    async def test_callbacks_hear_the_answer_to_its_end(self, way, end):
         heard: list[str] = []
 
         class Listener(BaseCallbackHandler):
@@ -374,21 +374,21 @@ class TestStreams:
         assert text == "Good [Doc_2]." or end != " [Doc_1]."
         assert "".join(heard) == f"{text} END {text}"
 
-    async def test_events_have_the_labels_given(self) -> None:
+    async def test_events_have_the_labels_given(self):
         model = wrapped()
         events = [one async for one in model.astream_events(prompt("cab"), version="v2")]
         texts = [one["data"]["chunk"].content for one in events if "stream" in one["event"]]
         assert "".join(texts) == "It is so [Doc_2]."
         assert events[-1]["data"]["output"].content == "It is so [Doc_2]."
 
-    def test_the_newest_event_stream_has_the_labels_given(self) -> None:
+    def test_the_newest_event_stream_has_the_labels_given(self):
         model = wrapped()
         stream = model.stream_events(prompt("cab"), version="v3")
         assert str(stream.output.text) == "It is so [Doc_2]."
 
 
 class TestConversations:
-    def test_an_answer_goes_back_to_the_model_as_it_gave_it(self) -> None:
+    def test_an_answer_goes_back_to_the_model_as_it_gave_it(self):
         model = wrapped()
         first = HumanMessage(prompt("cab"))
         answer = model.invoke([first])
@@ -398,7 +398,7 @@ class TestConversations:
         assert again[0] == model.inner.seen[-2][0]
         assert again[1].content == "It is so [Doc_1]."
 
-    def test_so_do_the_arguments_of_tool_calls_but_no_results(self) -> None:
+    def test_so_do_the_arguments_of_tool_calls_but_no_results(self):
         model = wrapped(calls_tool=True)
         first = HumanMessage(prompt("cab"))
         answer = model.invoke([first])
@@ -407,7 +407,7 @@ class TestConversations:
         assert again[1].tool_calls[0]["args"]["sources"] == ["It is so [Doc_1]."]
         assert again[2].content == "noted [Doc_2]"
 
-    def test_what_a_user_asks_about_a_source_reaches_the_model_under_its_label(self) -> None:
+    def test_what_a_user_asks_about_a_source_reaches_the_model_under_its_label(self):
         model = wrapped(says=lambda labels, text: ["", *re.findall(r"about \[Doc_\d+\]", text)][-1])
         first = HumanMessage(prompt("cab", "What about [Doc_2]?"))
         rules = SystemMessage("Cite like [Doc_1].")
@@ -420,7 +420,7 @@ class TestConversations:
         assert answer.content == "about [Doc_3]"
         assert "More about [Doc_2]!" in text_of(model.inner.seen[-1])
 
-    def test_a_source_of_an_earlier_turn_does_not_pass_for_one_of_this(self) -> None:
+    def test_a_source_of_an_earlier_turn_does_not_pass_for_one_of_this(self):
         model = wrapped()
         config: Any = {"configurable": {"thread_id": "t"}}
         first = HumanMessage(prompt("cab"))
@@ -442,7 +442,7 @@ class TestConversations:
         assert cited_documents(answer, every) == documents("a")
         assert cited_documents(answer, documents("xyz")) == []
 
-    def test_a_source_that_a_turn_finds_again_has_the_number_of_this_turn(self) -> None:
+    def test_a_source_that_a_turn_finds_again_has_the_number_of_this_turn(self):
         model = wrapped()
         config: Any = {"configurable": {"thread_id": "t"}}
         first = HumanMessage(prompt("cab"))
@@ -453,7 +453,7 @@ class TestConversations:
         assert cited_documents(answer, documents("xa")) == documents("a")
 
 
-def test_documents_that_are_planned_keep_the_labels_they_carry() -> None:
+def test_documents_that_are_planned_keep_the_labels_they_carry():
     class Fixed(BaseRetriever):
         letters: str = "abc"
 
@@ -470,7 +470,7 @@ def test_documents_that_are_planned_keep_the_labels_they_carry() -> None:
         assert [one.page_content[0] for one in cited] == ["a"]
 
 
-def test_a_fault_of_ours_lets_an_answer_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_lets_an_answer_through(monkeypatch):
     def fails(*args: Any) -> None:
         raise RuntimeError("a fault")
 
@@ -487,13 +487,13 @@ def test_a_fault_of_ours_lets_an_answer_through(monkeypatch: pytest.MonkeyPatch)
     [5, "text", [], {"labels": 5}, {"labels": ["[Doc_1]"]}, {"labels": {"[Doc_2]": 5}}]
     + [{"labels": {"[Doc_2]": {"id": one}}} for one in ([], {}, None)],
 )
-def test_metadata_of_another_form_says_nothing_of_labels(carried: Any) -> None:
+def test_metadata_of_another_form_says_nothing_of_labels(carried):
     answer = AIMessage("It is so [Doc_2].", response_metadata={"ctxreuse": carried})
     assert cited_documents(answer, documents("ab")) == documents("b")
 
 
 @pytest.mark.parametrize("rank", [1.0, True, None, [], "1"])
-def test_a_rank_of_another_form_is_a_position_or_none(rank: Any) -> None:
+def test_a_rank_of_another_form_is_a_position_or_none(rank):
     twice = [Document("first", id="x"), Document("second", id="x")]
     labels = {"[Doc_1]": {"id": "x", "rank": rank}}
     answer = AIMessage("It is so [Doc_1].", response_metadata={"ctxreuse": {"labels": labels}})

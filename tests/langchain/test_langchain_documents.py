@@ -38,7 +38,7 @@ __all__ = ["no_sockets"]
 def document_planner(
     annotation: str = "append", planner: ReusePlanner | None = None
 ) -> LangChainDocumentPlanner:
-    return LangChainDocumentPlanner(planner or ReusePlanner(), annotation, "Test")  # type: ignore[arg-type]
+    return LangChainDocumentPlanner(planner or ReusePlanner(), annotation, "Test")
 
 
 def planned(letters: str, annotation: str = "append") -> list[Document]:

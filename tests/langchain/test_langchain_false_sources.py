@@ -39,9 +39,7 @@ def labels_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("template", ["{memories}\n\n{found}", "{found}\n\n{memories}"])
 @pytest.mark.parametrize("tenant", [None, "acme"])
-def test_memories_and_documents_in_one_prompt_have_labels_of_their_own(
-    template: str, tenant: str | None
-) -> None:
+def test_memories_and_documents_in_one_prompt_have_labels_of_their_own(template, tenant):
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
     memory = ReuseMemory(FakeMemory(lettered("xyz")))
@@ -55,7 +53,7 @@ def test_memories_and_documents_in_one_prompt_have_labels_of_their_own(
             assert len(set(labels)) == len(labels) == 6
 
 
-def test_memories_that_a_search_has_put_in_order_keep_their_ranking() -> None:
+def test_memories_that_a_search_has_put_in_order_keep_their_ranking():
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
     memory = ReuseMemory(FakeMemory(lettered("abc")), planner=ReusePlanner())
@@ -75,7 +73,7 @@ def test_memories_that_a_search_has_put_in_order_keep_their_ranking() -> None:
     assert model.prompt_statistics.planned_before == 2
 
 
-def test_memories_that_the_application_ranks_anew_have_its_ranking() -> None:
+def test_memories_that_the_application_ranks_anew_have_its_ranking():
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
     memory = ReuseMemory(FakeMemory(lettered("abc")))
@@ -86,7 +84,7 @@ def test_memories_that_the_application_ranks_anew_have_its_ranking() -> None:
     assert model.prompt_statistics.planned == 1
 
 
-def test_a_tenants_search_says_nothing_of_another_tenants_documents() -> None:
+def test_a_tenants_search_says_nothing_of_another_tenants_documents():
     memory = ReuseMemory(FakeMemory(lettered("abc")))
     with request_context(tenant="A"):
         memory.search("Which?")
@@ -102,7 +100,7 @@ def texts_of_results(messages: list[BaseMessage]) -> list[str]:
 
 
 @pytest.mark.parametrize("artifact", [False, True])
-def test_a_tool_that_formats_its_documents_shows_each_under_one_label(artifact: bool) -> None:
+def test_a_tool_that_formats_its_documents_shows_each_under_one_label(artifact):
     found = {"one": "ab", "two": "cb"}
     middleware = ReuseMiddleware(tools=["search"])
     if artifact:

@@ -261,4 +261,4 @@ def test_something_that_is_no_list_of_documents_is_refused(wrong):
 
 def test_a_list_with_something_else_in_it_is_refused():
     with pytest.raises(ValueError, match="not one with str in it"):
-        format_context([document("a"), "a secret text"])  # type: ignore[list-item]
+        format_context([document("a"), "a secret text"])

@@ -39,13 +39,13 @@ def claude_server() -> Iterator[CachingServer]:
 def chat_openai(server: CachingServer, **settings: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model="m", base_url=f"{server.url}/v1", api_key="k", max_retries=0, **settings
-    )  # type: ignore[arg-type]
+    )
 
 
 def chat_anthropic(server: CachingServer, **settings: Any) -> ChatAnthropic:
     return ChatAnthropic(
         model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9, **settings
-    )  # type: ignore[call-arg]
+    )
 
 
 def wrapped(inner: BaseChatModel, cache: str, **settings: Any) -> ReuseChatModel:
@@ -79,7 +79,7 @@ def marked(body: dict[str, Any]) -> list[str]:
 ROUNDS = [("one", "two", "three"), ("two", "one", "four"), ("five", "one", "two"), ("one", "two")]
 
 
-def test_chat_openai_reads_documents_that_prompts_share(openai_server: CachingServer) -> None:
+def test_chat_openai_reads_documents_that_prompts_share(openai_server):
     model = wrapped(chat_openai(openai_server), "openai(minimum=512)")
     openai_server.provider.minimum = 512
     for number, names in enumerate([*ROUNDS, *ROUNDS]):
@@ -91,11 +91,11 @@ def test_chat_openai_reads_documents_that_prompts_share(openai_server: CachingSe
     body = openai_server.bodies[-1]
     assert body["prompt_cache_options"] == {"mode": "explicit", "ttl": "30m"}
     assert all(len(one["prompt_cache_key"]) == 32 for one in openai_server.bodies)
-    details = answer.usage_metadata["input_token_details"]  # type: ignore[index]
+    details = answer.usage_metadata["input_token_details"]
     assert details["cache_read"] == reads[-1]
 
 
-def test_what_is_sent_in_parts_says_what_is_sent_in_one(openai_server: CachingServer) -> None:
+def test_what_is_sent_in_parts_says_what_is_sent_in_one(openai_server):
     with caching_server("openai") as other:
         pairs = [
             (wrapped(chat_openai(openai_server), "openai", strategy="none"), openai_server),
@@ -111,9 +111,7 @@ def test_what_is_sent_in_parts_says_what_is_sent_in_one(openai_server: CachingSe
 
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
-def test_chat_anthropic_reads_documents_that_prompts_share(
-    claude_server: CachingServer, ttl: str
-) -> None:
+def test_chat_anthropic_reads_documents_that_prompts_share(claude_server, ttl):
     claude_server.provider.minimum = 512
     model = wrapped(chat_anthropic(claude_server), f"anthropic(minimum=512, life={ttl})")
     for number, names in enumerate([*ROUNDS, *ROUNDS]):
@@ -125,10 +123,10 @@ def test_chat_anthropic_reads_documents_that_prompts_share(
     usage = model.planner.savings.reported
     assert usage.cached_tokens == sum(reads)
     assert usage.prompt_tokens == sum(one.total for one in claude_server.usages)
-    assert answer.usage_metadata["input_tokens"] == claude_server.usages[-1].total  # type: ignore[index]
+    assert answer.usage_metadata["input_tokens"] == claude_server.usages[-1].total
 
 
-def test_streams_are_marked_alike(claude_server: CachingServer) -> None:
+def test_streams_are_marked_alike(claude_server):
     claude_server.provider.minimum = 512
     model = wrapped(chat_anthropic(claude_server), "anthropic(minimum=512)")
     for number in range(3):
@@ -137,7 +135,7 @@ def test_streams_are_marked_alike(claude_server: CachingServer) -> None:
     assert [usage.read > 0 for usage in claude_server.usages] == [False, False, True]
 
 
-def test_the_users_marks_stay_and_a_fifth_never_leaves_us(claude_server: CachingServer) -> None:
+def test_the_users_marks_stay_and_a_fifth_never_leaves_us(claude_server):
     model = wrapped(chat_anthropic(claude_server), "anthropic")
     users = [{"type": "text", "text": f"rule{n} holds", **EPHEMERAL} for n in range(4)]
     for number in range(3):
@@ -150,7 +148,7 @@ def test_the_users_marks_stay_and_a_fifth_never_leaves_us(claude_server: Caching
     assert not claude_server.refusals
 
 
-def test_images_names_and_fields_of_the_user_stay(openai_server: CachingServer) -> None:
+def test_images_names_and_fields_of_the_user_stay(openai_server):
     model = wrapped(chat_openai(openai_server), "openai")
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -164,7 +162,7 @@ def test_images_names_and_fields_of_the_user_stay(openai_server: CachingServer) 
     assert "Which?" in message["content"][-1]["text"]
 
 
-def test_an_implicit_mode_of_the_user_stays(openai_server: CachingServer) -> None:
+def test_an_implicit_mode_of_the_user_stays(openai_server):
     options = {"mode": "implicit", "ttl": "30m"}
     model = wrapped(
         chat_openai(openai_server, prompt_cache_options=options), "openai", salt_key="s"
@@ -175,7 +173,7 @@ def test_an_implicit_mode_of_the_user_stays(openai_server: CachingServer) -> Non
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-def test_each_turn_of_a_conversation_reads_the_turn_before(kind: Any) -> None:
+def test_each_turn_of_a_conversation_reads_the_turn_before(kind):
     with caching_server(kind) as server:
         inner = (chat_openai if kind == "openai" else chat_anthropic)(server)
         model = wrapped(inner, kind)
@@ -188,7 +186,7 @@ def test_each_turn_of_a_conversation_reads_the_turn_before(kind: Any) -> None:
             assert server.usages[-1].read == before
 
 
-def test_prompts_without_a_context_go_as_they_are(openai_server: CachingServer) -> None:
+def test_prompts_without_a_context_go_as_they_are(openai_server):
     model = wrapped(chat_openai(openai_server), "openai")
     model.invoke([SystemMessage("Be brief."), HumanMessage("Hello?"), AIMessage("Yes?"),
                   HumanMessage("Well.")])  # fmt: skip
@@ -198,9 +196,7 @@ def test_prompts_without_a_context_go_as_they_are(openai_server: CachingServer) 
 
 
 @pytest.mark.parametrize("header", ["X-Session-ID", "x-smg-routing-key", "x-session-affinity"])
-def test_a_group_is_named_in_the_header_that_a_router_reads(
-    openai_server: CachingServer, header: str
-) -> None:
+def test_a_group_is_named_in_the_header_that_a_router_reads(openai_server, header):
     model = wrapped(
         chat_openai(openai_server), "vllm", send_session_id="group", session_header=header
     )
@@ -218,7 +214,7 @@ def bills(server: CachingServer, model: BaseChatModel, prompts: Sequence[Any]) -
     return server.bill / sum(usage.total for usage in server.usages)
 
 
-def test_a_bill_is_lower_than_with_the_providers_default(openai_server: CachingServer) -> None:
+def test_a_bill_is_lower_than_with_the_providers_default(openai_server):
     prompts = [(f"Question {n}?", *ROUNDS[n % 3]) for n in range(30)]
     plain = chat_openai(openai_server)
     default = bills(openai_server, plain, [asked(*one) for one in prompts])
@@ -233,9 +229,7 @@ def batch_prompts() -> list[list[BaseMessage]]:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_followers_of_a_batch_wait_for_their_leader(
-    claude_server: CachingServer, is_async: bool
-) -> None:
+def test_the_followers_of_a_batch_wait_for_their_leader(claude_server, is_async):
     began: list[int] = []
     claude_server.before_first_token = lambda: began.append(len(claude_server.usages))
     model = wrapped(chat_anthropic(claude_server), "anthropic")
@@ -247,7 +241,7 @@ def test_the_followers_of_a_batch_wait_for_their_leader(
     assert began.count(0) == 1, "the leader was answered before another one was sent"
 
 
-def test_a_leader_that_fails_lets_its_followers_go(claude_server: CachingServer) -> None:
+def test_a_leader_that_fails_lets_its_followers_go(claude_server):
     model = wrapped(chat_anthropic(claude_server), "anthropic")
     prompts = batch_prompts()
     fails = [True]
@@ -271,9 +265,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("is_planned_before", [False, True])
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-def test_a_late_turn_reads_what_others_keep_alive(
-    kind: Any, is_planned_before: bool, clock: list[float]
-) -> None:
+def test_a_late_turn_reads_what_others_keep_alive(kind, is_planned_before, clock):
     with caching_server(kind) as server:
         inner = (chat_openai if kind == "openai" else chat_anthropic)(server)
         model = wrapped(inner, kind)
@@ -312,9 +304,7 @@ def test_a_late_turn_reads_what_others_keep_alive(
 @pytest.mark.parametrize(
     ("life", "point"), [("5m", {"type": "default"}), ("1h", {"type": "default", "ttl": "1h"})]
 )
-def test_bedrocks_converse_api_gets_cache_points_behind_what_is_marked(
-    life: str, point: dict[str, str]
-) -> None:
+def test_bedrocks_converse_api_gets_cache_points_behind_what_is_marked(life, point):
     inner = ChatBedrockConverse()
     model = wrapped(inner, f"bedrock(minimum=512, life={life})")
     for number, names in enumerate([*ROUNDS, *ROUNDS]):
@@ -327,7 +317,7 @@ def test_bedrocks_converse_api_gets_cache_points_behind_what_is_marked(
     assert not any("cache_control" in one for one in blocks)
 
 
-def test_the_users_marks_for_bedrock_stay_as_they_are() -> None:
+def test_the_users_marks_for_bedrock_stay_as_they_are():
     inner = ChatBedrockConverse()
     model = wrapped(inner, "bedrock(minimum=512)")
     rules: Any = [{"type": "text", "text": "Be brief.", **EPHEMERAL}, {"cachePoint": {}}]

@@ -46,7 +46,7 @@ SINGLE = ("invoke", "ainvoke", "stream", "astream")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call: str) -> None:
+def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call):
     replies = {"invoke": REPLIES, "stream": REPLIES}.get(call, KINDS if "json" in call else SAMPLES)
     wrapper = ReuseChatModel(inner=plain_model(replying(REPLIES["honest"])), window_s=0)
     first = "invoke" if "batch" in call else call
@@ -73,7 +73,7 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["invoke", "stream", "batch"])
-def test_a_tool_or_a_call_that_is_named_like_a_label_keeps_its_name(call: str) -> None:
+def test_a_tool_or_a_call_that_is_named_like_a_label_keeps_its_name(call):
     named = {**CALL, "id": "[Doc_1]", "function": {"name": "Doc_1", "arguments": ARGUMENTS}}
     reply = both_with("choices.0.MESSAGE.tool_calls", [named])
     wrapper = ReuseChatModel(inner=plain_model(replying(reply)), window_s=0)
@@ -95,7 +95,7 @@ def agent_answers(model: Any, middleware: list[Any], prompts: list[str], outcome
     return [{**shown(one), "tool_call_id": None} for one in said]
 
 
-def test_an_agent_does_with_a_reply_what_it_does_without_us() -> None:
+def test_an_agent_does_with_a_reply_what_it_does_without_us():
     wrapper = ReuseChatModel(inner=plain_model(replying(REPLIES["honest"])), window_s=0)
     tools = [convert_to_openai_tool(look)]
     wrapper.bind(tools=tools).invoke(question("abc"))
@@ -118,7 +118,7 @@ def test_an_agent_does_with_a_reply_what_it_does_without_us() -> None:
 
 @pytest.mark.parametrize("call", SINGLE)
 @pytest.mark.parametrize("parts", [0, 1, 3])
-def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call: str, parts: int) -> None:
+def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call, parts):
     body = KINDS["labels cut anywhere"]["stream" not in call]
     sent = [body[at : at + 2000] for at in range(0, 2000 * parts, 2000)]
     plain = plain_model(breaking_off(*sent))
@@ -137,7 +137,7 @@ def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call: str, par
 
 
 @pytest.mark.parametrize("call", SINGLE)
-def test_callbacks_know_what_was_said_before_a_stream_broke_off(call: str) -> None:
+def test_callbacks_know_what_was_said_before_a_stream_broke_off(call):
     class Told(BaseCallbackHandler):
         def __init__(self) -> None:
             self.text = ""
@@ -159,13 +159,13 @@ def test_callbacks_know_what_was_said_before_a_stream_broke_off(call: str) -> No
 
 
 @pytest.mark.parametrize("kind", DRIPPING)
-async def test_a_slow_server_holds_nothing_but_the_call_that_waits_for_it(kind: str) -> None:
+async def test_a_slow_server_holds_nothing_but_the_call_that_waits_for_it(kind):
     script = answered_as_it_should_be_unless(HOSTILE, DRIPPING[kind])
     async with listening(script) as [server]:
         plain = ChatOpenAI(
             model="emulated",
             base_url=f"{server.url}/v1",
-            api_key="none",  # type: ignore[arg-type]
+            api_key="none",
             max_retries=0,
             timeout=20,
             stream_chunk_timeout=None,  # with one, Python 3.11 may miss a cancellation
@@ -179,8 +179,8 @@ async def test_a_slow_server_holds_nothing_but_the_call_that_waits_for_it(kind: 
             answers = await asyncio.gather(*(model.ainvoke(question(one)) for one in ("ab", "bc")))
             assert [one.text for one in answers] == ["Here."] * 2
             assert time.monotonic() - began < 15
-        running = {one.get_coro().__qualname__ for one in asyncio.all_tasks()}  # type: ignore[union-attr]
-        assert running <= {"HttpServer._serve", asyncio.current_task().get_coro().__qualname__}  # type: ignore[union-attr]
+        running = {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
+        assert running <= {"HttpServer._serve", asyncio.current_task().get_coro().__qualname__}
         has_begun = kind == "events"  # the stream, which the engine therefore has read
         assert model.planner.statistics().requests == 7 + has_begun
         assert model.faults == 0
@@ -195,7 +195,7 @@ async def asked_together(model: Any, prompt: str) -> None:
     await model.abatch([prompt, question("abc")])
 
 
-def test_an_honest_call_is_not_held_by_hostile_ones_of_the_same_window() -> None:
+def test_an_honest_call_is_not_held_by_hostile_ones_of_the_same_window():
     """From threads that come together; each reply fails the call that it answers."""
     for name in ("nothing", "choices = 5", "broken b'data: {\\n\\n'", "message.content = nan"):
         plain = plain_model(replying(REPLIES[name]))
@@ -211,7 +211,7 @@ def test_an_honest_call_is_not_held_by_hostile_ones_of_the_same_window() -> None
 
 
 @pytest.mark.parametrize("mode", ["active", "shadow"])
-def test_no_usage_gets_into_what_the_planner_counts(mode: Any) -> None:
+def test_no_usage_gets_into_what_the_planner_counts(mode):
     planner = ReusePlanner(mode=mode, capacity_tokens=10_000)
     honest = ReusePlanner(mode=mode, capacity_tokens=10_000)
     for count in (*COUNTS, "1e308", "[" * 500 + "]" * 500):

@@ -38,9 +38,7 @@ def check(sent: list[BaseMessage], messages: list[BaseMessage], cache: str) -> N
 
 @given(conversations(), st.sampled_from(["openai", "anthropic", "vllm"]), st.booleans())
 @examples(150)
-def test_contents_names_and_fields_are_kept(
-    messages: list[Message], cache: str, is_named: bool
-) -> None:
+def test_contents_names_and_fields_are_kept(messages, cache, is_named):
     inner = RecordingModel()
     planner = ReusePlanner(cache=cache)
     model = ReuseChatModel(inner=inner, planner=planner, window_s=0, strategy="none")
@@ -57,7 +55,7 @@ def test_contents_names_and_fields_are_kept(
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @given(conversations())
 @examples(25)
-def test_an_agents_messages_are_kept(is_wrapped: bool, messages: list[Message]) -> None:
+def test_an_agents_messages_are_kept(is_wrapped, messages):
     inner = RecordingModel()
     planner = ReusePlanner(cache="anthropic")
     model = ReuseChatModel(inner=inner, planner=planner, window_s=0) if is_wrapped else inner

@@ -30,7 +30,7 @@ def server() -> Iterator[CachingServer]:
 
 
 def wrapped(server: CachingServer, cache: str = "anthropic", **settings: Any) -> ReuseChatModel:
-    inner = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9)  # type: ignore[call-arg]
+    inner = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9)
     planner = ReusePlanner(cache=cache, token_counter=count_tokens)
     return ReuseChatModel(inner=inner, planner=planner, **{"window_s": WINDOW_S, **settings})
 
@@ -44,7 +44,7 @@ def unread(server: CachingServer) -> int:
     return sum(usage.read == 0 for usage in server.usages)
 
 
-async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
+async def test_tasks_wait_for_the_one_that_writes_what_they_read(server):
     server.let_all_come()
     model = wrapped(server)
     await asyncio.gather(*map(model.ainvoke, prompts()))
@@ -52,7 +52,7 @@ async def test_tasks_wait_for_the_one_that_writes_what_they_read(server: Caching
     assert len(server.usages) == 4
 
 
-def test_threads_wait_for_the_one_that_writes_what_they_read(server: CachingServer) -> None:
+def test_threads_wait_for_the_one_that_writes_what_they_read(server):
     server.let_all_come()
     model = wrapped(server)
     with ThreadPoolExecutor(4) as threads:
@@ -60,7 +60,7 @@ def test_threads_wait_for_the_one_that_writes_what_they_read(server: CachingServ
     assert unread(server) == 1
 
 
-async def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) -> None:
+async def test_a_leader_that_fails_lets_its_followers_go(server):
     fails = [True]
 
     def fail() -> None:
@@ -74,7 +74,7 @@ async def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) 
     assert len(server.usages) == 3
 
 
-async def test_a_leader_that_is_cancelled_lets_its_followers_go(server: CachingServer) -> None:
+async def test_a_leader_that_is_cancelled_lets_its_followers_go(server):
     arrived, go_on = threading.Event(), threading.Event()
     holds = [True]
 
@@ -93,9 +93,7 @@ async def test_a_leader_that_is_cancelled_lets_its_followers_go(server: CachingS
     assert sum(isinstance(one, BaseException) for one in answers) == 1
 
 
-async def test_nobody_waits_for_long(
-    server: CachingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_waits_for_long(server, monkeypatch):
     monkeypatch.setattr(leader_first, "LONGEST_WAIT_S", 0.05)
     others, holds = threading.Event(), [True]
 
@@ -112,7 +110,7 @@ async def test_nobody_waits_for_long(
     await next(calls)
 
 
-async def test_a_stream_leads_until_its_first_token(server: CachingServer) -> None:
+async def test_a_stream_leads_until_its_first_token(server):
     model = wrapped(server)
     first, *rest = prompts()
     held: list[Any] = []
@@ -130,7 +128,7 @@ async def test_a_stream_leads_until_its_first_token(server: CachingServer) -> No
     assert unread(server) == 1
 
 
-async def test_a_stream_that_is_dropped_lets_its_followers_go(server: CachingServer) -> None:
+async def test_a_stream_that_is_dropped_lets_its_followers_go(server):
     model = wrapped(server)
     first, *rest = prompts()
 
@@ -144,9 +142,7 @@ async def test_a_stream_that_is_dropped_lets_its_followers_go(server: CachingSer
 
 
 @pytest.mark.parametrize("settings", [{"window_s": 0}, {"cache": "vllm"}])
-def test_without_a_window_or_for_the_default_cache_nobody_waits(
-    server: CachingServer, settings: dict[str, Any]
-) -> None:
+def test_without_a_window_or_for_the_default_cache_nobody_waits(server, settings):
     everybody = threading.Barrier(4)
     server.before_first_token = lambda: everybody.wait(60)
     model = wrapped(server, **settings)
@@ -154,7 +150,7 @@ def test_without_a_window_or_for_the_default_cache_nobody_waits(
         assert len(list(threads.map(model.invoke, prompts()))) == 4
 
 
-def test_what_is_written_already_makes_nobody_wait(server: CachingServer) -> None:
+def test_what_is_written_already_makes_nobody_wait(server):
     model = wrapped(server, window_s=0.01)
     for one in prompts(3):
         model.invoke(one)
@@ -165,7 +161,7 @@ def test_what_is_written_already_makes_nobody_wait(server: CachingServer) -> Non
     assert unread(server) == 2
 
 
-async def test_a_call_inside_an_event_loop_does_not_wait(server: CachingServer) -> None:
+async def test_a_call_inside_an_event_loop_does_not_wait(server):
     model = wrapped(server, window_s=0.01)
     for one in prompts(1):
         await model.ainvoke(one)
@@ -176,7 +172,7 @@ async def test_a_call_inside_an_event_loop_does_not_wait(server: CachingServer) 
     await leader
 
 
-async def test_chains_whose_retriever_has_planned_wait_too(server: CachingServer) -> None:
+async def test_chains_whose_retriever_has_planned_wait_too(server):
     server.let_all_come()
     model = wrapped(server)
     found = [Document(id=one, page_content=f"{one} " * 700) for one in ("a", "b")]

@@ -19,7 +19,7 @@ from langchain_ctxreuse.messages import prompt_texts
 
 
 class TestMessageTexts:
-    def test_roles_have_openais_names(self) -> None:
+    def test_roles_have_openais_names(self):
         messages = [
             SystemMessage("s"),
             HumanMessage("u"),
@@ -39,7 +39,7 @@ class TestMessageTexts:
             PromptPart("critic", "o"),
         ]
 
-    def test_what_is_no_text_stands_for_itself(self) -> None:
+    def test_what_is_no_text_stands_for_itself(self):
         def segments(*parts: Any) -> list[PromptPart]:
             return list(prompt_texts([HumanMessage(list(parts))], {}).parts)
 
@@ -51,16 +51,16 @@ class TestMessageTexts:
         assert segments(PIXEL) == [image]
         assert segments(other) != [image]
 
-    def test_tool_calls_count(self) -> None:
+    def test_tool_calls_count(self):
         one = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])
         other = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 2}, "id": "1"}])
         assert prompt_texts([one], {}).parts != prompt_texts([other], {}).parts
         assert prompt_texts([one], {}).parts[0] == PromptPart("assistant", "")
 
-    def test_an_empty_message_is_a_segment(self) -> None:
+    def test_an_empty_message_is_a_segment(self):
         assert prompt_texts([AIMessage([])], {}).parts == (PromptPart("assistant", ""),)
 
-    def test_texts_are_put_back_where_they_were(self) -> None:
+    def test_texts_are_put_back_where_they_were(self):
         messages = [SystemMessage("a"), HumanMessage(["b", PIXEL, {"type": "text", "text": "c"}])]
         texts = prompt_texts(messages, {"tools": [1]})
         upper = texts.with_texts([segment.text.upper() for segment in texts.parts])
@@ -71,5 +71,5 @@ class TestMessageTexts:
         assert texts.with_texts([segment.text for segment in texts.parts]) == messages
 
 
-def test_text_of_helper_reads_all_parts() -> None:
+def test_text_of_helper_reads_all_parts():
     assert text_of([HumanMessage(["a", {"type": "text", "text": "b"}])]) == "ab"

@@ -268,15 +268,15 @@ def test_any_other_result_is_not_touched():
 def test_results_that_were_planned_are_not_planned_again():
     middleware = ReuseMiddleware()
     state: Any = {"messages": [result("m1", "ab"), result("m2", "bc")]}
-    planned = middleware.before_model(state, None)  # type: ignore[arg-type]
+    planned = middleware.before_model(state, None)
     assert planned is not None
     assert results(sent(planned["messages"])) == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}",
         f"{see(2)}\n\n[Doc_3] {C}",
     ]
-    assert middleware.before_model(planned, None) is None  # type: ignore[arg-type]
+    assert middleware.before_model(planned, None) is None
     more: Any = {"messages": [*planned["messages"], result("m3", "cd")]}
-    again = middleware.before_model(more, None)  # type: ignore[arg-type]
+    again = middleware.before_model(more, None)
     assert again is not None
     shown = sent([*planned["messages"], *again["messages"]])
     assert results(shown)[2:] == [f"{see(3)}\n\n[Doc_4] {D}"]
@@ -284,16 +284,16 @@ def test_results_that_were_planned_are_not_planned_again():
 
 def test_a_result_that_stands_before_a_planned_one_stays_as_it_is():
     middleware = ReuseMiddleware()
-    planned = middleware.before_model({"messages": [result("m2", "b")]}, None)  # type: ignore[arg-type]
+    planned = middleware.before_model({"messages": [result("m2", "b")]}, None)
     assert planned is not None
     state: Any = {"messages": [result("m1", "a"), *planned["messages"]]}
-    assert middleware.before_model(state, None) is None  # type: ignore[arg-type]
+    assert middleware.before_model(state, None) is None
 
 
 def test_a_failed_tools_message_is_not_touched():
     failed = ToolMessage("one\n\ntwo", tool_call_id="c1", name="search", status="error", id="m1")
     middleware = ReuseMiddleware(tools=["search"])
-    assert middleware.before_model({"messages": [failed]}, None) is None  # type: ignore[arg-type]
+    assert middleware.before_model({"messages": [failed]}, None) is None
 
 
 def memories(*texts: str) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def test_a_system_message_before_the_first_question_is_no_history():
     middleware = ReuseMiddleware(retriever=LetterRetriever())
     for letters in ("ab", "ba"):
         messages = [SystemMessage("Be brief.", id=f"s{letters}"), HumanMessage(letters, id=letters)]
-        update = middleware.before_agent({"messages": messages}, None)  # type: ignore[arg-type]
+        update = middleware.before_agent({"messages": messages}, None)
     assert update is not None
     assert update["messages"][0].content.startswith(f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read")
 
@@ -464,11 +464,11 @@ def test_context_is_retrieved_once_for_a_question():
 
     middleware = ReuseMiddleware(retriever=RunnableLambda(retrieve))
     state: Any = {"messages": [HumanMessage("first", id="1")]}
-    update = middleware.before_agent(state, None)  # type: ignore[arg-type]
+    update = middleware.before_agent(state, None)
     assert update is not None
-    assert middleware.before_agent(update, None) is None  # type: ignore[arg-type]
+    assert middleware.before_agent(update, None) is None
     answered = {"messages": [*state["messages"], AIMessage("Yes.", id="2")]}
-    assert middleware.before_agent(answered, None) is None  # type: ignore[arg-type]
+    assert middleware.before_agent(answered, None) is None
     assert queries == ["first"]
 
 

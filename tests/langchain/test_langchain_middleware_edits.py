@@ -148,7 +148,7 @@ def test_a_block_comes_back_behind_what_its_tool_says_first():
 def test_a_text_that_was_changed_since_is_left_alone():
     middleware = ReuseMiddleware()
     state: Any = {"messages": [result("m1", "a"), result("m2", "ab")]}
-    planned = middleware.before_model(state, None)  # type: ignore[arg-type]
+    planned = middleware.before_model(state, None)
     assert planned is not None
     first, second = planned["messages"]
     for text in (f"As I said: {second.content}", second.content[1:], second.content[:9], ""):

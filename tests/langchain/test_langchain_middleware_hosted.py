@@ -37,9 +37,9 @@ def agent_at(server: CachingServer, *others: Any, **planning: Any) -> Any:
     kind = server.provider.protocol
     model: Any
     if kind == "anthropic":
-        model = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_tokens=9)  # type: ignore[call-arg]
+        model = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_tokens=9)
     else:
-        model = ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="k")  # type: ignore[arg-type]
+        model = ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="k")
     planner = ReusePlanner(cache=planning.get("cache", kind), token_counter=count_tokens)
     ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
     return create_agent(model, tools=[add], middleware=[*others, ours], system_prompt="Be brief.")
@@ -58,7 +58,7 @@ def texts_of(body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai"])
-def test_users_who_share_documents_read_them(kind: Any) -> None:
+def test_users_who_share_documents_read_them(kind):
     with caching_server(kind) as server:
         agent = agent_at(server)
         for query in [*ROUNDS, *ROUNDS]:
@@ -69,7 +69,7 @@ def test_users_who_share_documents_read_them(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai"])
-def test_each_turn_reads_the_turn_before(kind: Any) -> None:
+def test_each_turn_reads_the_turn_before(kind):
     with caching_server(kind) as server:
         agent = agent_at(server)
         messages: list[Any] = []
@@ -80,14 +80,14 @@ def test_each_turn_reads_the_turn_before(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_beside_anthropics_middleware_a_fifth_mark_never_leaves_us(is_first: bool) -> None:
+def test_beside_anthropics_middleware_a_fifth_mark_never_leaves_us(is_first):
     with caching_server("anthropic") as server:
         theirs = AnthropicPromptCachingMiddleware()
         agent = agent_at(server, theirs)
         if is_first:
             planner = ReusePlanner(cache="anthropic", token_counter=count_tokens)
             ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
-            model = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_tokens=9)  # type: ignore[call-arg]
+            model = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_tokens=9)
             agent = create_agent(
                 model, tools=[add], middleware=[ours, theirs], system_prompt="Be brief."
             )
@@ -102,16 +102,14 @@ def test_beside_anthropics_middleware_a_fifth_mark_never_leaves_us(is_first: boo
         assert body["tools"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
 
 
-def test_the_default_profile_sends_texts() -> None:
+def test_the_default_profile_sends_texts():
     with caching_server("anthropic") as server:
         ask(agent_at(server, cache="vllm"), "one two")
         assert isinstance(server.bodies[-1]["messages"][0]["content"], str)
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai"])
-def test_a_late_turn_reads_what_others_keep_alive(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_turn_reads_what_others_keep_alive(kind, monkeypatch):
     with caching_server(kind) as server:
         monkeypatch.setattr("ctxreuse.adapters.clock.now", lambda: server.now)
         agent, life = agent_at(server), 300 if kind == "anthropic" else 1_800
@@ -129,7 +127,7 @@ def test_a_late_turn_reads_what_others_keep_alive(
         assert not server.refusals
 
 
-def test_bedrocks_converse_api_gets_cache_points() -> None:
+def test_bedrocks_converse_api_gets_cache_points():
     inner = ChatBedrockConverse()
     planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
     ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
@@ -137,7 +135,7 @@ def test_bedrocks_converse_api_gets_cache_points() -> None:
     for query in ["one two?", "one two three?", "one two four?"]:
         ask(agent, query)
     [turn] = inner.asked[-1]
-    kinds = [one.get("cachePoint") or one["text"].split()[-1] for one in turn.content]  # type: ignore[union-attr]
+    kinds = [one.get("cachePoint") or one["text"].split()[-1] for one in turn.content]
     assert kinds.count({"type": "default"}) >= 2, "the fork, and the end of the turn"
     assert kinds[-1] == {"type": "default"}
     assert not any("cache_control" in one for one in turn.content)

@@ -60,7 +60,7 @@ class Server(httpx.MockTransport):
 
 def gpt(server: Server | None = None) -> ChatOpenAI:
     client = httpx.Client(transport=server or Server())
-    return ChatOpenAI(model="gpt-5", api_key="none", http_client=client)  # type: ignore[arg-type]
+    return ChatOpenAI(model="gpt-5", api_key="none", http_client=client)
 
 
 def wrapped(inner: Any) -> ReuseChatModel:
@@ -75,7 +75,7 @@ EITHER = pytest.mark.parametrize("outer", [wrapped, in_class])
 
 
 @EITHER
-def test_frameworks_read_of_a_wrapper_what_they_read_of_the_model(outer: Any) -> None:
+def test_frameworks_read_of_a_wrapper_what_they_read_of_the_model(outer):
     inner = gpt()
     model = outer(inner)
     for name in ("model_name", "model", "temperature", "use_responses_api", "profile", "_llm_type"):
@@ -86,7 +86,7 @@ def test_frameworks_read_of_a_wrapper_what_they_read_of_the_model(outer: Any) ->
 
 @EITHER
 @pytest.mark.parametrize("tools", [[], [search]])
-def test_an_agents_structured_output_is_the_providers_own(outer: Any, tools: Any) -> None:
+def test_an_agents_structured_output_is_the_providers_own(outer, tools):
     server = Server()
     for model in (gpt(server), outer(gpt(server))):
         model.profile = None  # so that the name alone tells it
@@ -107,7 +107,7 @@ class MarksForOneClass(AgentMiddleware[Any, Any, Any]):
         return handler(request.override(model_settings=marks))
 
 
-def test_middleware_that_asks_for_the_class_sees_the_inner_one() -> None:
+def test_middleware_that_asks_for_the_class_sees_the_inner_one():
     inner = RecordingModel()
     model = in_class(inner)
     agent = create_agent(model, middleware=[ReuseMiddleware(), MarksForOneClass()])
@@ -116,7 +116,7 @@ def test_middleware_that_asks_for_the_class_sees_the_inner_one() -> None:
     assert type(model).__qualname__ == "RecordingModel"
 
 
-def test_a_model_in_its_own_class_is_called_through_the_wrapper_however_it_is_called() -> None:
+def test_a_model_in_its_own_class_is_called_through_the_wrapper_however_it_is_called():
     handler = CountingHandler()
     inner = StreamingModel(callbacks=[handler])
     model = ReuseChatModel(inner=inner, window_s=0)
@@ -149,7 +149,7 @@ def test_a_model_in_its_own_class_is_called_through_the_wrapper_however_it_is_ca
         lambda model: pickle.loads(pickle.dumps(model)),
     ],
 )
-def test_copies_of_it_are_the_same(copied: Any) -> None:
+def test_copies_of_it_are_the_same(copied):
     model = in_class(FakeListChatModel(responses=["first"]))
     other = copied(model)
     other.responses = ["second"]
@@ -158,7 +158,7 @@ def test_copies_of_it_are_the_same(copied: Any) -> None:
     assert model.invoke("Which?").content == "first"
 
 
-def test_settings_take_effect_on_it_on_the_inner_one_and_on_copies() -> None:
+def test_settings_take_effect_on_it_on_the_inner_one_and_on_copies():
     server = Server()
     inner = gpt(server)
     model = in_class(inner)
@@ -169,7 +169,7 @@ def test_settings_take_effect_on_it_on_the_inner_one_and_on_copies() -> None:
     assert [one["temperature"] for one in server.sent] == [0.5, 0.25]
 
 
-def test_a_model_with_slots_of_its_own_has_no_other_class() -> None:
+def test_a_model_with_slots_of_its_own_has_no_other_class():
     class Slotted(RecordingModel):
         __slots__ = ("elsewhere",)
 
@@ -188,7 +188,7 @@ class BoundByMethod(RecordingModel):
         return "it"
 
 
-def test_what_a_method_of_the_inner_model_makes_is_called_through_the_wrapper() -> None:
+def test_what_a_method_of_the_inner_model_makes_is_called_through_the_wrapper():
     inner = BoundByMethod()
     model = wrapped(inner)
     assert model.name_of_it() == "it"
@@ -198,7 +198,7 @@ def test_what_a_method_of_the_inner_model_makes_is_called_through_the_wrapper() 
     assert isinstance(model.as_copy(), ReuseChatModel)
 
 
-def test_a_copy_takes_the_inner_models_settings() -> None:
+def test_a_copy_takes_the_inner_models_settings():
     server = Server()
     model = wrapped(gpt(server))
     model.model_copy(update={"temperature": 0.5}).invoke("Warm?")
@@ -211,9 +211,7 @@ class ChatAnthropic(RecordingModel):
 
 
 @pytest.mark.parametrize(("outer", "lines"), [(wrapped, 1), (in_class, 0)])
-def test_an_agent_that_may_lose_cache_marks_says_so_once(
-    outer: Any, lines: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_agent_that_may_lose_cache_marks_says_so_once(outer, lines, caplog):
     class OfThisTest(ChatAnthropic):  # a class of its own: each is named once a process
         pass
 
@@ -223,6 +221,6 @@ def test_an_agent_that_may_lose_cache_marks_says_so_once(
     assert caplog.text.count("as_inner()") == lines
 
 
-def test_outside_of_agents_nothing_is_said_of_cache_marks(caplog: pytest.LogCaptureFixture) -> None:
+def test_outside_of_agents_nothing_is_said_of_cache_marks(caplog):
     wrapped(ChatAnthropic()).invoke("1")
     assert "as_inner()" not in caplog.text

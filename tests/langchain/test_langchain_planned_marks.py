@@ -57,8 +57,8 @@ def planner_for(server: CachingServer, cache: str | None = None) -> ReusePlanner
 
 def model_at(server: CachingServer) -> Any:
     if server.provider.protocol == "openai":
-        return ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="k", max_retries=0)  # type: ignore[arg-type]
-    return ChatAnthropic(model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9)  # type: ignore[call-arg]
+        return ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+    return ChatAnthropic(model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9)
 
 
 def wrapped(server: CachingServer, planner: ReusePlanner) -> ReuseChatModel:
@@ -89,7 +89,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 )
 
 
-def test_format_context_keeps_the_marks_of_the_retrievers_plan(server: CachingServer) -> None:
+def test_format_context_keeps_the_marks_of_the_retrievers_plan(server):
     planner = planner_for(server)
     chain = (
         {
@@ -110,9 +110,7 @@ def test_format_context_keeps_the_marks_of_the_retrievers_plan(server: CachingSe
         assert len(keys) < len(QUERIES)
 
 
-def test_an_unchanged_stuff_chain_sends_the_marks_of_the_retrievers_plan(
-    server: CachingServer,
-) -> None:
+def test_an_unchanged_stuff_chain_sends_the_marks_of_the_retrievers_plan(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     stuff = create_stuff_documents_chain(wrapped(server, planner), PROMPT)
@@ -126,7 +124,7 @@ def test_an_unchanged_stuff_chain_sends_the_marks_of_the_retrievers_plan(
     assert not server.refusals
 
 
-async def test_a_stuff_chain_with_a_format_of_its_own_does_so_too(server: CachingServer) -> None:
+async def test_a_stuff_chain_with_a_format_of_its_own_does_so_too(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner, annotation="metadata")
     shape = PromptTemplate.from_template("<doc>{page_content}</doc>")
@@ -139,7 +137,7 @@ async def test_a_stuff_chain_with_a_format_of_its_own_does_so_too(server: Cachin
     assert server.usages[-1].read > 1_600
 
 
-def test_a_compressors_plan_is_sent_with_its_marks(server: CachingServer) -> None:
+def test_a_compressors_plan_is_sent_with_its_marks(server):
     planner = planner_for(server)
     retriever = ContextualCompressionRetriever(
         base_retriever=Named(), base_compressor=ReuseCompressor(planner=planner)
@@ -151,7 +149,7 @@ def test_a_compressors_plan_is_sent_with_its_marks(server: CachingServer) -> Non
     assert server.usages[-1].read > 1_600
 
 
-def test_a_compressor_in_a_chain_of_functions_does_so_too(server: CachingServer) -> None:
+def test_a_compressor_in_a_chain_of_functions_does_so_too(server):
     planner = planner_for(server)
     compressor, model = ReuseCompressor(planner=planner), wrapped(server, planner)
 
@@ -167,9 +165,7 @@ def test_a_compressor_in_a_chain_of_functions_does_so_too(server: CachingServer)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(
-    server: CachingServer, is_async: bool
-) -> None:
+def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(server, is_async):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     begin: Any = RunnableLambda(lambda query: {"question": query})
@@ -185,7 +181,7 @@ def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(
     assert sum(usage.read == 0 for usage in server.usages) == 1
 
 
-def test_behind_a_document_that_was_taken_away_nothing_is_marked(server: CachingServer) -> None:
+def test_behind_a_document_that_was_taken_away_nothing_is_marked(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     model = wrapped(server, planner)
@@ -201,7 +197,7 @@ def test_behind_a_document_that_was_taken_away_nothing_is_marked(server: Caching
     assert marked(server.bodies[-1])
 
 
-def test_later_turns_read_the_turn_before(server: CachingServer) -> None:
+def test_later_turns_read_the_turn_before(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     model = wrapped(server, planner)
@@ -215,7 +211,7 @@ def test_later_turns_read_the_turn_before(server: CachingServer) -> None:
         assert server.usages[-1].read == before
 
 
-def test_later_turns_of_a_stuff_chain_read_the_turn_before(server: CachingServer) -> None:
+def test_later_turns_of_a_stuff_chain_read_the_turn_before(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     model = wrapped(server, planner)
@@ -233,7 +229,7 @@ def test_later_turns_of_a_stuff_chain_read_the_turn_before(server: CachingServer
         assert server.usages[-1].read == before
 
 
-def test_an_agents_context_is_sent_with_marks_by_a_wrapped_model(server: CachingServer) -> None:
+def test_an_agents_context_is_sent_with_marks_by_a_wrapped_model(server):
     from langchain.agents import create_agent
 
     planner = planner_for(server)
@@ -258,9 +254,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     lines += [one.getMessage() for one in caplog.records]
 
 
-def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(
-    server: CachingServer, said: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(server, said, caplog):
     retriever = ReuseRetriever(retriever=Named(), planner=planner_for(server))
     stuff = create_stuff_documents_chain(model_at(server), PROMPT)
     chain = create_retrieval_chain(retriever, stuff)
@@ -271,9 +265,7 @@ def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(
     assert "ReuseChatModel(inner=" in told[0]
 
 
-def test_with_a_wrapped_model_the_log_says_nothing(
-    server: CachingServer, said: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_a_wrapped_model_the_log_says_nothing(server, said, caplog):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     chain = create_retrieval_chain(
@@ -284,9 +276,7 @@ def test_with_a_wrapped_model_the_log_says_nothing(
     assert not [one for one in caplog.records if "marks" in one.getMessage()]
 
 
-def test_a_retriever_whose_planner_knows_no_marks_is_named_once(
-    server: CachingServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_retriever_whose_planner_knows_no_marks_is_named_once(server, caplog):
     from ctxreuse.adapters import prompt_planner
 
     prompt_planner._log_planned_without_marks.cache_clear()
@@ -299,7 +289,7 @@ def test_a_retriever_whose_planner_knows_no_marks_is_named_once(
     assert sum("were planned without marks" in one for one in told) == 1
 
 
-def test_documents_planned_for_the_default_cache_go_as_texts(server: CachingServer) -> None:
+def test_documents_planned_for_the_default_cache_go_as_texts(server):
     planner = planner_for(server, "vllm")
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     model = wrapped(server, planner)

@@ -71,7 +71,7 @@ class TestStrangers:
     """What a tenant or a user can say to rewrite a prompt."""
 
     @pytest.mark.parametrize("other", ["A", "B"])
-    def test_a_document_that_poses_as_two_does_not_merge_them(self, other: str) -> None:
+    def test_a_document_that_poses_as_two_does_not_merge_them(self, other):
         application = Application()
         application.ask(documents("ab"), "One?", "A")
         with request_context(tenant="A"):
@@ -84,7 +84,7 @@ class TestStrangers:
         else:
             assert not labels, "it is not certain which of the two the prompt shows"
 
-    def test_the_same_context_twice_in_a_prompt_is_left_alone(self) -> None:
+    def test_the_same_context_twice_in_a_prompt_is_left_alone(self):
         application = Application(QUESTION_FIRST)
         with request_context(tenant="A"):
             context = format_context(documents("ba"))
@@ -99,9 +99,7 @@ class TestStrangers:
         "message",
         [SystemMessage, AIMessage, HumanMessage, partial(ToolMessage, tool_call_id="1")],
     )
-    def test_no_message_that_quotes_a_context_is_rewritten(
-        self, message: Callable[[str], BaseMessage]
-    ) -> None:
+    def test_no_message_that_quotes_a_context_is_rewritten(self, message):
         application = Application()
         application.ask(documents("ba"), "One?", "A")
         with request_context(tenant="B"):
@@ -126,9 +124,9 @@ def labels_of(application: Application, prompt: str) -> dict[str, object]:
         labels.update(made.labels)
         return made
 
-    planner.plan = noting  # type: ignore[method-assign]
+    planner.plan = noting
     application.model.invoke(prompt)
-    planner.plan = plan  # type: ignore[method-assign]
+    planner.plan = plan
     return labels
 
 
@@ -224,7 +222,7 @@ class TestSetUps:
         assert statistics.in_other_scope == 0
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_it_is_the_tenants_context(self, way: str) -> None:
+    def test_it_is_the_tenants_context(self, way):
         application = Application(inner=StreamingModel())
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
             done = WAYS[way](application, tenant, letters)
@@ -233,7 +231,7 @@ class TestSetUps:
         self.check(application)
 
     @pytest.mark.parametrize("is_awaited", [False, True])
-    def test_a_batch_has_a_config_each(self, is_awaited: bool) -> None:
+    def test_a_batch_has_a_config_each(self, is_awaited):
         application = Application()
         application.chain.invoke(given("abc"), configured("one"))
         asked = [given("cab"), given("bca")], [configured("two"), configured("one")]
@@ -244,8 +242,8 @@ class TestSetUps:
         self.check(application)
 
     def test_a_context_that_was_rendered_without_the_tenant_is_counted_and_logged_once(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+        self, caplog
+    ):
         prompt_planner._log_other_scope.cache_clear()
         application = Application()
         with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -263,7 +261,7 @@ class TestSetUps:
         assert application.model.prompt_statistics.in_other_scope == 3
 
 
-def test_a_rendering_that_two_prompts_use_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rendering_that_two_prompts_use_is_said_once(caplog):
     prompt_planner._log_left_alone.cache_clear()
     application = Application()
     for letters in ("abc", "cab"):
@@ -281,7 +279,7 @@ def test_a_rendering_that_two_prompts_use_is_said_once(caplog: pytest.LogCapture
     assert application.model.prompt_statistics.planned == 4
 
 
-def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read() -> None:
+def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read():
     application = Application()
     with request_context(tenant="one"):
         streams = [
@@ -296,7 +294,7 @@ def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read()
 class TestHonestPrograms:
     """What programs do with a rendered context besides showing it once."""
 
-    def test_a_context_that_was_rendered_once_serves_many_questions(self) -> None:
+    def test_a_context_that_was_rendered_once_serves_many_questions(self):
         application = Application()
         application.ask(documents("abc"), "One?")
         context = format_context(documents("cab"))
@@ -304,7 +302,7 @@ class TestHonestPrograms:
             application.model.invoke(f"{context}\n\nQuestion {number}?")
         assert application.sent == ["abc"] * 5
 
-    def test_a_fallback_model_plans_the_same_prompt(self) -> None:
+    def test_a_fallback_model_plans_the_same_prompt(self):
         application = Application()
         application.ask(documents("abc"), "One?")
         failing = ReuseChatModel(
@@ -318,7 +316,7 @@ class TestHonestPrograms:
         application.ask(documents("cab"), "Two?")
         assert application.sent == ["abc", "abc"]
 
-    def test_a_retry_is_planned_again(self) -> None:
+    def test_a_retry_is_planned_again(self):
         application = Application()
         application.ask(documents("abc"), "One?")
         failures = [TimeoutError("down"), TimeoutError("down")]
@@ -327,7 +325,7 @@ class TestHonestPrograms:
         chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
         assert application.sent == ["abc"] * 4
 
-    def test_a_tool_may_render_a_context(self) -> None:
+    def test_a_tool_may_render_a_context(self):
         application = Application()
         call = AIMessage("", tool_calls=[{"name": "find", "args": {}, "id": "1"}])
         for letters in ("abc", "cab"):
@@ -338,7 +336,7 @@ class TestHonestPrograms:
             application.model.invoke(messages)
         assert application.sent == ["abc"] * 4
 
-    def test_two_tool_calls_of_one_step_may_find_the_same(self) -> None:
+    def test_two_tool_calls_of_one_step_may_find_the_same(self):
         application = Application()
         calls = [{"name": "search", "args": {}, "id": one} for one in "12"]
         messages: list[BaseMessage] = [HumanMessage("Which?"), AIMessage("", tool_calls=calls)]
@@ -347,7 +345,7 @@ class TestHonestPrograms:
         assert application.sent == ["ab"]
         assert application.model.prompt_statistics.planned == 2
 
-    def test_a_loop_that_shows_its_context_again_keeps_the_beginning_that_was_sent(self) -> None:
+    def test_a_loop_that_shows_its_context_again_keeps_the_beginning_that_was_sent(self):
         application = Application()
         application.ask(documents("ab"), "One?")
         first = application.ask(documents("ba"), "Two?")
@@ -356,14 +354,14 @@ class TestHonestPrograms:
         assert letters_in(first) == "ab"
         assert again.startswith(first)
 
-    def test_two_models_share_what_was_rendered_for_each(self) -> None:
+    def test_two_models_share_what_was_rendered_for_each(self):
         first, second = Application(), Application("Check this: {context} {question}")
         for letters in ("abc", "cab"):
             first.ask(documents(letters), "Which?")
             second.ask(documents(letters), "Which?")
         assert first.sent == second.sent == ["abc", "abc"]
 
-    def test_a_history_may_be_trimmed_from_the_front(self) -> None:
+    def test_a_history_may_be_trimmed_from_the_front(self):
         application = Application()
         messages: list[BaseMessage] = []
         with request_context(tenant="A"):
@@ -378,7 +376,7 @@ class TestHonestPrograms:
 class TestOtherAdapters:
     """Texts of adapters that plan without a registry pass a planning model as they are."""
 
-    def test_a_context_of_mem0_is_sent_as_planned(self) -> None:
+    def test_a_context_of_mem0_is_sent_as_planned(self):
         application = Application()
         application.ask([Document("he says: ho"), Document("she says: hi")], "One?", "A")
         found = [{"id": name, "memory": f"{name} says: {word}"} for name, word in LIKED]
@@ -386,7 +384,7 @@ class TestOtherAdapters:
         application.model.invoke(f"{planned}\n\nQuestion: Two?", configured("A"))
         assert application.inner.calls[-1].text == f"{planned}\n\nQuestion: Two?"
 
-    def test_a_document_of_a_chain_of_agents_may_quote_a_context(self) -> None:
+    def test_a_document_of_a_chain_of_agents_may_quote_a_context(self):
         application = Application()
         application.ask(documents("ab"), "One?", "A")
         shown = application.ask(documents("ba"), "One?", "A").partition("\n\nQuestion")[0]

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import gc
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 from uuid import uuid4
@@ -115,7 +115,7 @@ PROGRAMS = pytest.mark.parametrize(
 
 
 @PROGRAMS
-def test_documents_that_a_chain_joins_itself_are_planned(program: Callable[..., Any]) -> None:
+def test_documents_that_a_chain_joins_itself_are_planned(program):
     inner = RecordingModel()
     model = wrapped(inner)
     chain = program(model, LetterRetriever())
@@ -131,7 +131,7 @@ def test_documents_that_a_chain_joins_itself_are_planned(program: Callable[..., 
 
 
 @PROGRAMS
-def test_batches_streams_and_event_loops_are_runs_of_their_own(program: Callable[..., Any]) -> None:
+def test_batches_streams_and_event_loops_are_runs_of_their_own(program):
     inner = StreamingModel()
     model = wrapped(inner, window_s=0.001)
     chain = program(model, LetterRetriever())
@@ -151,7 +151,7 @@ def test_batches_streams_and_event_loops_are_runs_of_their_own(program: Callable
 
 
 @PROGRAMS
-def test_it_can_be_switched_off(program: Callable[..., Any]) -> None:
+def test_it_can_be_switched_off(program):
     inner = RecordingModel()
     model = wrapped(inner, find_retrieved=False)
     chain = program(model, LetterRetriever())
@@ -161,7 +161,7 @@ def test_it_can_be_switched_off(program: Callable[..., Any]) -> None:
     assert model.prompt_statistics.without_context == 2
 
 
-def test_documents_that_a_retriever_planned_count_as_planned_before() -> None:
+def test_documents_that_a_retriever_planned_count_as_planned_before():
     model = wrapped(RecordingModel())
     chain = with_lcel(model, ReuseRetriever(retriever=LetterRetriever()))
     for letters in ("abc", "cab", "bca"):
@@ -172,7 +172,7 @@ def test_documents_that_a_retriever_planned_count_as_planned_before() -> None:
 
 
 @pytest.mark.parametrize("ids", [("1", "2", "3", "4"), (None,) * 4, ("1", "1", "3", "4")])
-def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(ids: Any) -> None:
+def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(ids):
     a, again, b, c = (
         Document(text_of(letter), id=one) for letter, one in zip("aabc", ids, strict=True)
     )
@@ -195,9 +195,7 @@ def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(i
     assert model.prompt_statistics.without_context == 0
 
 
-def test_documents_that_are_shown_in_another_way_are_counted_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_documents_that_are_shown_in_another_way_are_counted_and_logged(caplog):
     _log_joined_otherwise.cache_clear()
     model = wrapped(RecordingModel())
     with_lcel(model, LetterRetriever()).invoke("abc")
@@ -216,7 +214,7 @@ def test_documents_that_are_shown_in_another_way_are_counted_and_logged(
     assert "a says" not in said
 
 
-def test_a_prompt_that_shows_one_of_the_documents_is_no_case_for_the_log() -> None:
+def test_a_prompt_that_shows_one_of_the_documents_is_no_case_for_the_log():
     model = wrapped(RecordingModel())
 
     def grade(letters: str) -> Any:
@@ -227,7 +225,7 @@ def test_a_prompt_that_shows_one_of_the_documents_is_no_case_for_the_log() -> No
     assert model.prompt_statistics.without_context == 3
 
 
-def test_documents_of_another_run_are_not_known() -> None:
+def test_documents_of_another_run_are_not_known():
     inner = RecordingModel()
     model = wrapped(inner)
     with_lcel(model, LetterRetriever()).invoke("abc")
@@ -238,7 +236,7 @@ def test_documents_of_another_run_are_not_known() -> None:
     assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "cab"]
 
 
-def test_documents_that_can_be_read_only_once_are_left_to_the_application() -> None:
+def test_documents_that_can_be_read_only_once_are_left_to_the_application():
     class Lazy(LetterRetriever):
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
             return iter(super()._get_relevant_documents(query, run_manager=run_manager))
@@ -249,7 +247,7 @@ def test_documents_that_can_be_read_only_once_are_left_to_the_application() -> N
         assert letters_in(inner.calls[0].text) == "ab"
 
 
-def test_what_another_tenant_retrieved_is_not_known() -> None:
+def test_what_another_tenant_retrieved_is_not_known():
     inner = RecordingModel()
     model = wrapped(inner)
 
@@ -291,7 +289,7 @@ class TestNested:
             for outer in self.outer(LetterRetriever())
         ]
 
-    def test_its_documents_are_those_of_the_plain_one(self, caplog: Any) -> None:
+    def test_its_documents_are_those_of_the_plain_one(self, caplog):
         ours = ReuseRetriever(retriever=LetterRetriever())
         ours.invoke("abc")
         ours.batch(["abc", "bca"])
@@ -300,13 +298,13 @@ class TestNested:
                 assert [one.page_content for one in found] == expected
                 assert not any("ctxreuse" in one.metadata for one in found)
 
-    def test_around_another_one_it_plans(self) -> None:
+    def test_around_another_one_it_plans(self):
         for outer in self.outer(LetterRetriever()):
             ours = ReuseRetriever(retriever=outer)
             ours.invoke("abc")
             assert all("ctxreuse" in one.metadata for one in ours.invoke("cab"))
 
-    def test_the_outermost_ones_documents_are_found_in_the_prompt(self) -> None:
+    def test_the_outermost_ones_documents_are_found_in_the_prompt(self):
         for outer in self.outer(ReuseRetriever(retriever=LetterRetriever())):
             inner = RecordingModel()
             model = wrapped(inner)
@@ -317,7 +315,7 @@ class TestNested:
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata", "off"])
-def test_what_a_retriever_planned_is_not_planned_again(annotation: Any) -> None:
+def test_what_a_retriever_planned_is_not_planned_again(annotation):
     inner = RecordingModel()
     model = wrapped(inner)
     ours = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
@@ -333,7 +331,7 @@ def test_what_a_retriever_planned_is_not_planned_again(annotation: Any) -> None:
     assert model.prompt_statistics.planned == 0
 
 
-def test_runs_that_fail_or_are_left_leave_nothing_behind() -> None:
+def test_runs_that_fail_or_are_left_leave_nothing_behind():
     inner = RecordingModel(failing=lambda text: ValueError("no") if "zyx" in text else None)
     chain = with_lcel(wrapped(inner), LetterRetriever())
     with pytest.raises(ValueError, match="no"):
@@ -346,7 +344,7 @@ def test_runs_that_fail_or_are_left_leave_nothing_behind() -> None:
     assert (parts["runs"].entries, parts["characters"].entries) == (0, 0)
 
 
-def test_many_threads_find_each_their_own() -> None:
+def test_many_threads_find_each_their_own():
     inner = RecordingModel()
     model = wrapped(inner)
     chain = with_function(model, LetterRetriever())
@@ -358,7 +356,7 @@ def test_many_threads_find_each_their_own() -> None:
         assert sorted(letters_in(call.text)) == sorted(asked)
 
 
-def test_an_end_that_comes_in_the_middle_of_a_change_waits_for_it() -> None:
+def test_an_end_that_comes_in_the_middle_of_a_change_waits_for_it():
     """Python's collector ends streams that nobody reads at any time, in any thread."""
     handler, run_id = RunDocuments(), uuid4()
     handler.on_chain_start(None, None, run_id=run_id)
@@ -368,7 +366,7 @@ def test_an_end_that_comes_in_the_middle_of_a_change_waits_for_it() -> None:
     assert handler.parts["runs"].entries == 0
 
 
-def test_what_is_kept_is_bounded_and_whoever_keeps_most_loses_first() -> None:
+def test_what_is_kept_is_bounded_and_whoever_keeps_most_loses_first():
     handler = RunDocuments()
     large, small = Document("x" * 5_000_000), Document("y" * 1_000)
     runs = {}
@@ -385,7 +383,7 @@ def test_what_is_kept_is_bounded_and_whoever_keeps_most_loses_first() -> None:
     assert kept.text == small.page_content
 
 
-def test_a_cancelled_retrieval_keeps_no_documents() -> None:
+def test_a_cancelled_retrieval_keeps_no_documents():
     """LangChain tells of no end of it, so its run is known until the bound; nothing else is."""
 
     class Waiting(BaseRetriever):
@@ -410,7 +408,7 @@ def test_a_cancelled_retrieval_keeps_no_documents() -> None:
     assert parts["characters"].entries == 0
 
 
-def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned() -> None:
+def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned():
     inner = RecordingModel()
     model = wrapped(inner)
     for letters in ("abc", "cab"):
@@ -419,22 +417,20 @@ def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned() -> No
     assert model.prompt_statistics.planned == 2
 
 
-def test_a_copy_can_switch_it_on() -> None:
+def test_a_copy_can_switch_it_on():
     inner = RecordingModel()
     model = wrapped(inner, find_retrieved=False).model_copy(update={"find_retrieved": True})
     with_lcel(model, LetterRetriever()).invoke("abc")
     assert model.prompt_statistics.planned == 1
 
 
-def test_copies_of_the_handler_are_the_handler() -> None:
+def test_copies_of_the_handler_are_the_handler():
     handler = run_documents()
     assert copy.deepcopy(handler) is handler
     assert pickle.loads(pickle.dumps(handler)) is handler
 
 
-def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, caplog):
     def broken(*_: Any) -> Any:
         raise RuntimeError(text_of("a"))
 
@@ -452,7 +448,7 @@ def tool_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
-def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format: Any) -> None:
+def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format):
     answers = [calls("ab"), calls("bc", "d"), done()]
     agent, model = agent_with(
         ReuseMiddleware(), answers, search_tool(response_format=response_format)
@@ -467,7 +463,7 @@ def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format: 
     assert [b in text for text in results(state)] == [True, True, False], "the state is whole"
 
 
-def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is() -> None:
+def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is():
     @tool
     def search(query: str) -> str:
         """Find documents."""
@@ -478,7 +474,7 @@ def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is() -> N
     assert tool_texts(model.seen[-1]) == [f"Found: {text_of('a')}\n\n{text_of('b')}"]
 
 
-def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one() -> None:
+def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one():
     @tool
     def repeat(query: str) -> str:
         """Say again what was found before."""
@@ -493,7 +489,7 @@ def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one(
     assert tool_texts(model.seen[-1])[1] == f"{text_of('a')}\n\n{text_of('b')}"
 
 
-def test_the_middleware_looks_for_nothing_that_was_retrieved_if_told_so() -> None:
+def test_the_middleware_looks_for_nothing_that_was_retrieved_if_told_so():
     middleware = ReuseMiddleware(find_retrieved=False)
     agent, model = agent_with(
         middleware, [calls("ab"), done()], search_tool(response_format="content")
@@ -502,7 +498,7 @@ def test_the_middleware_looks_for_nothing_that_was_retrieved_if_told_so() -> Non
     assert tool_texts(model.seen[-1]) == [f"{text_of('a')}\n\n{text_of('b')}"]
 
 
-def test_an_agents_retriever_tool_is_planned_by_the_model_and_replayed_in_later_calls() -> None:
+def test_an_agents_retriever_tool_is_planned_by_the_model_and_replayed_in_later_calls():
     scripted = Scripted(responses=[calls("abc"), calls("xy"), done()], seen=[])
     model = wrapped(scripted)
     agent = create_agent(model, [search_tool(response_format="content")])

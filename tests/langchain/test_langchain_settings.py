@@ -41,7 +41,7 @@ def has_planned(planner: ReusePlanner) -> bool:
 
 
 @pytest.mark.parametrize("name", ["planner", "window_s", "strategy", "registry"])
-def test_settings_of_a_model_are_not_set_in_vain(name: str) -> None:
+def test_settings_of_a_model_are_not_set_in_vain(name):
     model = chat_model()
     with pytest.raises(ValidationError, match="frozen"):
         setattr(model, name, getattr(chat_model(), name))
@@ -49,22 +49,22 @@ def test_settings_of_a_model_are_not_set_in_vain(name: str) -> None:
 
 @pytest.mark.parametrize("component", [ReuseCompressor, ReuseRetriever])
 @pytest.mark.parametrize("name", ["planner", "annotation"])
-def test_settings_of_a_retriever_are_not_set_in_vain(component: Any, name: str) -> None:
+def test_settings_of_a_retriever_are_not_set_in_vain(component, name):
     options = {"retriever": found()} if component is ReuseRetriever else {}
     made = component(**options)
     with pytest.raises(ValidationError, match="frozen"):
         setattr(made, name, getattr(made, name))
 
 
-def test_the_planner_of_a_middleware_is_not_set_in_vain() -> None:
+def test_the_planner_of_a_middleware_is_not_set_in_vain():
     planner = ReusePlanner()
     middleware = ReuseMiddleware(planner=planner)
     assert middleware.planner is planner
     with pytest.raises(AttributeError):
-        middleware.planner = ReusePlanner()  # type: ignore[misc]
+        middleware.planner = ReusePlanner()
 
 
-def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
+def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     model = chat_model(planner=first)
     changed = model.model_copy(update={"planner": second})
@@ -76,12 +76,12 @@ def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("update", [{"window_s": -1}, {"strategy": "none at all"}, {"planner": 3}])
-def test_a_copy_of_a_model_is_checked(update: dict[str, Any]) -> None:
+def test_a_copy_of_a_model_is_checked(update):
     with pytest.raises((InvalidRequestError, ValueError)):
         chat_model().model_copy(update=update)
 
 
-def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given() -> None:
+def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     retriever = ReuseRetriever(retriever=found(), planner=first)
     changed = retriever.model_copy(update={"planner": second, "annotation": "off"})
@@ -93,7 +93,7 @@ def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given() -> None:
         retriever.model_copy(update={"annotation": "on"})
 
 
-def test_a_config_may_choose_the_planner() -> None:
+def test_a_config_may_choose_the_planner():
     first, second = ReusePlanner(), ReusePlanner()
     model = chat_model(planner=first).configurable_fields(planner=ConfigurableField(id="planner"))
     prompt = format_context([Document(text) for text in TEXTS]) + "\n\nWhich?"
@@ -110,7 +110,7 @@ class Warm(FakeListChatModel):
         return f"At {self.temperature}."
 
 
-async def test_a_config_may_set_fields_of_the_model_inside() -> None:
+async def test_a_config_may_set_fields_of_the_model_inside():
     inner = Warm(responses=[])
     first, second = ReusePlanner(), ReusePlanner()
     model = ReuseChatModel(inner=inner, planner=first, window_s=0)
@@ -145,7 +145,7 @@ class Some(BaseRetriever):
         return [Document(text) for text in TEXTS[: self.k]]
 
 
-def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config() -> None:
+def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config():
     inside = Some()
     retriever = ReuseRetriever(retriever=inside, annotation="off")
     assert len(retriever.model_copy(update={"k": 1}).invoke("Which?")) == 1
@@ -165,7 +165,7 @@ def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config() -> N
 @pytest.mark.parametrize(
     "made", [chat_model(), ReuseCompressor(), ReuseRetriever(retriever=Some())]
 )
-def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
+def test_a_copy_holds_no_setting_that_nobody_reads(made):
     with pytest.raises(InvalidRequestError, match="'windows_s' is no setting of Reuse"):
         made.model_copy(update={"windows_s": 1})
 
@@ -178,7 +178,7 @@ def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
         ReuseRetriever(retriever=found(), annotation="off"),
     ],
 )
-def test_copies_and_pickles_are_like_the_original(made: Any) -> None:
+def test_copies_and_pickles_are_like_the_original(made):
     for other in (copy.copy(made), copy.deepcopy(made), made.model_copy(deep=True)):
         assert type(other) is type(made)
     if not isinstance(made, ReuseRetriever):  # lambdas have no pickle
@@ -196,13 +196,13 @@ def history_aware(retriever: Any) -> Any:
     )
 
 
-def test_a_history_aware_retriever_is_refused_with_the_remedy() -> None:
+def test_a_history_aware_retriever_is_refused_with_the_remedy():
     pytest.importorskip("langchain_classic")
     with pytest.raises(ValueError, match=r"create_history_aware_retriever\(llm, ReuseRetriever"):
         ReuseRetriever(retriever=history_aware(found()))
 
 
-def test_a_retriever_inside_a_history_aware_one_plans() -> None:
+def test_a_retriever_inside_a_history_aware_one_plans():
     pytest.importorskip("langchain_classic")
     from langchain_classic.chains import create_retrieval_chain
 
@@ -224,25 +224,23 @@ BINDINGS = [
 
 
 @pytest.mark.parametrize("bound", BINDINGS)
-def test_a_model_that_is_wrapped_already_is_refused(bound: Any) -> None:
+def test_a_model_that_is_wrapped_already_is_refused(bound):
     with pytest.raises(ValueError, match="inner is a ReuseChatModel already; pass what it wraps"):
         ReuseChatModel(inner=bound(chat_model()))
 
 
 @pytest.mark.parametrize("bound", BINDINGS)
-def test_a_retriever_that_is_wrapped_already_is_refused(bound: Any) -> None:
+def test_a_retriever_that_is_wrapped_already_is_refused(bound):
     with pytest.raises(ValueError, match="retriever is a ReuseRetriever already; pass what it"):
         ReuseRetriever(retriever=bound(ReuseRetriever(retriever=found())))
 
 
-def test_a_model_that_is_called_through_a_wrapper_is_refused() -> None:
+def test_a_model_that_is_called_through_a_wrapper_is_refused():
     with pytest.raises(ValueError, match=r"inner is what as_inner\(\) returned; pass the model"):
         ReuseChatModel(inner=chat_model().as_inner())
 
 
-def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant(caplog):
     llm: Any = FakeListChatModel(responses=["Yes."])
     mistakes: list[tuple[Callable[..., Any], str]] = [
         (lambda: ReuseChatModel(llm), r"did you mean ReuseChatModel\(inner=\.\.\.\)\?"),

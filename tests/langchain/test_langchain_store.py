@@ -33,7 +33,7 @@ def said(messages: list[BaseMessage]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("placement", get_args(Placement))
-async def test_memories_stand_where_they_are_wanted_and_come_once(placement: Placement) -> None:
+async def test_memories_stand_where_they_are_wanted_and_come_once(placement):
     wrapped = store(PORTO, placement=placement)
     asking = [SystemMessage("Be brief.", id="s"), HumanMessage("Where?", id="q")]
     first = wrapped.messages(ALICE, asking)
@@ -60,7 +60,7 @@ async def test_memories_stand_where_they_are_wanted_and_come_once(placement: Pla
     assert wrapped.faults == 0
 
 
-def test_what_was_changed_or_deleted_is_said_not_to_hold() -> None:
+def test_what_was_changed_or_deleted_is_said_not_to_hold():
     wrapped = store(PORTO, CAT, growth_limit=None)
     first = wrapped.messages(ALICE, [("user", "Where?")])
     wrapped.delete(ALICE, "0")
@@ -68,7 +68,7 @@ def test_what_was_changed_or_deleted_is_said_not_to_hold() -> None:
     assert second[-1].content == f'"{PORTO["data"]}" no longer holds; do not use it.\n\nAnd?'
 
 
-def test_memories_of_earlier_turns_are_laid_out_anew_once_they_make_prompts_too_long() -> None:
+def test_memories_of_earlier_turns_are_laid_out_anew_once_they_make_prompts_too_long():
     wrapped = store(placement="system")
     messages: list[Any] = [SystemMessage("Be brief.", id="s")]
     for turn in "abc":
@@ -81,7 +81,7 @@ def test_memories_of_earlier_turns_are_laid_out_anew_once_they_make_prompts_too_
     assert [one.content for one in messages if one.type == "human"] == ["a", "b", "c"]
 
 
-def test_it_is_the_wrapped_store_for_all_else() -> None:
+def test_it_is_the_wrapped_store_for_all_else():
     wrapped = store(PORTO)
     assert isinstance(copy(wrapped).store, InMemoryStore)
     item = wrapped.get(ALICE, "0")
@@ -91,7 +91,7 @@ def test_it_is_the_wrapped_store_for_all_else() -> None:
     assert wrapped.list_namespaces() == [ALICE]
 
 
-def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what_is_shown() -> None:
+def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what_is_shown():
     value = {"town": "Porto", "since": 1999, "name": "a long enough name"}
     assert store(value).messages(ALICE, [("user", "q?")])[-1].content == (
         '{"name": "a long enough name", "since": 1999, "town": "Porto"}\n\nq?'
@@ -100,19 +100,19 @@ def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what
     assert shown.messages(ALICE, [("user", "q?")])[-1].content == "lives in Porto\n\nq?"
 
 
-def test_a_question_of_several_parts_keeps_them() -> None:
+def test_a_question_of_several_parts_keeps_them():
     parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://x"}]
     [sent] = store(CELLO).messages(ALICE, [HumanMessage(parts)])
     assert sent.content == [{"type": "text", "text": CELLO["data"]}, *parts]
 
 
 @pytest.mark.parametrize("messages", [[], [("assistant", "So.")], "Where?"])
-def test_a_question_is_needed(messages: Any) -> None:
+def test_a_question_is_needed(messages):
     with pytest.raises(InvalidRequestError):
         store().messages(ALICE, messages)
 
 
-def test_only_a_store_is_wrapped_and_once() -> None:
+def test_only_a_store_is_wrapped_and_once():
     for wrong in (3, store()):
         with pytest.raises(InvalidRequestError, match="store"):
-            ReuseStore(wrong)  # type: ignore[arg-type]
+            ReuseStore(wrong)

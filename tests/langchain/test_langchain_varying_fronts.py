@@ -40,7 +40,7 @@ def asked(wrapped: ReuseChatModel, template: str, number: int, retriever: Any = 
         chain.invoke(f"{DOCUMENTS[one % 3]} and {one}?")
 
 
-def test_questions_before_the_documents_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_questions_before_the_documents_are_said_once(caplog):
     wrapped = model()
     asked(wrapped, "Question: {question}\n\n{context}", 20)
     assert wrapped.prompt_statistics.planned == 20
@@ -51,14 +51,14 @@ def test_questions_before_the_documents_are_said_once(caplog: pytest.LogCaptureF
     assert len(said(caplog)) == 1
 
 
-def test_a_batch_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_says_it_too(caplog):
     wrapped = model()
     wrapped.batch([f"Question {one}?\n\n{question('abc')}" for one in range(40)])
     assert wrapped.prompt_statistics.varying_front == 39
     assert len(said(caplog)) == 1
 
 
-def test_documents_that_a_retriever_planned_count_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_documents_that_a_retriever_planned_count_too(caplog):
     wrapped = model()
     retriever = ReuseRetriever(retriever=LetterRetriever(), planner=wrapped.planner)
     asked(wrapped, "Question: {question}\n\n{context}", 40, retriever)
@@ -70,16 +70,14 @@ def test_documents_that_a_retriever_planned_count_too(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     "template", ["{context}\n\n{question}", "Answer from these documents:\n\n{context}\n{question}"]
 )
-def test_the_same_words_before_the_documents_are_fine(
-    template: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_same_words_before_the_documents_are_fine(template, caplog):
     wrapped = model()
     asked(wrapped, template, 40)
     assert wrapped.prompt_statistics.varying_front == 0
     assert not said(caplog)
 
 
-def test_a_prompt_for_each_tenant_is_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_for_each_tenant_is_fine(caplog):
     wrapped = model()
     for _ in range(2):
         for one in range(30):
@@ -90,9 +88,7 @@ def test_a_prompt_for_each_tenant_is_fine(caplog: pytest.LogCaptureFixture) -> N
     assert not said(caplog)
 
 
-def test_later_turns_of_conversations_begin_as_they_should(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_later_turns_of_conversations_begin_as_they_should(caplog):
     wrapped = model(RecordingModel())
     for one in range(30):
         config = configured(thread_id=str(one))
@@ -104,7 +100,7 @@ def test_later_turns_of_conversations_begin_as_they_should(
     assert not said(caplog)
 
 
-def test_a_few_templates_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_few_templates_are_fine(caplog):
     wrapped = model()
     for one in range(60):
         wrapped.invoke(f"Task {one % 10}:\n\n{question('abc')}")

@@ -110,7 +110,7 @@ class Runs(BaseCallbackHandler):
 
 
 class TestRetriever:
-    async def test_it_finds_what_faiss_finds_however_it_is_asked(self) -> None:
+    async def test_it_finds_what_faiss_finds_however_it_is_asked(self):
         retriever = WorkflowRetriever(engine=engine_of(), k=3)
         queries = [f"question {number}" for number in range(8)]
         wanted = [plain_ids(query, 3) for query in queries]
@@ -120,14 +120,14 @@ class TestRetriever:
         assert [ids(one) for one in retriever.batch(queries)] == wanted
         assert ids(retriever.invoke(queries[0])) == wanted[0]
 
-    def test_a_batch_is_given_to_the_engine_at_once(self) -> None:
+    def test_a_batch_is_given_to_the_engine_at_once(self):
         engine = engine_of(workers=1)
         WorkflowRetriever(engine=engine).batch([f"question {number}" for number in range(64)])
         metrics = engine.metrics()
         assert metrics.searches.searches == 64
         assert metrics.searches.batches < 64
 
-    def test_a_document_has_the_blocks_id_and_text_and_its_score(self) -> None:
+    def test_a_document_has_the_blocks_id_and_text_and_its_score(self):
         blocks = [ContextBlock(id=number, text=block.text) for number, block in enumerate(BLOCKS)]
         engine = engine_of(retriever=VectorRetriever(corpus_index(), blocks, WordEmbedder()))
         [nearest, second] = WorkflowRetriever(engine=engine, k=2).invoke("red apples")
@@ -136,7 +136,7 @@ class TestRetriever:
         assert nearest.metadata["score"] > second.metadata["score"]
         assert list(nearest.metadata) == ["score"]
 
-    def test_the_users_documents_are_copied_and_their_own_score_is_kept(self) -> None:
+    def test_the_users_documents_are_copied_and_their_own_score_is_kept(self):
         store = {
             block.id: Document(block.text, id=str(block.id), metadata={"page": [7]})
             for block in BLOCKS
@@ -151,20 +151,20 @@ class TestRetriever:
         found[0].metadata["page"].append(8)
         assert store[nearest].metadata == {"page": [7]}
 
-    def test_the_call_may_want_another_number(self) -> None:
+    def test_the_call_may_want_another_number(self):
         retriever = WorkflowRetriever(engine=engine_of(), k=3)
         assert ids(retriever.invoke("red", k=1)) == plain_ids("red", 1)
         with pytest.raises(TypeError, match="unknown"):
             retriever.invoke("red", unknown=1)
 
-    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self) -> None:
+    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self):
         words = CallableRetriever(lambda query, k: [query] * k)
         engine = WorkflowEngine(retriever={"words": words})
         found = await WorkflowRetriever(engine=engine, retriever="words", k=1).ainvoke("red")
         assert [(one.page_content, one.metadata) for one in found] == [("red", {})]
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    async def test_config_and_context_say_tenant_and_session(self, way: str) -> None:
+    async def test_config_and_context_say_tenant_and_session(self, way):
         class Seen(WorkflowEngine):
             async def retrieve(self, *args: Any, **kwargs: Any) -> Any:
                 seen.append((kwargs["tenant"], kwargs["session"]))
@@ -183,13 +183,13 @@ class TestRetriever:
                     await asyncio.to_thread(retriever.batch, ["red"], one)
         assert seen == [("acme", "c1"), ("outside", None)]
 
-    def test_callbacks_see_one_retriever_run(self) -> None:
+    def test_callbacks_see_one_retriever_run(self):
         runs = Runs()
         retriever = WorkflowRetriever(engine=engine_of(), k=1)
         retriever.invoke("red", {"callbacks": [runs], "run_name": "search"})
         assert runs.ended == [("search", plain_ids("red", 1))]
 
-    def test_it_works_in_a_chain(self) -> None:
+    def test_it_works_in_a_chain(self):
         retriever = WorkflowRetriever(engine=engine_of(), k=1)
         chain = retriever | RunnableLambda(lambda documents: documents[0].id)
         assert chain.batch(["red", "blue"]) == [*plain_ids("red", 1), *plain_ids("blue", 1)]
@@ -203,11 +203,11 @@ class TestRetriever:
             ({"unknown": 1}, "Extra inputs"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: Any, message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(ValidationError, match=message):
             WorkflowRetriever(**{"engine": engine_of(), **arguments})
 
-    def test_what_is_no_document_is_refused(self) -> None:
+    def test_what_is_no_document_is_refused(self):
         retriever = WorkflowRetriever(engine=engine_of(), document_of=lambda name: "text")
         with pytest.raises(InvalidRequestError, match="must return a Document, not str"):
             retriever.invoke("red")
@@ -228,9 +228,7 @@ class TestRetrieverInLangChainsOwnSuite(RetrieversIntegrationTests):
 
 class TestModel:
     @pytest.mark.parametrize(("more", "last"), [(9, [("", 9)]), (-50, [])])  # no such count
-    async def test_a_chat_model_streams_its_pieces_and_what_usage_says_besides(
-        self, more: int, last: Any
-    ) -> None:
+    async def test_a_chat_model_streams_its_pieces_and_what_usage_says_besides(self, more, last):
         class Thinking(StreamingModel):
             async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
                 async for chunk in super()._astream(messages, *args, **kwargs):
@@ -245,14 +243,14 @@ class TestModel:
         assert model.calls[0].messages == [SystemMessage("Be short."), HumanMessage("Yes.")]
         assert model.calls[0].arguments["seed"] == 1
 
-    async def test_a_model_that_does_not_stream_and_one_that_is_bound_answer_too(self) -> None:
+    async def test_a_model_that_does_not_stream_and_one_that_is_bound_answer_too(self):
         model = RecordingModel()
         llm = LangChainLLM(model.bind(stop=["x"]).with_config(tags=["mine"]))
         prompt = [{"role": "user", "content": "Yes."}]
         assert [tuple(piece) async for piece in llm.stream(prompt, {})] == [("Yes.", 1)]
         assert model.calls[0].arguments["stop"] == ["x"]
 
-    async def test_leaving_a_stream_early_leaves_the_models(self) -> None:
+    async def test_leaving_a_stream_early_leaves_the_models(self):
         class Endless(StreamingModel):
             async def _astream(self, *args: Any, **kwargs: Any) -> Any:
                 try:
@@ -271,7 +269,7 @@ class TestModel:
         assert left == [True]
 
     @pytest.mark.parametrize("wrong", [None, "gpt", StrOutputParser(), FakeListChatModel])
-    def test_what_is_no_model_is_refused(self, wrong: Any) -> None:
+    def test_what_is_no_model_is_refused(self, wrong):
         with pytest.raises(InvalidRequestError, match="llm must be a LangChain chat model"):
             LangChainLLM(wrong)
 
@@ -306,7 +304,7 @@ def speculation_of(chain: SpeculativeRAGChain) -> tuple[int, int]:
 
 
 class TestSpeculativeRAGChain:
-    async def test_the_output_is_that_of_a_retrieval_chain_however_it_is_asked(self) -> None:
+    async def test_the_output_is_that_of_a_retrieval_chain_however_it_is_asked(self):
         chain = linked()
         wanted = ["red", plain_ids("red", 2), "Question: red"]
         outputs = [
@@ -320,7 +318,7 @@ class TestSpeculativeRAGChain:
             assert list(output) == ["input", "context", "answer"]
             assert [output["input"], ids(output["context"]), output["answer"]] == wanted
 
-    async def test_the_model_is_shown_the_users_prompt_with_the_documents_in_it(self) -> None:
+    async def test_the_model_is_shown_the_users_prompt_with_the_documents_in_it(self):
         chain = linked()
         await chain.ainvoke("red")
         assert model_of(chain).calls[0].messages == [
@@ -328,7 +326,7 @@ class TestSpeculativeRAGChain:
             HumanMessage("Question: red"),
         ]
 
-    async def test_a_planner_orders_the_documents_of_the_prompt_but_not_of_the_output(self) -> None:
+    async def test_a_planner_orders_the_documents_of_the_prompt_but_not_of_the_output(self):
         planner = ReusePlanner()
         chain = linked(planner)
         found = plain_search("red", 2)
@@ -341,9 +339,7 @@ class TestSpeculativeRAGChain:
         )
 
     @pytest.mark.parametrize("is_async", [False, True])
-    async def test_a_stream_gives_inputs_documents_and_the_answer_as_it_comes(
-        self, is_async: bool
-    ) -> None:
+    async def test_a_stream_gives_inputs_documents_and_the_answer_as_it_comes(self, is_async):
         chain = linked()
         if is_async:
             parts = [part async for part in chain.astream({"input": "red"})]
@@ -355,7 +351,7 @@ class TestSpeculativeRAGChain:
         assert rest == [{"answer": letter} for letter in "Question: red"]
         assert sum(parts[1:], parts[0]) == await chain.ainvoke("red")
 
-    async def test_further_variables_reach_the_prompt_and_the_output(self) -> None:
+    async def test_further_variables_reach_the_prompt_and_the_output(self):
         prompt = ChatPromptTemplate.from_messages(
             [
                 ("system", "Answer in {language}. Use {docs}"),
@@ -377,7 +373,7 @@ class TestSpeculativeRAGChain:
         with pytest.raises(InvalidRequestError, match="the input lacks 'history', 'language'"):
             await chain.ainvoke("red")
 
-    async def test_a_right_guess_is_not_asked_again(self) -> None:
+    async def test_a_right_guess_is_not_asked_again(self):
         chain = linked()
         config: Any = {"configurable": {"thread_id": "c1"}}
         first = await chain.ainvoke("red", config)
@@ -386,7 +382,7 @@ class TestSpeculativeRAGChain:
         assert speculation_of(chain) == (1, 1)
         assert len(model_of(chain).calls) == 2
 
-    async def test_a_wrong_guess_changes_nothing(self) -> None:
+    async def test_a_wrong_guess_changes_nothing(self):
         runs = Runs()
         chain = linked()
         config: Any = {"configurable": {"thread_id": "c1"}, "callbacks": [runs]}
@@ -401,7 +397,7 @@ class TestSpeculativeRAGChain:
         assert answers[-1] == "Question: completely other words"
 
     @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
-    async def test_callbacks_see_the_search_and_the_model_inside_the_chain(self, way: str) -> None:
+    async def test_callbacks_see_the_search_and_the_model_inside_the_chain(self, way):
         runs = Runs()
         chain = linked(name="ask")
         config: Any = {"callbacks": [runs]}
@@ -419,17 +415,17 @@ class TestSpeculativeRAGChain:
         assert runs.ended[0][1] == plain_ids("red", 2)
         assert runs.ended[-1][1]["answer"] == "Question: red"
 
-    async def test_in_a_chain_its_answer_can_be_picked_and_streamed(self) -> None:
+    async def test_in_a_chain_its_answer_can_be_picked_and_streamed(self):
         chain = linked().pick("answer") | StrOutputParser()
         assert "".join([part async for part in chain.astream("red")]) == "Question: red"
         assert chain.batch(["red", "blue"]) == ["Question: red", "Question: blue"]
 
-    async def test_an_empty_answer_is_one(self) -> None:
+    async def test_an_empty_answer_is_one(self):
         chain = linked(prompt=ChatPromptTemplate.from_template("{input}{context}\n"))
         assert (await chain.ainvoke("red"))["answer"] == ""
         assert [part async for part in chain.astream("red")][-1] == {"answer": ""}
 
-    async def test_a_failing_model_fails_the_call_with_its_error_as_the_cause(self) -> None:
+    async def test_a_failing_model_fails_the_call_with_its_error_as_the_cause(self):
         runs = Runs()
         chain = linked(llm=StreamingModel(failing=lambda text: LookupError("no such model")))
         with pytest.raises(StageError, match="no such model") as caught:
@@ -439,7 +435,7 @@ class TestSpeculativeRAGChain:
         [error] = await chain.abatch(["red"], return_exceptions=True)
         assert isinstance(error, StageError)
 
-    async def test_who_stops_reading_early_ends_the_run(self) -> None:
+    async def test_who_stops_reading_early_ends_the_run(self):
         class Endless(StreamingModel):
             async def _astream(self, *args: Any, **kwargs: Any) -> Any:
                 yield next(super()._stream([HumanMessage("abc")]))
@@ -454,7 +450,7 @@ class TestSpeculativeRAGChain:
         metrics = chain._retriever.engine.metrics()
         assert (metrics.cancelled, metrics.in_flight) == (1, 0)
 
-    def test_a_langchain_retriever_is_linked_through_an_engine(self) -> None:
+    def test_a_langchain_retriever_is_linked_through_an_engine(self):
         found = RunnableLambda(lambda query: [Document("one"), Document("two")])
         engine = WorkflowEngine(retriever=RetrieverStage(found))
         retriever = WorkflowRetriever(engine=engine)
@@ -470,7 +466,7 @@ class TestSpeculativeRAGChain:
             ({"llm": "gpt"}, "llm must be a LangChain chat model"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: Any, message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         right = {
             "retriever": WorkflowRetriever(engine=engine_of()),
             "prompt": PROMPT,
@@ -479,7 +475,7 @@ class TestSpeculativeRAGChain:
         with pytest.raises(InvalidRequestError, match=message):
             SpeculativeRAGChain(**{**right, **arguments})
 
-    async def test_a_query_that_is_no_string_is_refused(self) -> None:
+    async def test_a_query_that_is_no_string_is_refused(self):
         with pytest.raises(InvalidRequestError, match="'input' is searched for, so it must be"):
             await linked().ainvoke({"input": 3})
 
@@ -499,7 +495,7 @@ def asked(**arguments: Any) -> WorkflowGraph:
 
 
 class TestRunnable:
-    async def test_it_returns_the_answer_however_it_is_asked(self) -> None:
+    async def test_it_returns_the_answer_however_it_is_asked(self):
         runnable = WorkflowRunnable(engine_of(answering()), asked())
         wanted = "Question: red"
         assert await runnable.ainvoke("red") == wanted
@@ -512,7 +508,7 @@ class TestRunnable:
         assert parts == list(wanted)
         assert (runnable.get_name(), runnable.OutputType) == ("ask", Any)
 
-    async def test_chosen_outputs_come_as_a_dict_with_langchains_documents(self) -> None:
+    async def test_chosen_outputs_come_as_a_dict_with_langchains_documents(self):
         store = {block.id: Document(block.text, metadata={"page": 7}) for block in BLOCKS}
         for document_of, metadata in ((None, {}), (store.__getitem__, {"page": 7})):
             runnable = WorkflowRunnable(
@@ -529,7 +525,7 @@ class TestRunnable:
             ]
             assert [part async for part in runnable.astream("red")] == [output]
 
-    async def test_it_is_a_node_of_langgraph(self) -> None:
+    async def test_it_is_a_node_of_langgraph(self):
         class Asking(TypedDict, total=False):
             question: str
             mood: str
@@ -553,7 +549,7 @@ class TestRunnable:
         again = await asyncio.to_thread(graph.invoke, {"question": "red", "mood": "good"}, config)
         assert again == state
 
-    def test_it_stands_in_a_chain_before_and_behind_others(self) -> None:
+    def test_it_stands_in_a_chain_before_and_behind_others(self):
         runnable = WorkflowRunnable(engine_of(answering()), asked())
         chain = RunnableLambda(str.lower) | runnable | StrOutputParser()
         assert chain.invoke("RED") == "Question: red"
@@ -561,7 +557,7 @@ class TestRunnable:
         assert "".join(chain.stream("RED")) == "Question: red"
 
     @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
-    def test_callbacks_see_nodes_and_models_inside_the_run(self, way: str) -> None:
+    def test_callbacks_see_nodes_and_models_inside_the_run(self, way):
         runs = Runs()
         runnable = WorkflowRunnable(engine_of(answering()), asked())
         config: Any = {"callbacks": [runs], "run_name": "mine"}
@@ -582,7 +578,7 @@ class TestRunnable:
         assert ended["mine > answer"] == {"answer": "Question: red"}
         assert ended["mine"] == "Question: red"
 
-    async def test_callbacks_hear_of_nodes_that_fail(self) -> None:
+    async def test_callbacks_hear_of_nodes_that_fail(self):
         runs = Runs()
         failing = LangChainLLM(StreamingModel(failing=lambda text: LookupError("none")))
         runnable = WorkflowRunnable(engine_of(failing), asked())
@@ -594,7 +590,7 @@ class TestRunnable:
             ("ask", "StageError"),
         ]
 
-    async def test_pieces_that_may_not_be_the_answer_are_held_back(self) -> None:
+    async def test_pieces_that_may_not_be_the_answer_are_held_back(self):
         engine = engine_of(answering())
         rounds = WorkflowRunnable(engine, irg(k=1, rounds=2))
         whole = await rounds.ainvoke("red")
@@ -610,7 +606,7 @@ class TestRunnable:
         count.add_edge(START, "double").add_edge("double", END)
         assert [part async for part in WorkflowRunnable(engine, count).astream(4)] == [8]
 
-    async def test_config_says_tenant_and_session(self) -> None:
+    async def test_config_says_tenant_and_session(self):
         engine = engine_of(answering(), speculation="always")
         runnable = WorkflowRunnable(engine, asked())
         for thread in ("c1", "c2", "c1"):
@@ -619,7 +615,7 @@ class TestRunnable:
         await runnable.ainvoke("red", {"configurable": {"thread_id": "c1", "tenant": "acme"}})
         assert engine.metrics().speculation.committed == 1
 
-    async def test_a_batch_stops_at_the_first_error_or_returns_it(self) -> None:
+    async def test_a_batch_stops_at_the_first_error_or_returns_it(self):
         model = StreamingModel(failing=lambda text: LookupError() if "blue" in text else None)
         engine = engine_of(LangChainLLM(model))
         runnable = WorkflowRunnable(engine, asked())
@@ -630,7 +626,7 @@ class TestRunnable:
         assert engine.metrics().in_flight == 0
         assert await runnable.abatch([]) == []
 
-    async def test_a_run_may_have_a_deadline(self) -> None:
+    async def test_a_run_may_have_a_deadline(self):
         async def never(query: str, k: int) -> list[str]:
             await asyncio.Event().wait()
             return []
@@ -653,18 +649,18 @@ class TestRunnable:
             ({"document_of": 1}, InvalidRequestError, "document_of must be a function"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: Any, error: Any, message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, error, message):
         with pytest.raises(error, match=message):
             WorkflowRunnable(**{"engine": engine_of(), "graph": one_shot(), **arguments})
 
-    def test_an_input_that_the_engine_takes_for_itself_is_refused(self) -> None:
+    def test_an_input_that_the_engine_takes_for_itself_is_refused(self):
         graph = WorkflowGraph(inputs=("input", "tenant")).add_function("one", lambda state: 1)
         graph.add_edge(START, "one").add_edge("one", END)
         with pytest.raises(GraphError, match="has the input 'tenant', which the engine's"):
             WorkflowRunnable(engine_of(), graph)
 
 
-async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_time() -> None:
+async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_time():
     engine = engine_of(answering(), workers=2)
     runnable, retriever = WorkflowRunnable(engine, asked()), WorkflowRetriever(engine=engine, k=2)
 
@@ -682,9 +678,7 @@ async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_ti
     assert threading.active_count() < 40
 
 
-def test_the_example_runs_without_a_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_runs_without_a_server(monkeypatch, capsys):
     example = Path(__file__).resolve().parents[2] / "examples" / "langchain_workflow.py"
     monkeypatch.delenv("CTXREUSE_BASE_URL", raising=False)
     runpy.run_path(str(example), run_name="__main__")

@@ -59,7 +59,7 @@ def sent(inner: RecordingLLM) -> list[str]:
 @pytest.mark.parametrize(
     "ours", ["LLM", "Postprocessor", "LLM Postprocessor", "Retriever", "LLM Retriever"]
 )
-async def test_queries_at_once_are_planned_together_and_sent_in_that_order(ours: str) -> None:
+async def test_queries_at_once_are_planned_together_and_sent_in_that_order(ours):
     inner, engine = set_up(ours)
     async with asyncio.timeout(30):
         await asyncio.gather(*(engine.aquery(f"{word} which?") for word in WORDS))
@@ -67,7 +67,7 @@ async def test_queries_at_once_are_planned_together_and_sent_in_that_order(ours:
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_those_that_still_retrieve_are_waited_for(ours: str) -> None:
+async def test_those_that_still_retrieve_are_waited_for(ours):
     inner, engine = set_up(ours, retriever=LateRetriever())
     async with asyncio.timeout(30):
         await asyncio.gather(*(engine.aquery(f"{word} which?") for word in WORDS))
@@ -75,7 +75,7 @@ async def test_those_that_still_retrieve_are_waited_for(ours: str) -> None:
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_who_comes_alone_does_not_wait(ours: str) -> None:
+async def test_who_comes_alone_does_not_wait(ours):
     inner, engine = set_up(ours)
     async with asyncio.timeout(30):
         await engine.aquery("abc which?")
@@ -84,7 +84,7 @@ async def test_who_comes_alone_does_not_wait(ours: str) -> None:
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_tenants_do_not_wait_for_each_other_and_are_planned_apart(ours: str) -> None:
+async def test_tenants_do_not_wait_for_each_other_and_are_planned_apart(ours):
     async def ask(tenant: str, word: str) -> None:
         with request_context(tenant=tenant):
             await engine.aquery(f"{word} which?")
@@ -96,7 +96,7 @@ async def test_tenants_do_not_wait_for_each_other_and_are_planned_apart(ours: st
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_a_query_that_is_given_up_is_taken_back_and_holds_up_nobody(ours: str) -> None:
+async def test_a_query_that_is_given_up_is_taken_back_and_holds_up_nobody(ours):
     planner = ReusePlanner()
     inner, engine = set_up(ours, planner)
     first, second = (asyncio.create_task(engine.aquery(f"{w} which?")) for w in ("abc", "cab"))
@@ -109,7 +109,7 @@ async def test_a_query_that_is_given_up_is_taken_back_and_holds_up_nobody(ours: 
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_a_retrieval_that_fails_is_no_longer_waited_for(ours: str) -> None:
+async def test_a_retrieval_that_fails_is_no_longer_waited_for(ours):
     class Failing(LateRetriever):
         async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
             if query_bundle.query_str.startswith("x"):
@@ -142,7 +142,7 @@ class Lines(BaseQuestionGenerator):
 
 
 @pytest.mark.parametrize("ours", ["LLM", "LLM Postprocessor", "Retriever"])
-def test_sub_questions_are_planned_together(ours: str) -> None:
+def test_sub_questions_are_planned_together(ours):
     inner, engine = set_up(ours)
     sub_questions = SubQuestionQueryEngine.from_defaults(
         [QueryEngineTool(engine, ToolMetadata(name="docs", description="All."))],

@@ -68,7 +68,7 @@ def grow(prompts: list[str]) -> bool:
 
 class TestPrompts:
     @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_conversation_is_sent_in_full(self, way: str) -> None:
+    async def test_a_conversation_is_sent_in_full(self, way):
         inner = RecordingLLM()
         chat = engine(inner, system_prompt="Be brief.")
         answers = [await ask(way, chat, message) for message in ("ab one?", "cb two?")]
@@ -84,32 +84,32 @@ class TestPrompts:
         ]
         assert chat.faults == 0
 
-    def test_the_first_turns_of_conversations_share_their_order(self) -> None:
+    def test_the_first_turns_of_conversations_share_their_order(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner).chat("abc one?")
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
         assert inner.prompts[1] == (f"{opening}Read documents 3, 2, 1 first.\n\ncba one?</>")
 
-    def test_another_system_prompt_is_another_prefix(self) -> None:
+    def test_another_system_prompt_is_another_prefix(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner, system_prompt="One.").chat("abc one?")
         engine(inner, planner=planner, system_prompt="Two.").chat("cba one?")
         assert "Read documents" not in inner.prompts[1]
 
-    def test_tenants_do_not_see_each_others_order(self) -> None:
+    def test_tenants_do_not_see_each_others_order(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         for tenant in ("one", "two", "one"):
             with request_context(tenant=tenant):
                 engine(inner, planner=planner).chat("abc?" if len(inner.prompts) < 1 else "cba?")
         assert ["Read documents" in prompt for prompt in inner.prompts] == [False, False, True]
 
-    def test_nothing_retrieved_leaves_the_question(self) -> None:
+    def test_nothing_retrieved_leaves_the_question(self):
         inner = RecordingLLM()
         engine(inner).chat(" hello?")
         assert inner.prompts == ["<user> hello?</>"]
 
-    def test_a_cache_serves_all_of_the_turn_before(self) -> None:
+    def test_a_cache_serves_all_of_the_turn_before(self):
         inner = RecordingLLM()
         chat = engine(inner, system_prompt="Be brief.")
         cache = PrefixCacheSimulator(None, 16)
@@ -121,12 +121,12 @@ class TestPrompts:
         lengths = [len(ENGINE_TOKENIZER.ids(prompt)) for prompt in inner.prompts]
         assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
 
-    def test_metadata_is_shown_as_the_mode_says(self) -> None:
+    def test_metadata_is_shown_as_the_mode_says(self):
         inner = RecordingLLM()
         engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
         assert "[Doc_1] source: a.txt\n\na says" in inner.prompts[0]
 
-    async def test_planned_nodes_are_planned_once(self) -> None:
+    async def test_planned_nodes_are_planned_once(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         chat = engine(
             inner,
@@ -141,7 +141,7 @@ class TestPrompts:
         assert inner.prompts[2].count("says:") == 4
         assert "documents above" not in inner.prompts[2]
 
-    def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self) -> None:
+    def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         retriever = ReuseRetriever(
             LetterRetriever(), planner=planner, metadata_mode=MetadataMode.NONE
@@ -155,7 +155,7 @@ class TestPrompts:
         assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
         assert [node.node_id for node in response.source_nodes] == ["id-b"]
 
-    def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self) -> None:
+    def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self):
         class Keeping(LetterRetriever):
             def _retrieve(self, query_bundle: Any) -> Any:
                 return kept
@@ -173,7 +173,7 @@ class TestPrompts:
             f"<user>[Doc_1] {letter_text('c')}\n\nSee also [Doc_1] above.\n\none?</>"
         )
 
-    def test_a_model_that_schedules_leaves_the_prompt_alone(self) -> None:
+    def test_a_model_that_schedules_leaves_the_prompt_alone(self):
         inner, plain = RecordingLLM(), RecordingLLM()
         wrapped, bare = engine(ReuseLLM(inner=inner, window_s=0)), engine(plain)
         for message in ("pqr one?", "rqs two?"):
@@ -183,7 +183,7 @@ class TestPrompts:
 
 
 class TestHistory:
-    async def test_it_is_what_was_sent(self) -> None:
+    async def test_it_is_what_was_sent(self):
         inner = RecordingLLM()
         chat = engine(inner, system_prompt="Be brief.")
         chat.chat("ab one?")
@@ -192,7 +192,7 @@ class TestHistory:
         assert [message.content for message in chat.said] == ["ab one?", "answer 1"]
 
     @pytest.mark.parametrize("shown", ["chat_history", "said"])
-    def test_handed_in_again_it_is_replayed_as_it_was_sent(self, shown: str) -> None:
+    def test_handed_in_again_it_is_replayed_as_it_was_sent(self, shown):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -200,7 +200,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert len(chat.said) == 4
 
-    def test_another_engine_goes_on_from_it(self) -> None:
+    def test_another_engine_goes_on_from_it(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         with request_context(conversation_id="c"):
             chat = engine(inner, planner=planner)
@@ -210,7 +210,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
 
-    def test_an_edited_history_is_taken_as_it_is(self) -> None:
+    def test_an_edited_history_is_taken_as_it_is(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -220,7 +220,7 @@ class TestHistory:
             f"<user>hello</><assistant>hi</><user>[Doc_1] {letter_text('b')}\n\nb two?</>"
         )
 
-    def test_what_the_caller_does_to_it_changes_nothing(self) -> None:
+    def test_what_the_caller_does_to_it_changes_nothing(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -229,7 +229,7 @@ class TestHistory:
         chat.chat("cd two?")
         assert grow(inner.prompts)
 
-    def test_what_a_message_carries_may_be_nested_deeply(self) -> None:
+    def test_what_a_message_carries_may_be_nested_deeply(self):
         carried = json.loads('{"a": ' * 900 + "1" + "}" * 900)
         earlier = ChatMessage(role="user", content="hi", additional_kwargs={"metadata": carried})
         chat = engine(MockLLM(), chat_history=[earlier, _said("hello")])
@@ -244,7 +244,7 @@ class TestHistory:
         chat.chat_history[0].additional_kwargs.clear()
         assert chat.chat_history[0].additional_kwargs
 
-    def test_resetting_forgets_it(self) -> None:
+    def test_resetting_forgets_it(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -254,7 +254,7 @@ class TestHistory:
         assert inner.prompts[1].count("says:") == 2
 
     @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_turn_that_fails_is_not_part_of_it(self, way: str) -> None:
+    async def test_a_turn_that_fails_is_not_part_of_it(self, way):
         def fails(prompt: str) -> Exception | None:
             return TimeoutError("busy") if "two?" in prompt else None
 
@@ -269,7 +269,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert inner.prompts[-1].count("says:") == 4
 
-    def test_a_stream_is_part_of_it_once_it_is_complete(self) -> None:
+    def test_a_stream_is_part_of_it_once_it_is_complete(self):
         chat = engine()
         response = chat.stream_chat("ab one?")
         assert "".join(response.response_gen) == "answer 1"
@@ -278,7 +278,7 @@ class TestHistory:
     # LlamaIndex raises it in its writer's thread as well
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
-    async def test_a_stream_that_breaks_is_not_part_of_it(self, way: str) -> None:
+    async def test_a_stream_that_breaks_is_not_part_of_it(self, way):
         inner, planner = RecordingLLM(breaks_after=1), ReusePlanner()
         chat = engine(inner, planner=planner)
         with pytest.raises(ConnectionError):
@@ -286,7 +286,7 @@ class TestHistory:
         assert chat.chat_history == []
         assert planner.statistics().requests == 0
 
-    def test_turns_that_overlap_are_both_kept(self) -> None:
+    def test_turns_that_overlap_are_both_kept(self):
         chat = engine()
         first, second = chat.stream_chat("ab one?"), chat.stream_chat("cd two?")
         for response in (first, second):
@@ -298,7 +298,7 @@ class TestHistory:
             "cd two?",
         ]
 
-    def test_a_model_that_streams_the_answer_so_far_is_understood(self) -> None:
+    def test_a_model_that_streams_the_answer_so_far_is_understood(self):
         class Cumulative(RecordingLLM):
             def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
                 return (ChatResponse(message=_said(text)) for text in ("ans", "answer"))
@@ -307,7 +307,7 @@ class TestHistory:
         "".join(chat.stream_chat("ab one?").response_gen)
         assert [message.content for message in chat.said] == ["ab one?", "answer"]
 
-    def test_white_space_around_a_streamed_answer_is_kept(self) -> None:
+    def test_white_space_around_a_streamed_answer_is_kept(self):
         inner = RecordingLLM(answer="  an answer\n")
         chat = engine(inner)
         "".join(chat.stream_chat("ab one?").response_gen)
@@ -316,7 +316,7 @@ class TestHistory:
 
 
 class TestWindow:
-    def test_the_oldest_turns_go_when_the_models_window_is_full(self) -> None:
+    def test_the_oldest_turns_go_when_the_models_window_is_full(self):
         inner, planner = RecordingLLM(context_window=1_000, num_output=100), ReusePlanner()
         chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
         for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
@@ -334,7 +334,7 @@ class TestWindow:
             assert inner.prompts[number].startswith("<user>[Doc_")
 
     @pytest.mark.parametrize("settings", [{}, {"mode": "shadow"}])
-    def test_each_turn_is_planned_once_cut_or_not(self, settings: Any) -> None:
+    def test_each_turn_is_planned_once_cut_or_not(self, settings):
         inner = RecordingLLM(context_window=1_000, num_output=100)
         planner = CountingPlanner(**settings)
         chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
@@ -345,7 +345,7 @@ class TestWindow:
         assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
         assert chat.faults == 0
 
-    def test_a_turn_that_cannot_be_planned_is_cut_as_it_is_sent(self) -> None:
+    def test_a_turn_that_cannot_be_planned_is_cut_as_it_is_sent(self):
         inner = RecordingLLM(context_window=1_000, num_output=100)
         chat = engine(inner, planner=FaultyPlanner(), token_counter=lambda text: len(text) // 4)
         for number in range(6):
@@ -354,7 +354,7 @@ class TestWindow:
         assert inner.prompts[1].count("says:") == 4, "nothing is left out"
         assert chat.faults == 6
 
-    def test_what_dropped_turns_showed_is_sent_again(self) -> None:
+    def test_what_dropped_turns_showed_is_sent_again(self):
         inner = RecordingLLM(context_window=1_000, num_output=100)
         chat = engine(inner, token_counter=lambda text: len(text) // 4)
         for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl", "ab")):
@@ -364,9 +364,7 @@ class TestWindow:
                 assert letter_text(letter) in shown
         assert "a says" not in inner.prompts[-2]
 
-    def test_a_turn_that_is_too_long_alone_is_sent_and_said_so_once(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_turn_that_is_too_long_alone_is_sent_and_said_so_once(self, caplog):
         inner = RecordingLLM(context_window=300, num_output=100)
         chat = engine(inner)
         with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -377,14 +375,14 @@ class TestWindow:
         assert "context_window of 300" in caplog.text
         assert "one?" not in caplog.text
 
-    def test_a_model_that_says_nothing_of_its_answers_length_keeps_room_for_one(self) -> None:
+    def test_a_model_that_says_nothing_of_its_answers_length_keeps_room_for_one(self):
         inner = RecordingLLM(context_window=500, num_output=-1)
         chat = engine(inner, token_counter=lambda text: len(text) // 4)
         for letters in ("a", "b", "c"):
             chat.chat(f"{letters}?")
         assert max(len(prompt) // 4 for prompt in inner.prompts) <= 250
 
-    def test_a_turn_that_fails_drops_no_older_ones(self) -> None:
+    def test_a_turn_that_fails_drops_no_older_ones(self):
         def fails(prompt: str) -> Exception | None:
             return TimeoutError("busy") if "fail?" in prompt else None
 
@@ -397,7 +395,7 @@ class TestWindow:
             chat.chat("ghij fail?")
         assert chat.chat_history == before
 
-    def test_a_history_that_does_not_begin_with_a_question_can_be_cut_too(self) -> None:
+    def test_a_history_that_does_not_begin_with_a_question_can_be_cut_too(self):
         inner = RecordingLLM(context_window=500, num_output=100)
         given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
         chat = engine(inner, chat_history=given)
@@ -407,7 +405,7 @@ class TestWindow:
 
 class TestResponses:
     @pytest.mark.parametrize("way", ["chat", "stream_chat"])
-    def test_sources_come_as_ranked_with_what_became_of_them(self, way: str) -> None:
+    def test_sources_come_as_ranked_with_what_became_of_them(self, way):
         chat = engine()
         chat.chat("ab one?")
         response = getattr(chat, way)("cb two?")
@@ -419,12 +417,12 @@ class TestResponses:
         assert response.sources[0].tool_name == "retriever"
         assert response.sources[0].raw_output == response.source_nodes
 
-    def test_the_plan_is_in_the_responses_metadata(self) -> None:
+    def test_the_plan_is_in_the_responses_metadata(self):
         response = engine().chat("ab one?")
         assert response.metadata is not None
         assert response.metadata["ctxreuse"]["blocks"] == ["id-a", "id-b"]
 
-    def test_events_go_where_the_user_wants_them(self) -> None:
+    def test_events_go_where_the_user_wants_them(self):
         debug = LlamaDebugHandler(print_trace_on_end=False)
         manager = CallbackManager([debug])
         chat = engine(RecordingLLM(callback_manager=manager), callback_manager=manager)
@@ -433,7 +431,7 @@ class TestResponses:
 
 
 class TestRetrieval:
-    async def test_postprocessors_see_what_was_retrieved(self) -> None:
+    async def test_postprocessors_see_what_was_retrieved(self):
         inner = RecordingLLM()
         cutoff = SimilarityPostprocessor(similarity_cutoff=0.85)
         chat = engine(inner, node_postprocessors=[cutoff])
@@ -442,7 +440,7 @@ class TestRetrieval:
         assert [prompt.count("says:") for prompt in inner.prompts] == [2, 4]
 
     @pytest.mark.parametrize("way", ["chat", "achat"])
-    async def test_a_follow_up_can_be_condensed(self, way: str) -> None:
+    async def test_a_follow_up_can_be_condensed(self, way):
         inner = RecordingLLM()
         retriever = LetterRetriever()
         chat = engine(
@@ -458,7 +456,7 @@ class TestRetrieval:
         assert inner.prompts[2].endswith("cb two?</>")
 
     @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_question_may_be_a_query_bundle(self, way: str) -> None:
+    async def test_a_question_may_be_a_query_bundle(self, way):
         seen: list[Any] = []
 
         class Retriever(LetterRetriever):
@@ -474,7 +472,7 @@ class TestRetrieval:
         assert inner.prompts[0].endswith("ab one?</>")
         assert chat.said[0].content == "ab one?"
 
-    def test_only_texts_are_shown_and_each_once(self) -> None:
+    def test_only_texts_are_shown_and_each_once(self):
         class Retriever(LetterRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 a, b = super()._retrieve(query_bundle)
@@ -490,9 +488,7 @@ class TestRetrieval:
         labels = [one.metadata.get("ctxreuse", {}).get("label") for one in response.source_nodes]
         assert labels == ["[Doc_1]", "[Doc_2]", None, None], "best first, by their scores"
 
-    def test_a_planning_fault_sends_the_texts_as_retrieved(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_planning_fault_sends_the_texts_as_retrieved(self, caplog):
         class Faulty(ReusePlanner):
             def plan(self, *args: Any, **kwargs: Any) -> Any:
                 raise RuntimeError("a fault of ours")
@@ -509,9 +505,7 @@ class TestRetrieval:
         assert chat.faults == 2
         assert len(caplog.records) == 1
 
-    def test_a_token_counter_that_fails_costs_no_turn_and_no_reuse(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_token_counter_that_fails_costs_no_turn_and_no_reuse(self, caplog):
         def counter(text: str) -> int:
             calls.append(text)
             if len(calls) > 1:
@@ -532,9 +526,7 @@ class TestRetrieval:
         assert "says" not in caplog.text
 
     @pytest.mark.parametrize("is_ours", [True, False])
-    def test_nodes_that_cannot_be_prepared_are_sent_as_retrieved(
-        self, monkeypatch: pytest.MonkeyPatch, is_ours: bool
-    ) -> None:
+    def test_nodes_that_cannot_be_prepared_are_sent_as_retrieved(self, monkeypatch, is_ours):
         def fails(nodes: Any) -> Any:
             raise KeyError("a fault of ours")
 
@@ -560,7 +552,7 @@ class TestRetrieval:
         assert chat.faults == (1 if is_ours else 2)
         assert planner.statistics().requests == 0
 
-    def test_an_error_of_the_retriever_is_the_callers(self) -> None:
+    def test_an_error_of_the_retriever_is_the_callers(self):
         class Broken(LetterRetriever):
             def _retrieve(self, query_bundle: Any) -> Any:
                 raise LookupError("no store")
@@ -570,11 +562,11 @@ class TestRetrieval:
 
 
 class TestMaking:
-    def test_settings_give_the_model(self) -> None:
+    def test_settings_give_the_model(self):
         chat = ReuseChatEngine.from_defaults(LetterRetriever(), MockLLM(), system_prompt="Hi.")
         assert "system: Hi." in chat.chat("ab one?").response
 
-    def test_without_a_planner_each_engine_makes_its_own(self) -> None:
+    def test_without_a_planner_each_engine_makes_its_own(self):
         inner = RecordingLLM()
         for word in ("abc", "cba"):
             engine(inner, planner=None).chat(f"{word} one?")
@@ -595,7 +587,7 @@ class TestMaking:
             ({"token_counter": 3}, "token_counter must be"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         given: dict[str, Any] = {"retriever": LetterRetriever(), "llm": MockLLM(), **arguments}
         with pytest.raises(ValueError, match=message):
             ReuseChatEngine(**given)

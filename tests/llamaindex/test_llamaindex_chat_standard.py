@@ -39,7 +39,7 @@ def texts(prompt: str) -> str:
 
 @each
 class TestChatEngine:
-    def test_an_answer_comes_with_its_sources(self, kind: Any) -> None:
+    def test_an_answer_comes_with_its_sources(self, kind):
         llm = RecordingLLM()
         response = engine(kind, llm).chat("ab first?")
         assert str(response) == "answer 1"
@@ -51,7 +51,7 @@ class TestChatEngine:
         assert texts(prompt) == "ab"
         assert prompt.rindex("ab first?") > prompt.index("b says")
 
-    async def test_an_awaited_answer_is_the_same(self, kind: Any) -> None:
+    async def test_an_awaited_answer_is_the_same(self, kind):
         waited, asked = RecordingLLM(), RecordingLLM()
         response = await engine(kind, waited).achat("ab first?")
         engine(kind, asked).chat("ab first?")
@@ -59,7 +59,7 @@ class TestChatEngine:
         assert waited.prompts == asked.prompts
         assert [one.node_id for one in response.source_nodes] == ["id-a", "id-b"]
 
-    def test_a_streamed_answer_is_the_same(self, kind: Any) -> None:
+    def test_a_streamed_answer_is_the_same(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         streamed = chat.stream_chat("ab first?")
@@ -69,7 +69,7 @@ class TestChatEngine:
         assert str(chat.chat("bc second?")) == "answer 2"
         assert "answer 1" in llm.prompts[1]
 
-    async def test_an_awaited_stream_is_the_same(self, kind: Any) -> None:
+    async def test_an_awaited_stream_is_the_same(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         streamed = await chat.astream_chat("ab first?")
@@ -77,7 +77,7 @@ class TestChatEngine:
         assert str(await chat.achat("bc second?")) == "answer 2"
         assert "answer 1" in llm.prompts[1]
 
-    def test_the_next_turn_knows_the_one_before(self, kind: Any) -> None:
+    def test_the_next_turn_knows_the_one_before(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         chat.chat("ab first?")
@@ -93,7 +93,7 @@ class TestChatEngine:
         assert asked == sorted(asked)
         assert {"c", "d"} <= set(texts(prompt))
 
-    def test_resetting_begins_anew(self, kind: Any) -> None:
+    def test_resetting_begins_anew(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         chat.chat("ab first?")
@@ -103,7 +103,7 @@ class TestChatEngine:
         assert "ab first?" not in llm.prompts[1]
         assert "Be brief." in llm.prompts[1]
 
-    def test_a_given_history_takes_the_place_of_the_engines(self, kind: Any) -> None:
+    def test_a_given_history_takes_the_place_of_the_engines(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         chat.chat("ab first?")
@@ -113,14 +113,14 @@ class TestChatEngine:
         assert len(chat.chat_history) == 4
         assert chat.chat_history[0].content == "Hello"
 
-    def test_the_callers_history_is_not_written_into(self, kind: Any) -> None:
+    def test_the_callers_history_is_not_written_into(self, kind):
         given = [user("Hello"), assistant("Hi")]
         chat = engine(kind, RecordingLLM())
         chat.chat("ab first?", chat_history=given)
         chat.chat("cd second?")
         assert given == [user("Hello"), assistant("Hi")]
 
-    def test_postprocessors_are_applied(self, kind: Any) -> None:
+    def test_postprocessors_are_applied(self, kind):
         llm = RecordingLLM()
         cut = SimilarityPostprocessor(similarity_cutoff=0.95)
         response = engine(kind, llm, node_postprocessors=[cut]).chat("abc first?")
@@ -128,7 +128,7 @@ class TestChatEngine:
         assert texts(llm.prompts[0]) == "a"
 
     @pytest.mark.parametrize("is_wrapped", [True, False])
-    def test_planned_nodes_and_models_fit_in(self, kind: Any, is_wrapped: bool) -> None:
+    def test_planned_nodes_and_models_fit_in(self, kind, is_wrapped):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0) if is_wrapped else inner
         chat = engine(
@@ -143,7 +143,7 @@ class TestChatEngine:
             assert all("Doc_" not in one.text for one in response.source_nodes)
         assert {"b", "c", "d"} <= set(texts(inner.prompts[2]))
 
-    def test_an_error_of_the_model_is_the_callers_and_the_chat_goes_on(self, kind: Any) -> None:
+    def test_an_error_of_the_model_is_the_callers_and_the_chat_goes_on(self, kind):
         llm = RecordingLLM(
             fails=lambda prompt: ConnectionError("gone") if "cd second?" in prompt else None
         )
@@ -153,7 +153,7 @@ class TestChatEngine:
         chat.reset()
         assert str(chat.chat("ab third?")) == "answer 1"
 
-    def test_messages_of_any_kind_may_be_in_the_history(self, kind: Any) -> None:
+    def test_messages_of_any_kind_may_be_in_the_history(self, kind):
         llm = RecordingLLM()
         called = ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": []})
         said = ChatMessage(role="tool", content="42", additional_kwargs={"tool_call_id": "1"})

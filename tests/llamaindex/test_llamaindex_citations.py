@@ -18,7 +18,7 @@ from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import RecordingLLM, letter_nodes
 from llamaindex_llm_helpers import context
 
@@ -71,7 +71,7 @@ LABELS = {
 }
 
 
-async def test_a_label_names_the_node_at_that_position(llm: ReuseLLM) -> None:
+async def test_a_label_names_the_node_at_that_position(llm):
     answers = [
         llm.complete(asked("cab")),
         await llm.acomplete(asked("cab")),
@@ -92,9 +92,7 @@ async def test_a_label_names_the_node_at_that_position(llm: ReuseLLM) -> None:
 
 
 @pytest.mark.parametrize("letters", ["ccab", "cbcac"])
-def test_so_it_does_where_two_searches_have_found_the_same_node(
-    llm: ReuseLLM, letters: str
-) -> None:
+def test_so_it_does_where_two_searches_have_found_the_same_node(llm, letters):
     answer = llm.complete(asked(letters))
     nodes = letter_nodes(letters)
     [number] = re.findall(r"\[Doc_(\d+)\]", answer.text)
@@ -103,7 +101,7 @@ def test_so_it_does_where_two_searches_have_found_the_same_node(
         assert [cited.node.node_id for cited in cited_nodes(one, nodes)] == ["id-a"]
 
 
-async def test_streams_have_the_labels_given(llm: ReuseLLM) -> None:
+async def test_streams_have_the_labels_given(llm):
     completions = [*llm.stream_complete(asked("cab"))]
     completions += [one async for one in await llm.astream_complete(asked("cab"))]
     chats = [*llm.stream_chat(chat("cab"))]
@@ -120,7 +118,7 @@ async def test_streams_have_the_labels_given(llm: ReuseLLM) -> None:
     assert chats[0].additional_kwargs["ctxreuse"]["labels"] == LABELS
 
 
-def test_a_stream_that_ends_within_a_label_is_whole() -> None:
+def test_a_stream_that_ends_within_a_label_is_whole():
     inner = CitingLLM(words="See {:.6}")
     llm = ReuseLLM(inner=inner, window_s=0)
     llm.complete(asked("abc"))
@@ -128,7 +126,7 @@ def test_a_stream_that_ends_within_a_label_is_whole() -> None:
     assert pieces[-1].text == "".join(str(one.delta) for one in pieces) == "See [Doc_2"
 
 
-def test_an_answer_goes_back_to_the_model_as_it_gave_it(llm: ReuseLLM) -> None:
+def test_an_answer_goes_back_to_the_model_as_it_gave_it(llm):
     first = chat("cab")
     answer = llm.chat(first).message
     assert answer.content == "It is so [Doc_2]."
@@ -176,9 +174,7 @@ def served(engine: EmulatedEngine, **options: Any) -> ReuseLLM:
 
 
 @pytest.mark.parametrize("function_calls", [False, True])
-async def test_structured_answers_have_the_labels_given(
-    engine: EmulatedEngine, function_calls: bool
-) -> None:
+async def test_structured_answers_have_the_labels_given(engine, function_calls):
     llm = served(engine, is_function_calling_model=function_calls)
     template = PromptTemplate("{found}\n\nWhich?")
     assert llm.structured_predict(Cited, template, found=context("abc")).source == "[Doc_1]"
@@ -195,7 +191,7 @@ class Change(BaseModel):
     delta: str = ""
 
 
-def test_a_users_object_is_not_taken_for_a_piece_of_an_answer() -> None:
+def test_a_users_object_is_not_taken_for_a_piece_of_an_answer():
     class Changes(CitingLLM):
         def stream_structured_predict(self, *args: Any, **kwargs: Any) -> Any:
             yield Change(delta="by 1 [Do")
@@ -208,7 +204,7 @@ def test_a_users_object_is_not_taken_for_a_piece_of_an_answer() -> None:
     assert [one.delta for one in pieces] == ["by 1 [Do", "by 1 [Doc_2]"]
 
 
-async def test_tools_are_called_with_the_labels_given(engine: EmulatedEngine) -> None:
+async def test_tools_are_called_with_the_labels_given(engine):
     called: list[str] = []
     tool = FunctionTool.from_defaults(lambda source: called.append(source) or "ok", name="cite")
     llm = served(engine, is_function_calling_model=True)
@@ -225,7 +221,7 @@ async def test_tools_are_called_with_the_labels_given(engine: EmulatedEngine) ->
     assert json.loads(call["function"]["arguments"]) == {"source": "[Doc_1]"}
 
 
-def test_blocks_of_an_answer_are_renamed_each_in_its_way() -> None:
+def test_blocks_of_an_answer_are_renamed_each_in_its_way():
     class Blocks(CitingLLM):
         def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
             label = label_of_a("\n".join(str(one.content) for one in messages))
@@ -242,11 +238,11 @@ def test_blocks_of_an_answer_are_renamed_each_in_its_way() -> None:
     assert (text.text, call.tool_kwargs) == ("[Doc_2]", {"sources": ["[Doc_2]"]})
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_named():
     with pytest.raises(InvalidRequestError, match="cited_nodes takes a list of NodeWithScore"):
-        cited_nodes("[Doc_1]", "nodes")  # type: ignore[arg-type]
+        cited_nodes("[Doc_1]", "nodes")
     with pytest.raises(InvalidRequestError, match="not 7"):
-        cited_nodes(7, letter_nodes("a"))  # type: ignore[arg-type]
+        cited_nodes(7, letter_nodes("a"))
     assert cited_nodes("[Doc_2]", letter_nodes("a"), metadata_mode=MetadataMode.NONE) == []
 
 
@@ -255,7 +251,7 @@ def test_wrong_arguments_are_named() -> None:
     [5, "text", [], {"labels": 5}, {"labels": ["[Doc_1]"]}, {"labels": {"[Doc_2]": 5}}]
     + [{"labels": {"[Doc_2]": {"id": one}}} for one in ([], {}, None)],
 )
-def test_metadata_of_another_form_says_nothing_of_labels(carried: Any) -> None:
+def test_metadata_of_another_form_says_nothing_of_labels(carried):
     answer = CompletionResponse(text="See [Doc_2].", additional_kwargs={"ctxreuse": carried})
     found = letter_nodes("ab")
     assert cited_nodes(answer, found) == found[1:]

@@ -52,7 +52,7 @@ def marked(body: dict[str, Any]) -> list[str]:
     return [part["text"].split()[0] for part in parts if part.get("cache_control")]
 
 
-def test_cache_points_stand_where_prompts_fork() -> None:
+def test_cache_points_stand_where_prompts_fork():
     with caching_server("anthropic") as server:
         llm = claude(server)
         for number, names in enumerate([*ROUNDS, *ROUNDS]):
@@ -60,7 +60,7 @@ def test_cache_points_stand_where_prompts_fork() -> None:
             answer = llm.chat([ChatMessage(role=MessageRole.SYSTEM, content="Be brief."), question])
             assert "In France [Doc_" in str(answer.message.content)
         assert server.usages[-1].read > 1_500
-        reported = llm.planner.savings.reported  # type: ignore[union-attr]
+        reported = llm.planner.savings.reported
         assert reported.cached_tokens == sum(usage.read for usage in server.usages)
         assert reported.prompt_tokens == sum(usage.total for usage in server.usages)
         assert reported.written["5m"] == sum(one.written.get("5m", 0) for one in server.usages)
@@ -76,7 +76,7 @@ class BedrockConverse(MockLLM):
         return ChatResponse(message=ChatMessage(role="assistant", content="In France."))
 
 
-def test_bedrock_gets_the_type_of_cache_points_that_it_knows() -> None:
+def test_bedrock_gets_the_type_of_cache_points_that_it_knows():
     inner = BedrockConverse()
     planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
     llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
@@ -88,7 +88,7 @@ def test_bedrock_gets_the_type_of_cache_points_that_it_knows() -> None:
     assert {(point.type, point.ttl) for point in points} == {("default", "5m")}
 
 
-def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us() -> None:
+def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us():
     point = CachePoint(cache_control=CacheControl(type="ephemeral"))
     for users in range(6):
         with caching_server("anthropic") as server:
@@ -104,7 +104,7 @@ def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us() -> None:
             assert not server.refusals
 
 
-def test_the_marks_of_cache_idx_count() -> None:
+def test_the_marks_of_cache_idx_count():
     with caching_server("anthropic") as server:
         llm = claude(server, cache_idx=-1)
         for number, names in enumerate(ROUNDS):
@@ -116,9 +116,7 @@ def test_the_marks_of_cache_idx_count() -> None:
         assert not server.refusals
 
 
-def test_a_model_without_marks_gets_the_key_alone_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_model_without_marks_gets_the_key_alone_and_says_so(caplog):
     from llamaindex_ctxreuse.llm import cache_points
 
     cache_points._log_no_marks.cache_clear()
@@ -137,7 +135,7 @@ def test_a_model_without_marks_gets_the_key_alone_and_says_so(
     assert sum("OpenAILike sends none" in one.message for one in caplog.records) == 1
 
 
-async def test_a_batch_sends_leaders_first() -> None:
+async def test_a_batch_sends_leaders_first():
     with caching_server("anthropic") as server:
         began: list[int] = []
         server.before_first_token = lambda: began.append(len(server.usages))

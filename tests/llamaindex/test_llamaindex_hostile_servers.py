@@ -35,9 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  
     ("call", "options"),
     [(call, {}) for call in CALLS] + [(call, {"is_chat_model": False}) for call in OF_TEXTS],
 )
-def test_a_reply_becomes_what_it_becomes_without_the_wrapper(
-    call: str, options: dict[str, Any]
-) -> None:
+def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call, options):
     replies = {"chat": REPLIES, "stream_chat": REPLIES, "structured_predict": KINDS}
     wrapper = ReuseLLM(inner=plain_model(replying(REPLIES["honest"]), **options), window_s=0)
     of_call(partial(CALLS[call], wrapper, question("abc")))  # so that "cab" is sent as "abc"
@@ -65,7 +63,7 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(
 
 @pytest.mark.parametrize("call", ["chat", "achat", "stream_chat", "astream_complete"])
 @pytest.mark.parametrize("parts", [0, 1, 3])
-def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call: str, parts: int) -> None:
+def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call, parts):
     body = KINDS["labels cut anywhere"]["stream" not in call]
     plain = plain_model(
         breaking_off(*(body[at : at + 2000] for at in range(0, 2000 * parts, 2000)))
@@ -112,7 +110,7 @@ RUNS: dict[str, Callable[[Any, str, Outcome], Any]] = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_whole_run_does_with_a_reply_what_it_does_without_the_wrapper(run: str) -> None:
+def test_a_whole_run_does_with_a_reply_what_it_does_without_the_wrapper(run):
     wrapper = ReuseLLM(inner=plain_model(replying(REPLIES["honest"])), window_s=0)
     different = []
     replies = {name: reply for name, reply in KINDS.items() if not name.startswith("broken behind")}
@@ -149,9 +147,7 @@ async def achatted_in_stream(engine: ReuseChatEngine, message: str, outcome: Out
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("say", [chatted, chatted_in_stream, achatted_in_stream])
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_a_chat_engine_forgets_a_turn_that_was_not_answered(
-    say: Callable[..., Any], is_wrapped: bool
-) -> None:
+def test_a_chat_engine_forgets_a_turn_that_was_not_answered(say, is_wrapped):
     for name, reply in KINDS.items():
         if name.startswith("broken behind"):
             continue
@@ -175,7 +171,7 @@ def test_a_chat_engine_forgets_a_turn_that_was_not_answered(
 
 
 @pytest.mark.parametrize("count", [*COUNTS, "1e308", "[" * 500 + "]" * 500])
-def test_no_usage_gets_into_what_the_planner_counts(count: str) -> None:
+def test_no_usage_gets_into_what_the_planner_counts(count):
     stream = usage_of(count)
     told = stream.split(b'"usage": ')[1].split(b"\n")[0][:-1]
     said = b'{"choices": [{"message": {"role": "assistant", "content": "Hi"}}], "usage": '

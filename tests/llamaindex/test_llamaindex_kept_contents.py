@@ -78,7 +78,7 @@ def said(message: ChatMessage) -> tuple[list[Any], list[tuple[int, int]]]:
 
 @given(histories, last, st.sampled_from(["anthropic", "vllm"]))
 @examples(150)
-def test_blocks_and_fields_are_kept(history: list[Any], newest: Any, cache: str) -> None:
+def test_blocks_and_fields_are_kept(history, newest, cache):
     inner = Anthropic()
     llm = ReuseLLM(inner=inner, planner=ReusePlanner(cache=cache), window_s=0, strategy="none")
     nodes = [NodeWithScore(node=TextNode(id_=one, text=one * 5_000), score=1.0) for one in "ab"]

@@ -9,7 +9,7 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
+from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
@@ -33,7 +33,7 @@ Way = Callable[[ReuseLLM, str], Any]
 
 
 async def _stream_chat(llm: ReuseLLM, word: str) -> str:
-    return [piece async for piece in await llm.astream_chat(question(word))][-1].message.content  # type: ignore[return-value]
+    return [piece async for piece in await llm.astream_chat(question(word))][-1].message.content
 
 
 async def _stream_complete(llm: ReuseLLM, word: str) -> str:
@@ -64,7 +64,7 @@ WAYS: dict[str, Way] = {**CHATS, **COMPLETIONS}
 
 class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", CHATS)
-    def test_contexts_in_chats_are_planned(self, way: str) -> None:
+    def test_contexts_in_chats_are_planned(self, way):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         assert [CHATS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
@@ -74,7 +74,7 @@ class TestEachWayToCallAModel:
         ]
 
     @pytest.mark.parametrize("way", COMPLETIONS)
-    def test_contexts_in_completion_prompts_are_planned(self, way: str) -> None:
+    def test_contexts_in_completion_prompts_are_planned(self, way):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         assert [COMPLETIONS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
@@ -85,7 +85,7 @@ class TestEachWayToCallAModel:
         assert inner.options == [{"formatted": False}] * 2
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_each_call_has_exactly_the_events_of_the_inner_model(self, way: str) -> None:
+    def test_each_call_has_exactly_the_events_of_the_inner_model(self, way):
         debug, seen = LlamaDebugHandler(print_trace_on_end=False), Seen()
         llm = ReuseLLM(inner=RecordingLLM(callback_manager=CallbackManager([debug])), window_s=0)
         root = get_dispatcher()
@@ -99,7 +99,7 @@ class TestEachWayToCallAModel:
         assert len([name for name in seen.names if name.endswith("EndEvent")]) == 1
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_planning_fault_sends_the_prompt_as_given(self, way: str) -> None:
+    def test_a_planning_fault_sends_the_prompt_as_given(self, way):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner(), window_s=0)
         assert [WAYS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
@@ -107,9 +107,7 @@ class TestEachWayToCallAModel:
         assert llm.faults == 2
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_call_that_fails_is_taken_back_and_raises_what_the_model_raises(
-        self, way: str
-    ) -> None:
+    def test_a_call_that_fails_is_taken_back_and_raises_what_the_model_raises(self, way):
         inner, planner = RecordingLLM(fails=lambda prompt: TimeoutError("busy")), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(TimeoutError, match="busy"):
@@ -119,8 +117,8 @@ class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat", "astream_complete"])
     @pytest.mark.parametrize(("breaks_after", "kept"), [(0, 0), (1, 1)])
     def test_a_stream_that_breaks_is_taken_back_only_if_nothing_has_come(
-        self, way: str, breaks_after: int, kept: int
-    ) -> None:
+        self, way, breaks_after, kept
+    ):
         planner = ReusePlanner()
         inner = RecordingLLM(breaks_after=breaks_after)
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
@@ -161,7 +159,7 @@ class Streaming(RecordingLLM):
 
 
 class TestStreamsThatNobodyReads:
-    async def test_one_that_nobody_begins_to_read_is_not_even_planned(self) -> None:
+    async def test_one_that_nobody_begins_to_read_is_not_even_planned(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         stream: Any = llm.stream_chat(question("abc"))
@@ -172,7 +170,7 @@ class TestStreamsThatNobodyReads:
         assert planner.statistics().requests == 0
         assert inner.prompts == []
 
-    def test_one_is_of_the_tenant_for_whom_it_was_asked(self) -> None:
+    def test_one_is_of_the_tenant_for_whom_it_was_asked(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         with request_context(tenant="acme"):
@@ -185,16 +183,16 @@ class TestStreamsThatNobodyReads:
         assert inner.prompts[-1] == planned("abc", "321")
 
     @pytest.mark.parametrize("is_async", [False, True])
-    async def test_one_that_ends_after_its_first_piece_stays(self, is_async: bool) -> None:
+    async def test_one_that_ends_after_its_first_piece_stays(self, is_async):
         pieces, planner = Closing(), ReusePlanner()
         llm = ReuseLLM(inner=Streaming(pieces=pieces), planner=planner, window_s=0)
         if is_async:
             async_stream = await llm.astream_chat(question("abc"))
-            assert await anext(async_stream) == "a piece"  # type: ignore[comparison-overlap]
-            await async_stream.aclose()  # type: ignore[attr-defined]
+            assert await anext(async_stream) == "a piece"
+            await async_stream.aclose()
         else:
             stream = llm.stream_chat(question("abc"))
-            assert next(stream) == "a piece"  # type: ignore[comparison-overlap]
+            assert next(stream) == "a piece"
             stream.close()
         assert pieces.is_closed
         assert planner.statistics().requests == 1
@@ -212,7 +210,7 @@ class Seen(BaseEventHandler):
 
 
 class TestMessages:
-    def test_only_recognised_contexts_are_altered(self) -> None:
+    def test_only_recognised_contexts_are_altered(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         llm.chat(question("ab"))
@@ -224,7 +222,7 @@ class TestMessages:
             llm.chat([ChatMessage(role="user", content=text)])
             assert inner.chats[-1] == [ChatMessage(role="user", content=text)]
 
-    def test_the_callers_messages_are_not_changed(self) -> None:
+    def test_the_callers_messages_are_not_changed(self):
         llm = ReuseLLM(inner=RecordingLLM(), window_s=0)
         llm.chat(question("abc"))
         messages = question("cba")
@@ -232,7 +230,7 @@ class TestMessages:
         llm.chat(messages)
         assert messages == copies
 
-    def test_other_parts_than_text_are_untouched(self) -> None:
+    def test_other_parts_than_text_are_untouched(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         image = ImageBlock(url="http://x/a.png")
@@ -254,7 +252,7 @@ class TestMessages:
             TextBlock(text="Which?"),
         ]
 
-    def test_a_context_that_was_sent_in_an_earlier_turn_is_replayed_as_it_was_sent(self) -> None:
+    def test_a_context_that_was_sent_in_an_earlier_turn_is_replayed_as_it_was_sent(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         llm.chat(question("abc"))
@@ -268,7 +266,7 @@ class TestMessages:
             f"<user>[Doc_4] {letter_text('d')}\n\nSee also [Doc_2] above.\n\nAnd?</>"
         )
 
-    def test_the_roles_of_other_models_are_understood(self) -> None:
+    def test_the_roles_of_other_models_are_understood(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
 
@@ -289,7 +287,7 @@ class TestMessages:
         assert inner.prompts[2].endswith("<model>a.</><user>See also [Doc_2] above.\n\nSure?</>")
         assert planner.statistics().requests == 3, "what a model has answered is not planned again"
 
-    def test_a_context_that_was_planned_before_is_only_scheduled(self) -> None:
+    def test_a_context_that_was_planned_before_is_only_scheduled(self):
         inner, postprocessor = RecordingLLM(), ReusePostprocessor(metadata_mode=MetadataMode.NONE)
         llm = ReuseLLM(inner=inner, window_s=0)
         llm.complete(context("nlk"))
@@ -300,7 +298,7 @@ class TestMessages:
         llm.complete(text)
         assert inner.prompts[-1] == text == planned("kln", "321")
 
-    def test_a_registry_of_its_own_keeps_contexts_apart(self) -> None:
+    def test_a_registry_of_its_own_keeps_contexts_apart(self):
         registry = ContextRegistry()
         own, shared = RecordingLLM(), RecordingLLM()
         llms = [
@@ -314,7 +312,7 @@ class TestMessages:
         assert sent_words(own) == ["klm", "klm"]
         assert sent_words(shared) == ["klm", "mkl"]
 
-    def test_tenants_do_not_see_each_others_order(self) -> None:
+    def test_tenants_do_not_see_each_others_order(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         with request_context(tenant="one"):
@@ -327,7 +325,7 @@ class TestMessages:
 
 
 class TestTheInnerModel:
-    def test_what_is_set_on_the_wrapper_is_set_on_the_model_inside(self) -> None:
+    def test_what_is_set_on_the_wrapper_is_set_on_the_model_inside(self):
         inner = RecordingLLM(system_prompt="Be brief.")
         llm = ReuseLLM(inner=inner)
         assert llm.system_prompt == "Be brief."
@@ -339,7 +337,7 @@ class TestTheInnerModel:
         assert inner.callback_manager is manager
         assert inner.system_prompt == "Be long."
 
-    def test_the_settings_of_llamaindex_take_it(self) -> None:
+    def test_the_settings_of_llamaindex_take_it(self):
         inner = RecordingLLM()
         before = Settings._llm, Settings._callback_manager
         try:
@@ -352,9 +350,7 @@ class TestTheInnerModel:
             Settings._llm, Settings._callback_manager = before
 
     @pytest.mark.parametrize("is_chat_model", [True, False])
-    async def test_predictions_use_the_system_prompt_of_the_model_inside(
-        self, is_chat_model: bool
-    ) -> None:
+    async def test_predictions_use_the_system_prompt_of_the_model_inside(self, is_chat_model):
         inner = RecordingLLM(is_chat_model=is_chat_model, system_prompt="Be brief.")
         llm = ReuseLLM(inner=inner, window_s=0)
         prompt = PromptTemplate("{context}\n\n{question}")
@@ -366,26 +362,26 @@ class TestTheInnerModel:
         opening = "<system>Be brief.</>" if is_chat_model else "Be brief.\n\n"
         assert all(one.startswith(opening) for one in inner.prompts)
 
-    def test_without_a_planner_each_model_makes_its_own(self) -> None:
+    def test_without_a_planner_each_model_makes_its_own(self):
         inner = RecordingLLM()
         for word in ("abc", "cba"):
             ReuseLLM(inner=inner, planner=None, window_s=0).chat(question(word))
         assert sent_words(inner) == ["abc", "cba"]
 
-    def test_it_has_a_stable_name(self) -> None:
+    def test_it_has_a_stable_name(self):
         assert ReuseLLM.class_name() == "ReuseLLM"
         assert ReuseLLM(inner=MockLLM()).to_dict()["inner"]["class_name"] == "MockLLM"
 
-    def test_a_model_without_tools_says_so(self) -> None:
+    def test_a_model_without_tools_says_so(self):
         with pytest.raises(NotImplementedError, match="MockLLM takes no tools"):
             ReuseLLM(inner=MockLLM()).chat_with_tools([], "q")
 
     @pytest.mark.parametrize("inner", [None, "gpt", object()])
-    def test_a_model_that_is_none_is_refused(self, inner: Any) -> None:
+    def test_a_model_that_is_none_is_refused(self, inner):
         with pytest.raises(ValueError, match="inner must be a LlamaIndex LLM"):
             ReuseLLM(inner=inner)
 
-    def test_a_structured_model_is_refused_with_the_way_to_have_one(self) -> None:
+    def test_a_structured_model_is_refused_with_the_way_to_have_one(self):
         with pytest.raises(ValueError, match=r"ReuseLLM\(inner=llm\)\.as_structured_llm"):
             ReuseLLM(inner=MockLLM().as_structured_llm(City))
 
@@ -402,12 +398,12 @@ class TestTheInnerModel:
             ({"windows": 1}, "windows"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             ReuseLLM(inner=MockLLM(), **arguments)
 
 
-def test_a_model_in_another_process_has_a_planner_of_its_own() -> None:
+def test_a_model_in_another_process_has_a_planner_of_its_own():
     llm = ReuseLLM(inner=MockLLM(), window_s=0.25, registry=ContextRegistry())
     again = pickle.loads(pickle.dumps(llm))
     assert again.window_s == 0.25
@@ -418,13 +414,13 @@ def test_a_model_in_another_process_has_a_planner_of_its_own() -> None:
 
 
 class TestWhatTheEngineIsTold:
-    def test_nothing_by_default(self) -> None:
+    def test_nothing_by_default(self):
         inner = RecordingLLM()
         with request_context(tenant="one", conversation_id="c"):
             ReuseLLM(inner=inner, window_s=0).chat(question("a"))
         assert inner.options == [{}]
 
-    async def test_salt_and_session_go_with_every_kind_of_call(self) -> None:
+    async def test_salt_and_session_go_with_every_kind_of_call(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, send_session_id=True)
         with request_context(tenant="one", conversation_id="c"):
@@ -441,13 +437,13 @@ class TestWhatTheEngineIsTold:
         assert inner.options[0]["extra_headers"]["X-Mine"] == "1"
         assert inner.options[1]["temperature"] == 0
 
-    def test_without_tenant_and_conversation_there_is_nothing_to_tell(self) -> None:
+    def test_without_tenant_and_conversation_there_is_nothing_to_tell(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, send_session_id=True)
         llm.chat(question("a"))
         assert inner.options == [{}]
 
-    def test_what_the_user_sets_stays(self) -> None:
+    def test_what_the_user_sets_stays(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         mine = {"cache_salt": "mine", "top_k": 5}
@@ -456,14 +452,14 @@ class TestWhatTheEngineIsTold:
         assert inner.options == [{"extra_body": {"cache_salt": "mine", "top_k": 5}}]
         assert mine == {"cache_salt": "mine", "top_k": 5}
 
-    def test_a_session_that_the_user_names_stays_however_the_header_is_written(self) -> None:
+    def test_a_session_that_the_user_names_stays_however_the_header_is_written(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_session_id=True)
         with request_context(conversation_id="c"):
             llm.chat(question("a"), extra_headers={"x-session-id": "mine"})
         assert inner.options == [{"extra_headers": {"x-session-id": "mine"}}]
 
-    async def test_what_cannot_be_added_to_is_sent_as_given(self) -> None:
+    async def test_what_cannot_be_added_to_is_sent_as_given(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         inner.additional_kwargs = {"extra_headers": {"X-Always": "1"}}
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0, send_cache_salt=True)
@@ -471,17 +467,11 @@ class TestWhatTheEngineIsTold:
         with request_context(tenant="one"):
             llm.chat(question("abc"), extra_body=odd)
             await llm.achat_batch([question("cba")], extra_body=odd)
-        assert (
-            llm._model.options
-            == [  # type: ignore[attr-defined]
-                {"extra_body": odd, "extra_headers": {"X-Always": "1"}}
-            ]
-            * 2
-        )
-        assert llm._model.prompts[1].count(planned("abc", "321")) == 1  # type: ignore[attr-defined]
+        assert llm._model.options == [{"extra_body": odd, "extra_headers": {"X-Always": "1"}}] * 2
+        assert llm._model.prompts[1].count(planned("abc", "321")) == 1
         assert llm.faults == 2
 
-    def test_the_key_changes_the_salt_and_is_not_shown(self) -> None:
+    def test_the_key_changes_the_salt_and_is_not_shown(self):
         inner = RecordingLLM()
         for key in ("", "secret"):
             llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, salt_key=key)
@@ -491,7 +481,7 @@ class TestWhatTheEngineIsTold:
         assert first != second
         assert "secret" not in repr(llm) + str(llm.to_dict())
 
-    def test_it_reaches_a_server_beside_what_the_model_always_sends(self) -> None:
+    def test_it_reaches_a_server_beside_what_the_model_always_sends(self):
         served = Served(additional_kwargs={"extra_body": {"top_k": 5}, "seed": 7})
         llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"):
@@ -504,7 +494,7 @@ class TestWhatTheEngineIsTold:
         assert "cache_salt" not in plain
         assert served.bare.additional_kwargs == {"extra_body": {"top_k": 5}, "seed": 7}
 
-    def test_events_of_a_model_that_always_sends_something_go_where_the_user_says(self) -> None:
+    def test_events_of_a_model_that_always_sends_something_go_where_the_user_says(self):
         served = Served(additional_kwargs={"extra_body": {"top_k": 5}})
         llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
         debug = LlamaDebugHandler(print_trace_on_end=False)
@@ -513,7 +503,7 @@ class TestWhatTheEngineIsTold:
         assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
         assert served.bare.callback_manager is llm.callback_manager
 
-    def test_the_engine_reports_its_cached_tokens_through_the_wrapper(self) -> None:
+    def test_the_engine_reports_its_cached_tokens_through_the_wrapper(self):
         llm = Served().llm
         llm.chat(question("abc"))
         response = llm.chat(question("cba"))

@@ -21,7 +21,7 @@ from llamaindex_ctxreuse import ReuseLLM
 
 
 class TestConcurrentCalls:
-    async def test_tasks_that_come_together_are_sent_in_the_planned_order(self) -> None:
+    async def test_tasks_that_come_together_are_sent_in_the_planned_order(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0.02)
         words = ["abc", "xyz", "cab", "zyx", "bca"]
@@ -31,7 +31,7 @@ class TestConcurrentCalls:
             number = int((answer.message.content or "").removeprefix("answer "))
             assert inner.prompts[number - 1].endswith(f"{word}</>"), "each got its own answer"
 
-    def test_threads_and_tasks_share_a_window(self) -> None:
+    def test_threads_and_tasks_share_a_window(self):
         class Counting(ReusePlanner):
             def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
                 sizes.append(len(list(requests)))
@@ -58,14 +58,14 @@ class TestConcurrentCalls:
                 one.result()
         assert sizes == [4]
 
-    async def test_a_synchronous_call_on_the_event_loop_never_waits_for_the_loop(self) -> None:
+    async def test_a_synchronous_call_on_the_event_loop_never_waits_for_the_loop(self):
         llm = ReuseLLM(inner=RecordingLLM(), window_s=0.01)
         task = asyncio.create_task(llm.achat(question("abc")))
         await asyncio.sleep(0)  # the task has opened a window that only the loop can close
         assert llm.chat(question("xyz")).message.content == "answer 1"
         assert (await task).message.content == "answer 2"
 
-    async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self) -> None:
+    async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self):
         planner = ReusePlanner()
         llm = ReuseLLM(inner=RecordingLLM(), planner=planner, window_s=0.01)
         first = asyncio.create_task(llm.achat(question("abc")))
@@ -77,7 +77,7 @@ class TestConcurrentCalls:
             await first
         assert planner.statistics().requests == 1
 
-    async def test_each_task_keeps_its_own_tenant_in_a_shared_window(self) -> None:
+    async def test_each_task_keeps_its_own_tenant_in_a_shared_window(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0.02, send_cache_salt=True)
 
@@ -90,7 +90,7 @@ class TestConcurrentCalls:
         assert sent_words(inner) == ["abc", "abc", "cba"]
         assert salts[0] == salts[1] != salts[2]
 
-    def test_threads_that_copy_the_context_keep_the_tenant(self) -> None:
+    def test_threads_that_copy_the_context_keep_the_tenant(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
@@ -99,7 +99,7 @@ class TestConcurrentCalls:
 
 
 class TestBatches:
-    async def test_a_batch_is_sent_in_the_planned_order_and_answered_in_the_callers(self) -> None:
+    async def test_a_batch_is_sent_in_the_planned_order_and_answered_in_the_callers(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner)
         words = ["abc", "xyz", "cab", "zyx", "bca"]
@@ -110,7 +110,7 @@ class TestBatches:
             assert inner.prompts[number - 1].endswith(f"{word}</>")
 
     @pytest.mark.parametrize("workers", [1, 3, 100])
-    def test_without_an_event_loop_batches_work_too(self, workers: int) -> None:
+    def test_without_an_event_loop_batches_work_too(self, workers):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner)
         prompts = [f"{context(word)}\n\n{word}?" for word in ("abc", "xyz", "cab")]
@@ -121,18 +121,16 @@ class TestBatches:
         chats = llm.chat_batch([question("abc"), question("cba")], workers=workers)
         assert [one.message.content for one in chats] == ["answer 4", "answer 5"]
 
-    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(self, capsys):
         inner = RecordingLLM()
         words = ["".join(random.Random(n).sample("abcdef", 4)) for n in range(20)]
         llm, reference = ReuseLLM(inner=inner), ReuseLLM(inner=RecordingLLM())
         await llm.achat_batch([question(word) for word in words], show_progress=True, workers=2)
         await reference.achat_batch([question(word) for word in words], workers=2)
-        assert sent_words(inner) == sent_words(reference.inner)  # type: ignore[arg-type]
+        assert sent_words(inner) == sent_words(reference.inner)
         assert "Chatting: 100%" in capsys.readouterr().err
 
-    async def test_an_error_is_raised_and_what_was_not_sent_is_taken_back(self) -> None:
+    async def test_an_error_is_raised_and_what_was_not_sent_is_taken_back(self):
         inner, planner = (
             RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None),
             ReusePlanner(),
@@ -144,7 +142,7 @@ class TestBatches:
         assert sent_words(inner) == ["abc", "abc"]
         assert planner.statistics().requests == 2
 
-    async def test_an_error_stops_the_jobs_that_are_under_way(self) -> None:
+    async def test_an_error_stops_the_jobs_that_are_under_way(self):
         class Slow(RecordingLLM):
             async def achat(self, messages: Any, **kwargs: Any) -> Any:
                 if "now" not in (messages[-1].content or ""):
@@ -162,7 +160,7 @@ class TestBatches:
         assert planner.statistics().requests == 0
 
     @pytest.mark.parametrize("chat", [5, None, object()])
-    async def test_what_is_no_chat_fails_alone(self, chat: Any) -> None:
+    async def test_what_is_no_chat_fails_alone(self, chat):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         batch = [question("abc"), chat, question("cba")]
@@ -172,7 +170,7 @@ class TestBatches:
         with pytest.raises(TypeError, match="not iterable"):
             await llm.achat(chat)
 
-    async def test_errors_can_take_their_answers_place(self) -> None:
+    async def test_errors_can_take_their_answers_place(self):
         inner = RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None)
         answers = await ReuseLLM(inner=inner).achat_batch(
             [question(word, word) for word in ("abc", "xyz", "cba")], return_exceptions=True
@@ -180,7 +178,7 @@ class TestBatches:
         assert isinstance(answers[1], OSError)
         assert [answers[n].message.content for n in (0, 2)] == ["answer 1", "answer 2"]
 
-    async def test_a_large_batch_is_planned_off_the_event_loop_in_its_tenants_name(self) -> None:
+    async def test_a_large_batch_is_planned_off_the_event_loop_in_its_tenants_name(self):
         threads: list[Thread] = []
 
         class Noting(ReusePlanner):
@@ -198,17 +196,17 @@ class TestBatches:
         assert current_thread() not in threads
         assert sorted(map(sorted, sent_words(inner))) == sorted(map(sorted, words))
 
-    async def test_a_planning_fault_sends_the_batch_as_given(self) -> None:
+    async def test_a_planning_fault_sends_the_batch_as_given(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner())
         await llm.achat_batch([question(word) for word in ("abc", "xyz", "cab")], workers=1)
         assert sent_words(inner) == ["abc", "xyz", "cab"]
         assert llm.faults == 1
 
-    async def test_an_empty_batch_has_no_answers(self) -> None:
+    async def test_an_empty_batch_has_no_answers(self):
         assert await ReuseLLM(inner=RecordingLLM()).achat_batch([]) == []
 
     @pytest.mark.parametrize("workers", [0, -1, True, "two"])
-    async def test_a_number_of_workers_that_is_none_is_refused(self, workers: Any) -> None:
+    async def test_a_number_of_workers_that_is_none_is_refused(self, workers):
         with pytest.raises(ValueError, match="workers must be an integer from 1"):
             await ReuseLLM(inner=RecordingLLM()).achat_batch([question("a")], workers=workers)

@@ -56,9 +56,7 @@ STRUCTURED: dict[str, Callable[[Any, str], Any]] = {
 class TestStructuredOutput:
     @pytest.mark.parametrize("kind", MODELS)
     @pytest.mark.parametrize("way", STRUCTURED)
-    def test_it_is_what_the_model_inside_gives_and_contexts_are_planned(
-        self, kind: str, way: str
-    ) -> None:
+    def test_it_is_what_the_model_inside_gives_and_contexts_are_planned(self, kind, way):
         served = Served(**MODELS[kind])
         ask = STRUCTURED[way]
         bare = ask(served.bare, context("abc"))
@@ -72,7 +70,7 @@ class TestStructuredOutput:
         assert served.llm.faults == 0
 
     @pytest.mark.parametrize("kind", MODELS)
-    def test_chat_templates_and_output_parsers_survive(self, kind: str) -> None:
+    def test_chat_templates_and_output_parsers_survive(self, kind):
         served = Served(**MODELS[kind])
         for template in (
             ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{context}")]),
@@ -83,7 +81,7 @@ class TestStructuredOutput:
             [one, other] = served.requests()
             assert one == other
 
-    async def test_models_that_complete_texts_give_it_too(self) -> None:
+    async def test_models_that_complete_texts_give_it_too(self):
         inner = RecordingLLM(is_chat_model=False, answer='{"name": "Rome"}')
         llm = ReuseLLM(inner=inner, window_s=0)
         text_prompt = PromptTemplate("{context}\n\nWhich city?")
@@ -102,7 +100,7 @@ class TestStructuredOutput:
         city = await llm.astructured_predict(City, text_prompt, context="none")
         assert city == City(name="Rome")
 
-    def test_a_template_with_an_output_parser_of_its_own_is_planned(self) -> None:
+    def test_a_template_with_an_output_parser_of_its_own_is_planned(self):
         class Polite(BaseOutputParser):
             def parse(self, output: str) -> Any:
                 return output
@@ -116,7 +114,7 @@ class TestStructuredOutput:
         served.llm.structured_predict(City, template, context=context("cba"))
         assert planned("abc", "321") in served.prompt_of(served.requests()[1])
 
-    def test_all_contexts_of_a_template_are_planned(self) -> None:
+    def test_all_contexts_of_a_template_are_planned(self):
         served = Served()
         template = ChatPromptTemplate.from_messages([("system", "{one}"), ("user", "{two}")])
         for one, two in (("abc", "xyz"), ("cba", "zyx")):
@@ -130,9 +128,7 @@ class TestStructuredOutput:
         assert re.findall(r"\[Doc_(\d)\] \w says", second) == list("123456")
 
     @pytest.mark.parametrize("is_chat_model", [True, False])
-    def test_a_question_that_is_asked_again_stays_in_the_history_as_it_was(
-        self, is_chat_model: bool
-    ) -> None:
+    def test_a_question_that_is_asked_again_stays_in_the_history_as_it_was(self, is_chat_model):
         inner = RecordingLLM(answer=City(name="Rome").model_dump_json())
         inner.is_chat_model = is_chat_model
         llm = ReuseLLM(inner=inner, window_s=0)
@@ -148,7 +144,7 @@ class TestStructuredOutput:
         shown = f"[Doc_3] {letter_text('c')}\n\nSee also [Doc_2], [Doc_1] above.\n\nWhich city?"
         assert shown in behind
 
-    def test_the_callers_template_and_arguments_are_not_changed(self) -> None:
+    def test_the_callers_template_and_arguments_are_not_changed(self):
         served = Served()
         template = PromptTemplate("{context}")
         options = {"temperature": 0.5}
@@ -156,7 +152,7 @@ class TestStructuredOutput:
         assert template.output_parser is None
         assert options == {"temperature": 0.5}
 
-    def test_a_variable_that_is_missing_is_the_callers_error(self) -> None:
+    def test_a_variable_that_is_missing_is_the_callers_error(self):
         def fails(**kwargs: Any) -> str:
             raise KeyError("context")
 
@@ -164,7 +160,7 @@ class TestStructuredOutput:
         with pytest.raises(KeyError, match="context"):
             Served().llm.structured_predict(City, template)
 
-    def test_a_stream_is_its_callers_wherever_it_is_read(self) -> None:
+    def test_a_stream_is_its_callers_wherever_it_is_read(self):
         served = Served()
         llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"):
@@ -175,14 +171,14 @@ class TestStructuredOutput:
         assert planned("abc", "321") in served.prompt_of(second)
         assert second["cache_salt"] == first["cache_salt"]
 
-    def test_a_fault_sends_the_prompt_as_given(self) -> None:
+    def test_a_fault_sends_the_prompt_as_given(self):
         served = Served()
         llm = ReuseLLM(inner=served.bare, planner=FaultyPlanner(), window_s=0)
         assert STRUCTURED["structured_predict"](llm, context("ba")) == City(name="Rome")
         assert planned("ba") in served.prompt_of(served.requests()[0])
         assert llm.faults == 1
 
-    def test_programs_that_are_given_the_wrapper_work(self) -> None:
+    def test_programs_that_are_given_the_wrapper_work(self):
         inner = Served(is_function_calling_model=True)
         llm = ReuseLLM(inner=inner.bare, window_s=0)
         llm.pydantic_program_mode = PydanticProgramMode.LLM
@@ -190,7 +186,7 @@ class TestStructuredOutput:
 
 
 class TestTools:
-    def test_tools_are_called_as_by_the_model_inside_and_contexts_planned(self) -> None:
+    def test_tools_are_called_as_by_the_model_inside_and_contexts_planned(self):
         served = Served(is_function_calling_model=True)
         for llm in (served.bare, served.llm):
             response = llm.chat_with_tools(
@@ -202,7 +198,7 @@ class TestTools:
         served.llm.chat_with_tools([Weather.tool], f"{context('cba')}\n\nWeather?")
         assert planned("abc", "321") in served.prompt_of(served.engine.requests[2])
 
-    async def test_tools_are_called_asynchronously_and_in_streams(self) -> None:
+    async def test_tools_are_called_asynchronously_and_in_streams(self):
         served = Served(is_function_calling_model=True)
         llm = served.llm
         asked = f"{context('ab')}\n\nWeather?"
@@ -216,9 +212,7 @@ class TestTools:
             assert call.tool_kwargs["city"] == "Rome"
 
     @pytest.mark.parametrize("form", ["blocks", "additional_kwargs"])
-    def test_what_an_answer_of_tool_calls_alone_followed_is_sent_again_as_it_was(
-        self, form: str
-    ) -> None:
+    def test_what_an_answer_of_tool_calls_alone_followed_is_sent_again_as_it_was(self, form):
         def search(number: int, word: str) -> list[ChatMessage]:
             call = ToolCallBlock(tool_call_id=str(number), tool_name="search", tool_kwargs={})
             asked = ChatMessage(role="assistant", blocks=[call])
@@ -240,12 +234,12 @@ class TestTools:
         assert sent[2][:5] == sent[1]
         assert str(sent[1][4]).startswith("[Doc_3] c says")
 
-    def test_predict_and_call_runs_the_tool(self) -> None:
+    def test_predict_and_call_runs_the_tool(self):
         tool = FunctionTool.from_defaults(lambda name, city: f"sunny in {city}", name="weather")
         answer = Served(is_function_calling_model=True).llm.predict_and_call([tool], "Weather?")
         assert str(answer) == "sunny in Rome"
 
-    def test_a_mock_model_with_tools_can_be_wrapped(self) -> None:
+    def test_a_mock_model_with_tools_can_be_wrapped(self):
         llm = ReuseLLM(inner=MockFunctionCallingLLM(is_chat_model=True), window_s=0)
         response = llm.chat_with_tools([Weather.tool], "Weather?")
         assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == [

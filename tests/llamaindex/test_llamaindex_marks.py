@@ -16,7 +16,7 @@ def planned() -> list[NodeWithScore]:
     return postprocessor.postprocess_nodes(letter_nodes("cab"), query_str="?")
 
 
-def test_a_planned_node_is_equal_to_the_one_retrieved() -> None:
+def test_a_planned_node_is_equal_to_the_one_retrieved():
     found = planned()
     retrieved = {one.node.node_id: one.node for one in letter_nodes("abc")}
     assert [one.node.node_id for one in found] == ["id-a", "id-b", "id-c"]
@@ -30,7 +30,7 @@ def test_a_planned_node_is_equal_to_the_one_retrieved() -> None:
     assert format_context(again) == format_context(found)
 
 
-def test_retrievers_are_fused_as_without_plans() -> None:
+def test_retrievers_are_fused_as_without_plans():
     class Letters(BaseRetriever):
         def __init__(self, letters: str) -> None:
             self.letters = letters

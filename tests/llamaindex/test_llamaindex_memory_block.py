@@ -54,7 +54,7 @@ class ListRetriever(BaseRetriever):
 
 
 class TestReuseMemoryBlock:
-    async def test_memories_without_text_get_no_label(self) -> None:
+    async def test_memories_without_text_get_no_label(self):
         images = [
             NodeWithScore(node=ImageNode(image="aGk=")),
             NodeWithScore(node=TextNode(text=" ")),
@@ -68,7 +68,7 @@ class TestReuseMemoryBlock:
         assert await ReuseMemoryBlock(memory=mem0).aget([user("hello")]) == labelled("abc")
 
     @pytest.mark.parametrize("kind", [FakeMemory, AsyncFakeMemory])
-    async def test_what_mem0_finds_comes_back_in_planned_order(self, kind: Any) -> None:
+    async def test_what_mem0_finds_comes_back_in_planned_order(self, kind):
         mem0 = kind()
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}, top_k=3)
         mem0.found = lettered("abc")
@@ -84,7 +84,7 @@ class TestReuseMemoryBlock:
         ]
         assert block.faults == 0
 
-    async def test_a_hosted_client_that_returns_a_list_will_do(self) -> None:
+    async def test_a_hosted_client_that_returns_a_list_will_do(self):
         class Hosted:
             def search(self, query: str, options: Any = None, **kwargs: Any) -> Any:
                 assert set(kwargs) == {"filters", "top_k"}
@@ -92,8 +92,8 @@ class TestReuseMemoryBlock:
 
         assert await ReuseMemoryBlock(memory=Hosted()).aget([user("q")]) == labelled("ab")
 
-    async def test_real_mem0_stores_and_finds(self) -> None:
-        import mem0  # type: ignore[import-untyped]
+    async def test_real_mem0_stores_and_finds(self):
+        import mem0
 
         store = mem0_offline(mem0.Memory)
         store.add("Alice likes tea", user_id="alice", infer=False)
@@ -102,7 +102,7 @@ class TestReuseMemoryBlock:
         assert await block.aget([user("what does she like?")]) == "[Doc_1] Alice likes tea"
         assert block.faults == 0
 
-    async def test_an_updated_memory_is_another_block(self) -> None:
+    async def test_an_updated_memory_is_another_block(self):
         mem0, planner = FakeMemory([memory("1", "old " * 100)]), ReusePlanner()
         block = ReuseMemoryBlock(memory=mem0, planner=planner)
         with request_context(conversation_id="c", history=[]):
@@ -115,13 +115,13 @@ class TestReuseMemoryBlock:
                 f"[Doc_2] {'new ' * 100}\n\n[Doc_2] replaces [Doc_1]."
             )
 
-    async def test_the_same_text_under_two_ids_is_shown_once(self) -> None:
+    async def test_the_same_text_under_two_ids_is_shown_once(self):
         mem0 = FakeMemory([memory("1", "tea"), memory("2", "tea"), memory("3", "coffee")])
         assert await ReuseMemoryBlock(memory=mem0).aget([user("q")]) == (
             "[Doc_1] tea\n\n[Doc_2] coffee"
         )
 
-    async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self) -> None:
+    async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self):
         plan = ReusePlanner().plan(ContextRequest(["of b", "of a"]))
         places = [
             {"id": f"id-{letter}", "rank": rank, "label": f"[Doc_{2 - rank}]"}
@@ -131,13 +131,13 @@ class TestReuseMemoryBlock:
         assert await ReuseMemoryBlock(memory=FakeMemory(found)).aget([user("q")]) == labelled("ba")
 
     @pytest.mark.parametrize("forged", [{}, {"plan": {}}, {"memories": 3, "plan": {}}, [1], "x"])
-    async def test_a_forged_ranking_of_a_search_changes_nothing(self, forged: Any) -> None:
+    async def test_a_forged_ranking_of_a_search_changes_nothing(self, forged):
         found = {"results": lettered("ab"), "ctxreuse": forged}
         block = ReuseMemoryBlock(memory=FakeMemory(found))
         assert await block.aget([user("q")]) == labelled("ab")
         assert block.faults == 0
 
-    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self) -> None:
+    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self):
         planner = ReusePlanner()
 
         async def order(user_id: str, word: str) -> str:
@@ -154,7 +154,7 @@ class TestReuseMemoryBlock:
             assert await order("alice", "bca") == "bca"
             assert await order("bob", "cab") == "bca"
 
-    async def test_a_retriever_will_do_planned_or_not(self) -> None:
+    async def test_a_retriever_will_do_planned_or_not(self):
         for retriever in (LetterRetriever(), ReuseRetriever(LetterRetriever())):
             block = ReuseMemoryBlock(memory=retriever)
             assert await block.aget([user("ab")]) == labelled("ab")
@@ -163,7 +163,7 @@ class TestReuseMemoryBlock:
             assert "[Doc_3] > [Doc_2] > [Doc_1]" in await block.aget([user("cba")])
             assert block.faults == 0
 
-    async def test_a_planned_retriever_leaves_nothing_out_of_what_the_block_is_given(self) -> None:
+    async def test_a_planned_retriever_leaves_nothing_out_of_what_the_block_is_given(self):
         chats = []
         for wrap in (
             lambda one, planner: one,
@@ -183,7 +183,7 @@ class TestReuseMemoryBlock:
             + "</Memories>\n</memory>\nabc two?</>"
         )
 
-    async def test_a_search_knows_whose_it_is_but_of_no_history(self) -> None:
+    async def test_a_search_knows_whose_it_is_but_of_no_history(self):
         class Noting(LetterRetriever):
             async def _aretrieve(self, query_bundle: Any) -> Any:
                 scopes.append(current_scope())
@@ -196,7 +196,7 @@ class TestReuseMemoryBlock:
             assert await block.aget([user("q")]) == ""
         assert scopes == [RequestScope("one", "c", ())]
 
-    async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self) -> None:
+    async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self):
         class Faulty(ReusePlanner):
             def plan(self, *args: Any, **kwargs: Any) -> Any:
                 raise RuntimeError("a fault of ours")
@@ -222,7 +222,7 @@ class TestReuseMemoryBlock:
         assert await faulty.aget([user("ca")]) == f"{letter_text('c')}\n\n{words}"
 
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
-    async def test_an_index_is_read_and_written(self) -> None:
+    async def test_an_index_is_read_and_written(self):
         index = VectorStoreIndex(
             nodes=[TextNode(id_="1", text="tea")], embed_model=MockEmbedding(4)
         )
@@ -233,7 +233,7 @@ class TestReuseMemoryBlock:
         assert "<message role='user'>coffee</message>\n<message role='assistant'>OK.</" in text
         assert block.faults == 0
 
-    async def test_a_vector_store_is_read_and_written_by_session(self) -> None:
+    async def test_a_vector_store_is_read_and_written_by_session(self):
         store = ListVectorStore()
         block = ReuseMemoryBlock(memory=store, embed_model=MockEmbedding(4), top_k=2)
         for session, text in (("one", "tea"), ("two", "coffee")):
@@ -245,11 +245,11 @@ class TestReuseMemoryBlock:
         assert len(store.asked[0].query_embedding) == 4
         assert block.faults == 0
 
-    async def test_metadata_is_shown_as_the_mode_says(self) -> None:
+    async def test_metadata_is_shown_as_the_mode_says(self):
         block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
         assert (await block.aget([user("a")])).startswith("[Doc_1] source: a.txt\n\na says")
 
-    async def test_messages_are_handed_to_mem0_with_its_users_name(self) -> None:
+    async def test_messages_are_handed_to_mem0_with_its_users_name(self):
         mem0 = LetterMemory()
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice", "kind": "food"})
         await block.aput([user("I like tea"), ChatMessage(role="user", blocks=[]), assistant("OK")])
@@ -265,22 +265,20 @@ class TestReuseMemoryBlock:
         await block.aput([])
         assert len(mem0.added) == 1
 
-    async def test_the_last_messages_of_the_user_are_searched_for(self) -> None:
+    async def test_the_last_messages_of_the_user_are_searched_for(self):
         mem0 = LetterMemory()
         messages = [user("one"), user("two"), assistant("three"), user("four"), assistant("five")]
         await ReuseMemoryBlock(memory=mem0).aget(messages)
         await ReuseMemoryBlock(memory=mem0, searched_messages=2).aget(messages)
         assert mem0.queries == ["four", "two four"]
 
-    async def test_without_a_question_nothing_is_searched_for(self) -> None:
+    async def test_without_a_question_nothing_is_searched_for(self):
         block = ReuseMemoryBlock(memory=FailingMemory())
         assert await block.aget() == ""
         assert await block.aget([assistant("hello")]) == ""
         assert block.faults == 0
 
-    async def test_a_memory_that_fails_leaves_the_conversation_without_memories(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_memory_that_fails_leaves_the_conversation_without_memories(self, caplog):
         block = ReuseMemoryBlock(memory=FailingMemory())
         with caplog.at_level(logging.WARNING, "ctxreuse"):
             for _ in range(2):
@@ -293,9 +291,7 @@ class TestReuseMemoryBlock:
     @pytest.mark.parametrize(
         "broken", [None, "text", {}, {"id": "x"}, {"id": "x", "memory": None}, {"memory": ["text"]}]
     )
-    async def test_a_memory_without_a_text_keeps_no_other_from_being_shown(
-        self, broken: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_memory_without_a_text_keeps_no_other_from_being_shown(self, broken, caplog):
         mem0 = FakeMemory()
         mem0.found = [*lettered("a"), broken, *lettered("b")]
         block = ReuseMemoryBlock(memory=mem0)
@@ -306,14 +302,14 @@ class TestReuseMemoryBlock:
         assert "those without a text are left out" in caplog.text
 
     @pytest.mark.parametrize("name", [None, 1.5, ["x"]])
-    async def test_a_memory_needs_no_id(self, name: Any) -> None:
+    async def test_a_memory_needs_no_id(self, name):
         mem0 = FakeMemory()
         mem0.found = [{"id": name, "memory": letter_text("a")}]
         block = ReuseMemoryBlock(memory=mem0)
         assert await block.aget([user("hello")]) == labelled("a")
         assert block.faults == 0
 
-    async def test_a_planning_fault_lets_memories_through_as_found(self) -> None:
+    async def test_a_planning_fault_lets_memories_through_as_found(self):
         class Faulty(ReusePlanner):
             def plan(self, *args: Any, **kwargs: Any) -> Any:
                 raise RuntimeError("a fault of ours")
@@ -322,7 +318,7 @@ class TestReuseMemoryBlock:
         assert await block.aget([user("ba")]) == f"{letter_text('b')}\n\n{letter_text('a')}"
         assert block.faults == 1
 
-    async def test_truncating_plans_once(self) -> None:
+    async def test_truncating_plans_once(self):
         planner = CountingPlanner()
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         content = await block.aget([user("abcdef")])
@@ -334,7 +330,7 @@ class TestReuseMemoryBlock:
         assert (planner.plans, planner.evictions) == (2, 2)
         assert planner.statistics().requests == 0
 
-    async def test_truncating_many_memories_takes_few_previews(self) -> None:
+    async def test_truncating_many_memories_takes_few_previews(self):
         class Previewing(CountingPlanner):
             previews = 0
 
@@ -349,12 +345,12 @@ class TestReuseMemoryBlock:
         assert await block.atruncate(content, too_long) == labelled("ab")
         assert planner.previews <= 5, "the logarithm of 26"
 
-    async def test_without_a_planner_each_block_makes_its_own(self) -> None:
+    async def test_without_a_planner_each_block_makes_its_own(self):
         for word in ("abc", "cba"):
             block = ReuseMemoryBlock(memory=LetterMemory(), planner=None)
             assert await block.aget([user(word)]) == labelled(word)
 
-    async def test_truncating_takes_the_lowest_ranked_away(self) -> None:
+    async def test_truncating_takes_the_lowest_ranked_away(self):
         planner = ReusePlanner()
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         await block.aget([user("abc")])
@@ -372,9 +368,7 @@ class TestReuseMemoryBlock:
         "other",
         [{"tenant": "two", "conversation_id": "c"}, {"tenant": "one", "conversation_id": 1}],
     )
-    async def test_truncating_touches_no_other_tenants_or_conversations_content(
-        self, other: Any
-    ) -> None:
+    async def test_truncating_touches_no_other_tenants_or_conversations_content(self, other):
         planner = ReusePlanner()
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         with request_context(tenant="one", conversation_id="c"):
@@ -389,9 +383,7 @@ class TestReuseMemoryBlock:
         with request_context(**other):
             assert await block.atruncate(content, 150) == labelled("a")
 
-    async def test_a_tenants_many_or_long_contents_take_no_other_tenants_away(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_tenants_many_or_long_contents_take_no_other_tenants_away(self, monkeypatch):
         monkeypatch.setattr(memory_block, "_REMEMBERED_CHARACTERS", 60_000)
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=ReusePlanner())
         with request_context(tenant="quiet"):
@@ -407,7 +399,7 @@ class TestReuseMemoryBlock:
         with request_context(tenant="quiet"):
             assert await block.atruncate(content, 50) == labelled("ab")
 
-    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self) -> None:
+    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self):
         planner = ReusePlanner()
         filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}
         ReuseMemory(FakeMemory(lettered("abc")), planner=planner).search(
@@ -432,6 +424,6 @@ class TestReuseMemoryBlock:
             ({}, "memory"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             ReuseMemoryBlock(**arguments)

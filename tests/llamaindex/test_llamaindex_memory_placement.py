@@ -40,9 +40,7 @@ async def turns(memory: Any, questions: list[str], *, is_stored: bool) -> list[l
 
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_memories_stand_where_they_are_wanted_each_once(
-    placement: Placement, is_stored: bool
-) -> None:
+async def test_memories_stand_where_they_are_wanted_each_once(placement, is_stored):
     block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
     first, second = await turns(plain_memory(block), ["ab one?", "bc two?"], is_stored=is_stored)
     alone = placement == "after_history" or not is_stored
@@ -54,7 +52,7 @@ async def test_memories_stand_where_they_are_wanted_each_once(
     assert [one.content for one in second[: len(first)]] == [one.content for one in first]
 
 
-async def test_the_system_message_keeps_its_text() -> None:
+async def test_the_system_message_keeps_its_text():
     block = ReuseMemoryBlock(memory=LetterMemory(), placement="system")
     memory = plain_memory(block)
     await memory.aput(ChatMessage(role="system", content="Be brief."))
@@ -66,9 +64,7 @@ async def test_the_system_message_keeps_its_text() -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too_long(
-    placement: Placement,
-) -> None:
+async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too_long(placement):
     block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
     memory = reuse_memory(block, chat_store=ListChatStore())
     prompts = await turns(memory, ["ab one?", "cd two?", "ef three?"], is_stored=True)
@@ -81,8 +77,8 @@ async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 async def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
-    placement: Placement, is_stored: bool
-) -> None:
+    placement, is_stored
+):
     block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
     [other] = await turns(
         reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=is_stored
@@ -100,7 +96,7 @@ async def test_laid_out_anew_memories_open_the_conversation_where_others_have_be
     assert await memory.aget() == await memory.aget()
 
 
-async def test_with_other_memory_blocks_they_stand_behind_what_was_said() -> None:
+async def test_with_other_memory_blocks_they_stand_behind_what_was_said():
     block = ReuseMemoryBlock(memory=LetterMemory())
     await turns(reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=True)
     fixed = StaticMemoryBlock(name="about", static_content="Alice is a user.")
@@ -110,6 +106,6 @@ async def test_with_other_memory_blocks_they_stand_behind_what_was_said() -> Non
 
 
 @pytest.mark.parametrize("wrong", ["user", 3, None])
-def test_another_place_is_refused(wrong: Any) -> None:
+def test_another_place_is_refused(wrong):
     with pytest.raises((InvalidRequestError, ValueError), match="placement"):
         ReuseMemoryBlock(memory=LetterMemory(), placement=wrong)

@@ -87,7 +87,7 @@ both = pytest.mark.parametrize("kind", [Memory, ReplayMemory])
 
 @both
 class TestMemory:
-    async def test_history_without_blocks_comes_back_as_it_was_put(self, kind: Any) -> None:
+    async def test_history_without_blocks_comes_back_as_it_was_put(self, kind):
         kept = memory(kind)
         assert await kept.aget() == []
         await kept.aput(user("Hello"))
@@ -99,7 +99,7 @@ class TestMemory:
         ]
         assert await kept.aget_all() == await kept.aget()
 
-    async def test_set_replaces_and_reset_forgets(self, kind: Any) -> None:
+    async def test_set_replaces_and_reset_forgets(self, kind):
         kept = memory(kind, TextMemory())
         await kept.aput(user("Hello"))
         await kept.aget()
@@ -109,11 +109,11 @@ class TestMemory:
         await kept.areset()
         assert await kept.aget_all() == []
 
-    def test_a_given_history_is_the_beginning(self, kind: Any) -> None:
+    def test_a_given_history_is_the_beginning(self, kind):
         kept = memory(kind, chat_history=[user("Hello"), assistant("Hi")])
         assert roles(kept.get()) == [("user", "Hello"), ("assistant", "Hi")]
 
-    async def test_text_and_content_blocks_stand_in_the_users_message(self, kind: Any) -> None:
+    async def test_text_and_content_blocks_stand_in_the_users_message(self, kind):
         kept = memory(kind, TextMemory(), BlocksMemory())
         await kept.aput(user("Hello"))
         [message] = await kept.aget()
@@ -122,7 +122,7 @@ class TestMemory:
             assert text in (message.content or "")
         assert str(message.content).endswith("Hello")
 
-    async def test_messages_of_a_block_keep_who_said_them(self, kind: Any) -> None:
+    async def test_messages_of_a_block_keep_who_said_them(self, kind):
         kept = memory(kind, ExamplesMemory(), TextMemory())
         await kept.aput(user("And 2 + 2?"))
         *examples, question = await kept.aget()
@@ -134,13 +134,13 @@ class TestMemory:
         assert "as I said" not in str(question.content)
         assert "a text that is known" in str(question.content)
 
-    async def test_messages_of_a_block_alone_leave_the_question_as_it_is(self, kind: Any) -> None:
+    async def test_messages_of_a_block_alone_leave_the_question_as_it_is(self, kind):
         kept = memory(kind, ExamplesMemory())
         await kept.aput(user("And 2 + 2?"))
         assert roles(await kept.aget())[-1] == ("user", "And 2 + 2?")
         assert len(await kept.aget()) == 3
 
-    async def test_blocks_are_shown_before_anything_was_said(self, kind: Any) -> None:
+    async def test_blocks_are_shown_before_anything_was_said(self, kind):
         [shown] = await memory(kind, TextMemory()).aget()
         assert shown.role is MessageRole.USER
         assert "a text that is known" in str(shown.content)
@@ -149,14 +149,14 @@ class TestMemory:
         static = memory(kind, StaticMemoryBlock(static_content="the same"))
         assert "the same" in all_texts(await static.aget())
 
-    async def test_blocks_are_shown_where_no_user_has_spoken(self, kind: Any) -> None:
+    async def test_blocks_are_shown_where_no_user_has_spoken(self, kind):
         kept = memory(kind, TextMemory())
         await kept.aput(ChatMessage(role="system", content="Be brief."))
         shown = await kept.aget()
         assert [one.role.value for one in shown] == ["system", "user"]
         assert "a text that is known" in str(shown[-1].content)
 
-    async def test_blocks_are_shown_behind_an_answer(self, kind: Any) -> None:
+    async def test_blocks_are_shown_behind_an_answer(self, kind):
         kept = memory(kind, TextMemory(), ExamplesMemory())
         await kept.aput_messages([user("Hello"), assistant("Hi")])
         shown = await kept.aget()
@@ -164,7 +164,7 @@ class TestMemory:
         assert ("assistant", "It is 2, as I said.") in roles(shown)
         assert roles(shown)[-1] == ("assistant", "Hi")
 
-    async def test_blocks_are_shown_between_a_tools_result_and_the_answer(self, kind: Any) -> None:
+    async def test_blocks_are_shown_between_a_tools_result_and_the_answer(self, kind):
         kept = memory(kind, TextMemory())
         called = ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": []})
         said = ChatMessage(role="tool", content="42", additional_kwargs={"tool_call_id": "1"})
@@ -174,7 +174,7 @@ class TestMemory:
         assert "a text that is known" in str(shown[0].content)
         assert shown[2].additional_kwargs == {"tool_call_id": "1"}
 
-    async def test_a_question_may_be_given_beside_the_history(self, kind: Any) -> None:
+    async def test_a_question_may_be_given_beside_the_history(self, kind):
         block = TextMemory()
         kept = memory(kind, block)
         shown = await kept.aget(input="Hello")
@@ -182,33 +182,33 @@ class TestMemory:
         assert "Hello" not in all_texts(shown), "the engine adds it"
         assert block.asked[-1][0] == ["Hello"]
 
-    async def test_a_block_is_asked_with_all_that_was_said_once(self, kind: Any) -> None:
+    async def test_a_block_is_asked_with_all_that_was_said_once(self, kind):
         block = TextMemory()
         kept = memory(kind, block)
         await kept.aput_messages([user("Hello"), assistant("Hi"), user("Again")])
         await kept.aget()
         assert block.asked[-1][0] == ["Hello", "Hi", "Again"]
 
-    async def test_arguments_reach_the_blocks_with_the_session(self, kind: Any) -> None:
+    async def test_arguments_reach_the_blocks_with_the_session(self, kind):
         block = TextMemory(text="known of {topic}")
         kept = memory(kind, block, session_id="s")
         await kept.aput(user("Hello"))
         assert "known of rivers" in all_texts(await kept.aget(topic="rivers"))
         assert block.asked[-1][1] == {"session_id": "s", "topic": "rivers"}
 
-    async def test_a_block_that_knows_nothing_is_not_shown(self, kind: Any) -> None:
+    async def test_a_block_that_knows_nothing_is_not_shown(self, kind):
         kept = memory(kind, TextMemory(text=""))
         await kept.aput(user("Hello"))
         assert roles(await kept.aget()) == [("user", "Hello")]
 
-    async def test_other_kinds_of_content_stay_in_the_history(self, kind: Any) -> None:
+    async def test_other_kinds_of_content_stay_in_the_history(self, kind):
         image = ImageBlock(image=b"png", image_mimetype="image/png")
         kept = memory(kind, TextMemory())
         await kept.aput(ChatMessage(role="user", blocks=[TextBlock(text="Look"), image]))
         [message] = await kept.aget()
         assert [type(one) for one in message.blocks[-2:]] == [TextBlock, ImageBlock]
 
-    async def test_what_is_too_long_is_truncated_by_priority(self, kind: Any) -> None:
+    async def test_what_is_too_long_is_truncated_by_priority(self, kind):
         kept = memory(
             kind,
             TextMemory(name="Never", text="n " * 200),
@@ -223,7 +223,7 @@ class TestMemory:
         assert "f f" not in text
         assert 0 < text.count("l ") < 200
 
-    async def test_long_histories_go_to_the_blocks(self, kind: Any) -> None:
+    async def test_long_histories_go_to_the_blocks(self, kind):
         keeps, refuses = TextMemory(), TextMemory(name="Refuses", accept_short_term_memory=False)
         kept = memory(kind, keeps, refuses, token_limit=200, tokenizer_fn=quarters, session_id="s")
         for number in range(12):
@@ -236,7 +236,7 @@ class TestMemory:
         assert all(one.additional_kwargs["session_id"] == "s" for one in keeps.given)
         assert "a text that is known" in all_texts(await kept.aget())
 
-    def test_the_synchronous_way_does_the_same(self, kind: Any) -> None:
+    def test_the_synchronous_way_does_the_same(self, kind):
         kept = memory(kind, TextMemory(), ExamplesMemory())
         kept.put(user("Hello"))
         assert [one.role.value for one in kept.get()] == ["user", "assistant", "user"]
@@ -247,11 +247,11 @@ class TestMemory:
         kept.reset()
         assert kept.get_all() == []
 
-    async def test_two_blocks_of_one_name_are_refused(self, kind: Any) -> None:
+    async def test_two_blocks_of_one_name_are_refused(self, kind):
         with pytest.raises(ValueError, match="unique names"):
             memory(kind, TextMemory(), TextMemory())
 
-    async def test_what_comes_back_may_be_written_over(self, kind: Any) -> None:
+    async def test_what_comes_back_may_be_written_over(self, kind):
         kept = memory(kind, ExamplesMemory(), BlocksMemory())
         await kept.aput(user("Hello"))
         before = as_prompt(await kept.aget())
@@ -274,7 +274,7 @@ class TestReplaying:
             await kept.aput(assistant(f"Answer to {question}"))
         return prompts
 
-    async def test_messages_of_blocks_are_replayed_where_they_stood(self) -> None:
+    async def test_messages_of_blocks_are_replayed_where_they_stood(self):
         kept = memory(ReplayMemory, ExamplesMemory(), TextMemory(), BlocksMemory())
         prompts = await self.prompts(kept, "one", "two", "three")
         assert all(b.startswith(a) for a, b in itertools.pairwise(prompts))
@@ -282,7 +282,7 @@ class TestReplaying:
         assert as_prompt(last).startswith(prompts[-1])
         assert [one.role.value for one in last[:8]] == ["user", "assistant"] * 4
 
-    async def test_what_was_shown_before_anything_was_said_is_replayed(self) -> None:
+    async def test_what_was_shown_before_anything_was_said_is_replayed(self):
         kept = memory(ReplayMemory, ExamplesMemory(), TextMemory())
         begun = as_prompt(await kept.aget())
         assert as_prompt(await kept.aget()) == begun
@@ -290,25 +290,25 @@ class TestReplaying:
         assert prompts[0].startswith(begun)
         assert prompts[1].startswith(prompts[0])
 
-    async def test_an_answered_turn_that_was_served_gets_nothing_new(self) -> None:
+    async def test_an_answered_turn_that_was_served_gets_nothing_new(self):
         block = TextMemory()
         kept = memory(ReplayMemory, block)
         [prompt] = await self.prompts(kept, "one")
         assert as_prompt(await kept.aget()) == f"{prompt}<assistant>Answer to one</>"
         assert len(block.asked) == 1
 
-    async def test_messages_of_a_block_are_forgotten_like_its_texts(self) -> None:
+    async def test_messages_of_a_block_are_forgotten_like_its_texts(self):
         kept = memory(ReplayMemory, ExamplesMemory())
         await self.prompts(kept, "one")
         assert isinstance(kept, ReplayMemory)
         kept.forget(["unknown"])
         assert "as I said" in all_texts(await kept.aget())
 
-    async def test_a_question_in_another_conversation_is_served_there(self) -> None:
+    async def test_a_question_in_another_conversation_is_served_there(self):
         kept = memory(ReplayMemory, TextMemory())
         with request_context(conversation_id="c"):
             assert "a text that is known" in all_texts(await kept.aget(input="one"))
 
-    async def test_the_system_message_is_no_place_for_memories(self) -> None:
+    async def test_the_system_message_is_no_place_for_memories(self):
         with pytest.raises(ValueError, match=r"InsertMethod\.USER"):
             ReplayMemory.from_defaults(insert_method=InsertMethod.SYSTEM)

@@ -94,13 +94,13 @@ class TestReusePostprocessor(AdapterConformance):
     def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenPostprocessor:
         return DrivenPostprocessor(planner, annotation)
 
-    def test_append_puts_the_annotation_behind_the_documents(self) -> None:
+    def test_append_puts_the_annotation_behind_the_documents(self):
         """No node holds it: see test_llamaindex_synthesis."""
         adapter = self.adapter(ReusePlanner(), "append")
         adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
 
-    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
+    def test_the_papers_words_say_which_labels_the_documents_have(self):
         """They stand where the other words do: see test_llamaindex_synthesis."""
 
 
@@ -149,18 +149,18 @@ class TestReuseRetriever(AdapterConformance):
     def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenRetriever:
         return DrivenRetriever(planner, annotation)
 
-    def test_append_puts_the_annotation_behind_the_documents(self) -> None:
+    def test_append_puts_the_annotation_behind_the_documents(self):
         """No node holds it: see test_llamaindex_synthesis."""
         adapter = self.adapter(ReusePlanner(), "append")
         adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
 
-    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
+    def test_the_papers_words_say_which_labels_the_documents_have(self):
         """They stand where the other words do: see test_llamaindex_synthesis."""
 
 
 class TestPlannedNodes:
-    def test_scores_stay_with_their_nodes(self) -> None:
+    def test_scores_stay_with_their_nodes(self):
         postprocessor = ReusePostprocessor()
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
@@ -170,14 +170,14 @@ class TestPlannedNodes:
             ("d", 1.0),
         ]
 
-    def test_the_text_that_models_and_embeddings_see_is_unchanged(self) -> None:
+    def test_the_text_that_models_and_embeddings_see_is_unchanged(self):
         [before] = letter_nodes("a")
         [after] = ReusePostprocessor().postprocess_nodes([before])
         for mode in (MetadataMode.LLM, MetadataMode.EMBED, MetadataMode.NONE):
             assert after.node.get_content(mode) == before.node.get_content(mode)
         assert "ctxreuse" in after.metadata
 
-    def test_identity_is_the_text_with_the_metadata_that_is_rendered(self) -> None:
+    def test_identity_is_the_text_with_the_metadata_that_is_rendered(self):
         def plans_of(mode: MetadataMode) -> list[str]:
             planner = ReusePlanner()
             postprocessor = ReusePostprocessor(planner=planner, metadata_mode=mode)
@@ -190,7 +190,7 @@ class TestPlannedNodes:
         assert plans_of(MetadataMode.LLM) == ["c", "b", "a"], "other texts than before"
         assert plans_of(MetadataMode.NONE) == ["a", "b", "c"], "the same texts as before"
 
-    def test_the_annotation_has_the_metadata_names_of_the_nodes_and_shows_none(self) -> None:
+    def test_the_annotation_has_the_metadata_names_of_the_nodes_and_shows_none(self):
         planner = ReusePlanner()
         history = sent_history(planner, "ab")
         nodes = letter_nodes("ba")
@@ -207,13 +207,13 @@ class TestPlannedNodes:
         for mode in (MetadataMode.LLM, MetadataMode.EMBED):
             assert annotation.node.get_content(mode) == annotation.text
 
-    def test_without_a_planner_each_makes_its_own(self) -> None:
+    def test_without_a_planner_each_makes_its_own(self):
         for word in ("abc", "cba"):
             planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
             assert letters(planned) == word
             assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
 
-    def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
+    def test_a_copy_in_another_process_has_a_planner_of_its_own(self):
         postprocessor = ReusePostprocessor(annotation="metadata")
         again = pickle.loads(pickle.dumps(postprocessor))
         assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
@@ -221,16 +221,14 @@ class TestPlannedNodes:
         assert again.annotation == "metadata"
         assert letters(again.postprocess_nodes(letter_nodes("ab"))) == "ab"
 
-    def test_nodes_without_scores_are_planned_without_scores(self) -> None:
+    def test_nodes_without_scores_are_planned_without_scores(self):
         postprocessor = ReusePostprocessor()
         for word in ("abc", "dba"):
             nodes = [NodeWithScore(node=one.node) for one in letter_nodes(word)]
             planned = postprocessor.postprocess_nodes(nodes)
         assert [one.score for one in planned] == [None] * 3
 
-    def test_planned_nodes_are_planned_anew_from_the_order_in_which_they_were_retrieved(
-        self,
-    ) -> None:
+    def test_planned_nodes_are_planned_anew_from_the_order_in_which_they_were_retrieved(self):
         first, second, alone = (ReusePostprocessor() for _ in range(3))
         for postprocessor in (first, second, alone):
             postprocessor.postprocess_nodes(letter_nodes("abc"))
@@ -239,7 +237,7 @@ class TestPlannedNodes:
         assert shown(twice) == shown(once)
         assert twice[0].node.excluded_llm_metadata_keys == ["ctxreuse"]
 
-    def test_planned_nodes_that_were_reranked_since_keep_that_ranking(self) -> None:
+    def test_planned_nodes_that_were_reranked_since_keep_that_ranking(self):
         postprocessor, other = ReusePostprocessor(), ReusePostprocessor()
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
@@ -252,7 +250,7 @@ class TestPlannedNodes:
         assert letters(again) == "dab"
         assert [one.metadata["ctxreuse"]["rank"] for one in again] == [0, 1, 2]
 
-    def test_a_context_that_points_to_the_conversation_is_not_planned_a_second_time(self) -> None:
+    def test_a_context_that_points_to_the_conversation_is_not_planned_a_second_time(self):
         planner = ReusePlanner()
         history = sent_history(planner, "ab")
         with request_context(conversation_id="c", history=history):
@@ -264,7 +262,7 @@ class TestPlannedNodes:
             f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {letter_text('c')}"
         )
 
-    def test_when_the_conversation_shows_everything_a_node_still_says_so(self) -> None:
+    def test_when_the_conversation_shows_everything_a_node_still_says_so(self):
         planner = ReusePlanner()
         history = sent_history(planner, "ab")
         with request_context(conversation_id="c", history=history):
@@ -274,19 +272,19 @@ class TestPlannedNodes:
         assert node.text == "Please refer to [Doc_2] in the previous conversation."
         assert node.score == 1
 
-    def test_images_and_other_media_pass_through_whole(self) -> None:
+    def test_images_and_other_media_pass_through_whole(self):
         image = ImageNode(id_="i", text="", image_url="http://x/a.png")
-        media = Node(id_="m", image_resource=MediaResource(url="http://x/b.png"))  # type: ignore[arg-type]
+        media = Node(id_="m", image_resource=MediaResource(url="http://x/b.png"))
         link = IndexNode(id_="l", text="see there", index_id="there")
         postprocessor = ReusePostprocessor()
         given = [NodeWithScore(node=one, score=0.5) for one in (image, media, link)]
         planned = postprocessor.postprocess_nodes(given)
         assert [type(one.node) for one in planned] == [ImageNode, Node, IndexNode]
-        assert planned[0].node.image_url == "http://x/a.png"  # type: ignore[attr-defined]
-        assert planned[1].node.image_resource == media.image_resource  # type: ignore[attr-defined]
-        assert planned[2].node.index_id == "there"  # type: ignore[attr-defined]
+        assert planned[0].node.image_url == "http://x/a.png"
+        assert planned[1].node.image_resource == media.image_resource
+        assert planned[2].node.index_id == "there"
 
-    def test_no_text_in_the_conversation_stands_for_an_image(self) -> None:
+    def test_no_text_in_the_conversation_stands_for_an_image(self):
         planner = ReusePlanner()
         caption = "a caption " * 50
         text = NodeWithScore(node=TextNode(id_="i", text=caption))
@@ -300,7 +298,7 @@ class TestPlannedNodes:
             assert postprocessor.postprocess_nodes([text])[0].text.startswith("Please refer")
             assert isinstance(postprocessor.postprocess_nodes([image])[0].node, ImageNode)
 
-    def test_the_same_node_with_two_scores_comes_back_with_both(self) -> None:
+    def test_the_same_node_with_two_scores_comes_back_with_both(self):
         [node] = letter_nodes("a")
         planned = ReusePostprocessor().postprocess_nodes(
             [node, NodeWithScore(node=node.node, score=0.2)]
@@ -308,11 +306,11 @@ class TestPlannedNodes:
         assert [one.score for one in planned] == [1, 0.2]
         assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_1]"}
 
-    def test_a_query_may_be_missing(self) -> None:
+    def test_a_query_may_be_missing(self):
         assert letters(ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))) == "ab"
         assert ReusePostprocessor().postprocess_nodes([]) == []
 
-    async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self) -> None:
+    async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self):
         threads: list[Thread] = []
 
         class Noting(ReusePlanner):
@@ -331,7 +329,7 @@ class TestPlannedNodes:
         elsewhere = await postprocessor.apostprocess_nodes(nodes[::-1])
         assert [one.node_id for one in elsewhere] == [str(n) for n in range(299, -1, -1)]
 
-    def test_it_is_serialized_by_its_name_and_settings(self) -> None:
+    def test_it_is_serialized_by_its_name_and_settings(self):
         postprocessor = ReusePostprocessor(annotation="off", metadata_mode=MetadataMode.NONE)
         data = postprocessor.to_dict()
         assert data == {
@@ -343,34 +341,33 @@ class TestPlannedNodes:
         assert (again.annotation, again.metadata_mode) == ("off", MetadataMode.NONE)
 
     @pytest.mark.parametrize("mode", ["everything", None, MetadataMode.ALL])
-    def test_a_metadata_mode_that_is_none_or_shows_the_plan_is_refused(self, mode: Any) -> None:
+    def test_a_metadata_mode_that_is_none_or_shows_the_plan_is_refused(self, mode):
         with pytest.raises(ValueError, match=r"MetadataMode\.LLM"):
             ReusePostprocessor(metadata_mode=mode)
 
-    def test_an_unknown_argument_is_refused(self) -> None:
+    def test_an_unknown_argument_is_refused(self):
         with pytest.raises(ValueError, match="anotation"):
-            ReusePostprocessor(anotation="off")  # type: ignore[call-arg]
+            ReusePostprocessor(anotation="off")
 
-    def test_long_context_reorder_before_it_does_no_harm(self) -> None:
+    def test_long_context_reorder_before_it_does_no_harm(self):
         postprocessor = ReusePostprocessor()
         reordered = LongContextReorder().postprocess_nodes(letter_nodes("abcd"))
         assert sorted(letters(postprocessor.postprocess_nodes(reordered))) == list("abcd")
 
 
 class TestRetriever:
-    def test_the_events_show_nodes_as_retrieved_and_as_planned(self) -> None:
+    def test_the_events_show_nodes_as_retrieved_and_as_planned(self):
         debug = LlamaDebugHandler(print_trace_on_end=False)
         retriever = ReuseRetriever(LetterRetriever(CallbackManager([debug])))
         retriever.retrieve("abc")
         debug.flush_event_logs()
         retriever.retrieve("cba")
         ended = [
-            letters(end.payload["nodes"])  # type: ignore[index]
-            for _, end in debug.get_event_pairs(CBEventType.RETRIEVE)
+            letters(end.payload["nodes"]) for _, end in debug.get_event_pairs(CBEventType.RETRIEVE)
         ]
         assert sorted(ended) == ["abc", "cba"]
 
-    async def test_what_the_retriever_inside_raises_reaches_the_caller(self) -> None:
+    async def test_what_the_retriever_inside_raises_reaches_the_caller(self):
         class Broken(BaseRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 raise LookupError("no store")
@@ -382,7 +379,7 @@ class TestRetriever:
             await retriever.aretrieve("q")
         assert retriever.faults == 0
 
-    async def test_the_retriever_inside_is_awaited_not_blocked_on(self) -> None:
+    async def test_the_retriever_inside_is_awaited_not_blocked_on(self):
         class Slow(BaseRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 raise AssertionError("the synchronous way was taken")
@@ -397,7 +394,7 @@ class TestRetriever:
         release.set()
         assert letters(await task) == "a"
 
-    def test_links_to_other_objects_are_followed_inside(self) -> None:
+    def test_links_to_other_objects_are_followed_inside(self):
         class Linking(BaseRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 there = letter_nodes("b")[0].node
@@ -406,7 +403,7 @@ class TestRetriever:
 
         assert letters(ReuseRetriever(Linking()).retrieve("q")) == "ab"
 
-    def test_a_retriever_that_does_not_call_its_base_class_will_do(self) -> None:
+    def test_a_retriever_that_does_not_call_its_base_class_will_do(self):
         class Careless(BaseRetriever):
             def __init__(self) -> None:
                 pass
@@ -416,16 +413,16 @@ class TestRetriever:
 
         assert letters(ReuseRetriever(Careless()).retrieve("q")) == "ab"
 
-    def test_prompts_inside_can_be_reached(self) -> None:
+    def test_prompts_inside_can_be_reached(self):
         assert ReuseRetriever(LetterRetriever()).get_prompts() == {}
         assert isinstance(ReuseRetriever(LetterRetriever()).retriever, LetterRetriever)
 
     @pytest.mark.parametrize("retriever", [None, "retriever", object()])
-    def test_a_retriever_that_is_none_is_refused(self, retriever: Any) -> None:
+    def test_a_retriever_that_is_none_is_refused(self, retriever):
         with pytest.raises(ValueError, match="retriever must be a LlamaIndex BaseRetriever"):
             ReuseRetriever(retriever)
 
-    def test_a_fault_leaves_nodes_of_an_earlier_plan_as_they_are(self) -> None:
+    def test_a_fault_leaves_nodes_of_an_earlier_plan_as_they_are(self):
         planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
         faulty = ReusePostprocessor(planner=FaultyPlanner())
         assert faulty.postprocess_nodes(planned) == planned
@@ -433,18 +430,18 @@ class TestRetriever:
 
 
 class TestFormatContext:
-    def test_nodes_that_nobody_planned_are_labelled_from_1_and_remembered(self) -> None:
+    def test_nodes_that_nobody_planned_are_labelled_from_1_and_remembered(self):
         text = format_context(letter_nodes("ab"), MetadataMode.NONE)
         assert text == f"[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}"
         [found] = contexts_in(f"Context:\n{text}\nQuestion?")
         assert [block.id for block in found.blocks] == ["id-a", "id-b"]
 
-    def test_metadata_is_shown_as_the_mode_says(self) -> None:
+    def test_metadata_is_shown_as_the_mode_says(self):
         [node] = letter_nodes("a")
         assert format_context([node]) == f"[Doc_1] source: a.txt\n\n{letter_text('a')}"
 
     @pytest.mark.parametrize("annotation", ["append", "metadata"])
-    def test_planned_nodes_are_shown_as_their_plan_says(self, annotation: Any) -> None:
+    def test_planned_nodes_are_shown_as_their_plan_says(self, annotation):
         postprocessor = ReusePostprocessor(annotation=annotation, metadata_mode=MetadataMode.NONE)
         postprocessor.postprocess_nodes(letter_nodes("klm"))
         planned = postprocessor.postprocess_nodes(letter_nodes("nlk"))
@@ -457,13 +454,13 @@ class TestFormatContext:
         )
         assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
 
-    def test_without_annotation_the_order_is_not_told(self) -> None:
+    def test_without_annotation_the_order_is_not_told(self):
         postprocessor = ReusePostprocessor(annotation="off")
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
         assert "priority" not in format_context(planned)
 
-    def test_what_was_taken_away_is_not_in_the_ranking(self) -> None:
+    def test_what_was_taken_away_is_not_in_the_ranking(self):
         postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
@@ -473,13 +470,13 @@ class TestFormatContext:
             "Read documents 3, 1 first."
         )
 
-    def test_nodes_in_another_order_than_planned_are_shown_as_given(self) -> None:
+    def test_nodes_in_another_order_than_planned_are_shown_as_given(self):
         nodes = [NodeWithScore(node=one.node) for one in letter_nodes("ab")]
         planned = ReusePostprocessor().postprocess_nodes(nodes)
         text = format_context(planned[::-1], MetadataMode.NONE)
         assert text == f"[Doc_1] {letter_text('b')}\n\n[Doc_2] {letter_text('a')}"
 
-    def test_location_annotations_stand_where_the_retriever_ranked_the_block(self) -> None:
+    def test_location_annotations_stand_where_the_retriever_ranked_the_block(self):
         planner = ReusePlanner()
         history = sent_history(planner, "ab")
         with request_context(conversation_id="c", history=history):
@@ -490,7 +487,7 @@ class TestFormatContext:
             f"[Doc_4] {letter_text('d')}"
         )
 
-    def test_location_annotations_are_kept_where_other_nodes_came_between(self) -> None:
+    def test_location_annotations_are_kept_where_other_nodes_came_between(self):
         planner = ReusePlanner()
         history = sent_history(planner, "ab")
         with request_context(conversation_id="c", history=history):
@@ -500,7 +497,7 @@ class TestFormatContext:
             "Please refer to [Doc_2] in the previous conversation."
         )
 
-    def test_a_text_that_is_left_out_because_a_chunk_repeats_it_is_shown_once(self) -> None:
+    def test_a_text_that_is_left_out_because_a_chunk_repeats_it_is_shown_once(self):
         planner = ReusePlanner(trim_overlaps=True)
         end = "the end of the first chunk, which the second repeats. " * 3
         chunks = [
@@ -516,20 +513,20 @@ class TestFormatContext:
         planned[0].node.set_content("first, edited")
         assert f"[Doc_2] {end}" in format_context(planned), "nor does it stand there now"
 
-    def test_other_templates_are_used(self) -> None:
+    def test_other_templates_are_used(self):
         templates = Templates(label="<{ordinal}>", block="{label}: {text}", separator="\n")
         text = format_context(letter_nodes("ab"), MetadataMode.NONE, templates)
         assert text == f"<1>: {letter_text('a')}\n<2>: {letter_text('b')}"
 
-    def test_no_nodes_make_no_text(self) -> None:
+    def test_no_nodes_make_no_text(self):
         assert format_context([]) == ""
 
     @pytest.mark.parametrize("nodes", ["text", None, [TextNode(text="no score")]])
-    def test_something_else_than_nodes_is_refused(self, nodes: Any) -> None:
+    def test_something_else_than_nodes_is_refused(self, nodes):
         with pytest.raises(ValueError, match="takes a list of NodeWithScore"):
             format_context(nodes)
 
-    def test_forged_metadata_loses_no_node(self) -> None:
+    def test_forged_metadata_loses_no_node(self):
         nodes = letter_nodes("abc")
         nodes[0].node.metadata["ctxreuse"] = {"annotation": True, "plan": {"parts": []}}
         nodes[1].node.metadata["ctxreuse"] = {"rank": 0, "label": "[Doc_9]", "plan": "none"}

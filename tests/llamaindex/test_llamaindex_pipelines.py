@@ -20,7 +20,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_nodes
 
 from ctxreuse import ReusePlanner, request_context
@@ -51,8 +51,8 @@ class TestQueryEngine:
     @pytest.mark.parametrize("adapter", ["postprocessor", "retriever"])
     @pytest.mark.parametrize("is_chat_model", [True, False])
     async def test_an_unchanged_query_engine_shows_the_planned_context(
-        self, adapter: str, is_chat_model: bool
-    ) -> None:
+        self, adapter, is_chat_model
+    ):
         inner = RecordingLLM(is_chat_model=is_chat_model)
         if adapter == "postprocessor":
             engine = RetrieverQueryEngine.from_args(
@@ -70,7 +70,7 @@ class TestQueryEngine:
         await engine.aquery("bca third?")
         assert letters(inner.prompts[2]) == "abc"
 
-    def test_the_default_prompts_share_their_beginning(self) -> None:
+    def test_the_default_prompts_share_their_beginning(self):
         inner = RecordingLLM()
         engine = RetrieverQueryEngine.from_args(
             ReuseRetriever(LetterRetriever(), annotation="off"), llm=inner
@@ -81,7 +81,7 @@ class TestQueryEngine:
         assert inner.prompts[1].startswith(shared)
         assert len(shared) > 1_200
 
-    def test_a_context_that_is_split_over_calls_loses_nothing(self) -> None:
+    def test_a_context_that_is_split_over_calls_loses_nothing(self):
         inner = RecordingLLM(context_window=700, num_output=50)
         engine = RetrieverQueryEngine.from_args(
             LetterRetriever(),
@@ -92,7 +92,7 @@ class TestQueryEngine:
         engine.query("abc first?")
         assert letters("".join(inner.prompts)) == "abc"
 
-    def test_the_wrapped_model_answers_queries(self) -> None:
+    def test_the_wrapped_model_answers_queries(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         engine = RetrieverQueryEngine.from_args(
@@ -103,7 +103,7 @@ class TestQueryEngine:
 
 
 class TestCondensePlusContext:
-    async def test_it_takes_postprocessor_and_model(self) -> None:
+    async def test_it_takes_postprocessor_and_model(self):
         inner = RecordingLLM()
         engine = CondensePlusContextChatEngine.from_defaults(
             retriever=LetterRetriever(),
@@ -121,7 +121,7 @@ class TestCondensePlusContext:
         assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 3"
         assert letters(inner.prompts[2]) == "abc"
 
-    def test_it_streams_synchronously(self) -> None:
+    def test_it_streams_synchronously(self):
         inner = RecordingLLM()
         engine = CondensePlusContextChatEngine.from_defaults(
             retriever=ReuseRetriever(LetterRetriever()),
@@ -162,7 +162,7 @@ class Asking(Workflow):
 
 
 class TestWorkflow:
-    async def test_steps_plan_in_their_requests_name(self) -> None:
+    async def test_steps_plan_in_their_requests_name(self):
         inner = RecordingLLM()
         workflow = Asking(ReuseLLM(inner=inner, window_s=0, send_cache_salt=True), ReusePlanner())
         for tenant, query in (("one", "abc"), ("two", "cba"), ("one", "cba")):
@@ -173,7 +173,7 @@ class TestWorkflow:
         salts = [options["extra_body"]["cache_salt"] for options in inner.options]
         assert salts[0] == salts[2] != salts[1]
 
-    async def test_runs_at_the_same_time_do_not_mix(self) -> None:
+    async def test_runs_at_the_same_time_do_not_mix(self):
         workflow = Asking(ReuseLLM(inner=RecordingLLM(), window_s=0.001), ReusePlanner())
 
         async def run(tenant: str) -> Any:
@@ -183,7 +183,7 @@ class TestWorkflow:
         await asyncio.gather(*(run(tenant) for tenant in ("one", "two", "three")))
         assert sorted(map(str, workflow.tenants)) == sorted(["one", "two", "three"] * 2)
 
-    async def test_what_a_step_sets_ends_with_the_step(self) -> None:
+    async def test_what_a_step_sets_ends_with_the_step(self):
         class Setting(Workflow):
             @step
             async def first(self, event: StartEvent) -> Retrieved:
@@ -202,15 +202,15 @@ class TestScopeInLlamaIndexsExecutors:
         await asyncio.sleep(0)
         return current_scope().tenant
 
-    def test_asyncio_run_without_a_loop(self) -> None:
+    def test_asyncio_run_without_a_loop(self):
         with request_context(tenant="one"):
             assert asyncio_run(self.tenant()) == "one"
 
-    async def test_asyncio_run_inside_a_loop(self) -> None:
+    async def test_asyncio_run_inside_a_loop(self):
         with request_context(tenant="one"):
             assert asyncio_run(self.tenant()) == "one"
 
-    def test_asyncio_run_in_a_thread_of_llamaindexs(self) -> None:
+    def test_asyncio_run_in_a_thread_of_llamaindexs(self):
         seen: list[str | None] = []
         with request_context(tenant="one"):
             thread = Thread(target=lambda: seen.append(asyncio_run(self.tenant())))
@@ -219,22 +219,22 @@ class TestScopeInLlamaIndexsExecutors:
         assert seen == ["one"]
 
     @pytest.mark.parametrize("show_progress", [True, False])
-    async def test_run_jobs(self, show_progress: bool) -> None:
+    async def test_run_jobs(self, show_progress):
         with request_context(tenant="one"):
             jobs = [self.tenant() for _ in range(3)]
             assert await run_jobs(jobs, show_progress=show_progress) == ["one"] * 3
 
-    def test_run_async_tasks(self) -> None:
+    def test_run_async_tasks(self):
         with request_context(tenant="one"):
             assert run_async_tasks([self.tenant(), self.tenant()]) == ["one", "one"]
 
-    def test_a_plain_thread_pool_loses_it(self) -> None:
+    def test_a_plain_thread_pool_loses_it(self):
         with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
             assert pool.submit(current_scope).result().tenant is None
 
 
 class TestOnAnEngine:
-    def test_a_query_engine_a_model_and_a_chat_hit_the_engines_cache(self) -> None:
+    def test_a_query_engine_a_model_and_a_chat_hit_the_engines_cache(self):
         def served(reuse: bool) -> tuple[float, float]:
             engine = EmulatedEngine(block_size=16)
             llm: Any = OpenAILike(
@@ -273,7 +273,7 @@ class TestOnAnEngine:
 
 
 class TestPackage:
-    def test_without_the_extra_the_import_names_the_command(self) -> None:
+    def test_without_the_extra_the_import_names_the_command(self):
         code = (
             "import sys\n"
             "sys.modules['llama_index'] = None\n"
@@ -288,7 +288,7 @@ class TestPackage:
         )
         assert "[llamaindex]" in done.stdout
 
-    def test_the_public_names_are_these(self) -> None:
+    def test_the_public_names_are_these(self):
         import llamaindex_ctxreuse
 
         assert llamaindex_ctxreuse.__all__ == [
@@ -308,7 +308,7 @@ class TestPackage:
             "reuse_memory",
         ]
 
-    def test_metadata_of_planned_nodes_is_json(self) -> None:
+    def test_metadata_of_planned_nodes_is_json(self):
         planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
         for node in planned:
             mark = node.metadata["ctxreuse"]

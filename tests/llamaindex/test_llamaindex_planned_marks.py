@@ -61,9 +61,7 @@ def wrapped(server: CachingServer, planner: ReusePlanner) -> ReuseLLM:
 
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.SIMPLE_SUMMARIZE])
 @pytest.mark.parametrize("is_retriever", [False, True])
-def test_a_query_engine_sends_the_marks_of_planned_nodes(
-    mode: ResponseMode, is_retriever: bool
-) -> None:
+def test_a_query_engine_sends_the_marks_of_planned_nodes(mode, is_retriever):
     with caching_server("anthropic") as server:
         shared = planner()
         llm = wrapped(server, shared)
@@ -85,7 +83,7 @@ def test_a_query_engine_sends_the_marks_of_planned_nodes(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_streaming_query_engine_sends_them_too(is_async: bool) -> None:
+def test_a_streaming_query_engine_sends_them_too(is_async):
     async def ask(engine: Any, query: str) -> str:
         response = await engine.aquery(query)
         return "".join([piece async for piece in response.response_gen])
@@ -104,7 +102,7 @@ def test_a_streaming_query_engine_sends_them_too(is_async: bool) -> None:
         assert server.usages[-1].read > 1_600
 
 
-def test_format_context_keeps_the_marks_of_the_plan() -> None:
+def test_format_context_keeps_the_marks_of_the_plan():
     with caching_server("anthropic") as server:
         shared = planner()
         retriever, llm = ReuseRetriever(Named(), planner=shared), wrapped(server, shared)
@@ -114,7 +112,7 @@ def test_format_context_keeps_the_marks_of_the_plan() -> None:
         assert server.usages[-1].read > 1_600
 
 
-def test_a_chat_engines_plan_is_sent_with_its_marks() -> None:
+def test_a_chat_engines_plan_is_sent_with_its_marks():
     with caching_server("anthropic") as server:
         shared = planner()
         llm = wrapped(server, shared)
@@ -124,9 +122,7 @@ def test_a_chat_engines_plan_is_sent_with_its_marks() -> None:
         assert server.usages[-1].read > 1_600
 
 
-def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(caplog):
     from ctxreuse.adapters import issued_plans
 
     issued_plans.log_marks_unsent.cache_clear()
@@ -140,7 +136,7 @@ def test_without_a_wrapped_model_the_log_says_once_that_no_marks_are_sent(
     assert "ReuseLLM(inner=" in told[0]
 
 
-async def test_single_calls_wait_for_the_one_that_writes_what_they_read() -> None:
+async def test_single_calls_wait_for_the_one_that_writes_what_they_read():
     with caching_server("anthropic") as server:
         shared = planner()
         inner = Anthropic.at(server.url)

@@ -1,7 +1,6 @@
 """Contexts are planned for the tenant that rendered them, in every way to call a model."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,9 +56,7 @@ class Asking(CustomQueryEngine):
 
 
 @pytest.mark.parametrize("call", [chat, stream, awaited, complete, batch, predict])
-def test_every_call_plans_the_contexts_of_its_tenant(
-    call: Callable[[ReuseLLM, str], None],
-) -> None:
+def test_every_call_plans_the_contexts_of_its_tenant(call):
     inner, registry = RecordingLLM(), ContextRegistry()
     llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
     for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
@@ -70,7 +67,7 @@ def test_every_call_plans_the_contexts_of_its_tenant(
     assert llm.prompt_statistics.planned == 3
 
 
-def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation() -> None:
+def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation():
     inner, registry = RecordingLLM(), ContextRegistry()
     llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
     engine = Asking(llm=llm, registry=registry)
@@ -85,7 +82,7 @@ def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation() -> N
         assert f"Question: {quoted} Why?" in inner.prompts[-1]
 
 
-def test_a_context_of_no_tenant_is_counted() -> None:
+def test_a_context_of_no_tenant_is_counted():
     inner, registry = RecordingLLM(), ContextRegistry()
     llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
     context = format_context(letter_nodes("abc"), MetadataMode.NONE, registry=registry)

@@ -17,7 +17,7 @@ from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock, Vec
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import (
     LetterRetriever,
     ListChatStore,
@@ -69,7 +69,7 @@ def grow(prompts: Sequence[str]) -> bool:
 
 
 class TestReplayMemory:
-    async def test_each_prompt_begins_with_the_bytes_of_the_one_before(self) -> None:
+    async def test_each_prompt_begins_with_the_bytes_of_the_one_before(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
         assert len(prompts) == 3
@@ -77,7 +77,7 @@ class TestReplayMemory:
         assert prompts[0].startswith("<system>Be brief.</><user>")
         assert labelled("abc") in prompts[0]
 
-    async def test_memories_that_are_shown_already_are_pointed_to(self) -> None:
+    async def test_memories_that_are_shown_already_are_pointed_to(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
         new = [prompts[1].removeprefix(prompts[0]), prompts[2].removeprefix(prompts[1])]
@@ -94,7 +94,7 @@ class TestReplayMemory:
         assert prompts[2].count("says:") == 5, "each memory stands there once"
 
     @pytest.mark.parametrize("method", [InsertMethod.SYSTEM, InsertMethod.USER])
-    async def test_llamaindexs_own_memory_changes_what_was_sent(self, method: InsertMethod) -> None:
+    async def test_llamaindexs_own_memory_changes_what_was_sent(self, method):
         memory = Memory.from_defaults(
             memory_blocks=[ReuseMemoryBlock(memory=LetterMemory())],
             insert_method=method,
@@ -102,7 +102,7 @@ class TestReplayMemory:
         )
         assert not grow(await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"]))
 
-    async def test_other_memory_blocks_are_replayed_too(self) -> None:
+    async def test_other_memory_blocks_are_replayed_too(self):
         memory = plain_memory(
             OneWordBlock(),
             StaticMemoryBlock(name="Fixed", static_content=[TextBlock(text="the same")]),
@@ -112,7 +112,7 @@ class TestReplayMemory:
         assert "word 0" in prompts[1]
         assert "word 1" in prompts[1]
 
-    async def test_two_blocks_do_not_use_the_same_labels(self) -> None:
+    async def test_two_blocks_do_not_use_the_same_labels(self):
         planner = ReusePlanner()
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterMemory(), planner=planner, name="One"),
@@ -123,7 +123,7 @@ class TestReplayMemory:
         assert shown == [("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"), ("5", "e")]
         assert grow(prompts)
 
-    async def test_asking_again_in_the_same_turn_gives_the_same(self) -> None:
+    async def test_asking_again_in_the_same_turn_gives_the_same(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aput(user("abc one?"))
@@ -133,7 +133,7 @@ class TestReplayMemory:
         assert (await memory.aget())[:1] == first
         assert mem0.queries == ["abc one?"]
 
-    async def test_what_agents_write_into_their_copies_stays_with_them(self) -> None:
+    async def test_what_agents_write_into_their_copies_stays_with_them(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput(user("abc one?"))
         first = await memory.aget()
@@ -143,7 +143,7 @@ class TestReplayMemory:
             block.text = "written over"
         assert as_prompt(await memory.aget()) == prompt
 
-    async def test_engines_that_ask_before_they_add_the_question_are_served(self) -> None:
+    async def test_engines_that_ask_before_they_add_the_question_are_served(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         inner = RecordingLLM()
         histories: list[str] = []
@@ -157,7 +157,7 @@ class TestReplayMemory:
         assert histories[2].count("says:") == 5
         assert all(history.endswith("?</>") for history in histories)
 
-    async def test_a_question_that_was_asked_before_it_was_added_is_served_once(self) -> None:
+    async def test_a_question_that_was_asked_before_it_was_added_is_served_once(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         asked = await memory.aget(input="abc one?")
@@ -165,14 +165,14 @@ class TestReplayMemory:
         assert await memory.aget() == [*asked, user("abc one?")]
         assert mem0.queries == ["abc one?"]
 
-    async def test_a_question_that_was_added_may_be_named_too(self) -> None:
+    async def test_a_question_that_was_added_may_be_named_too(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput(user("abc one?"))
         [sent] = await memory.aget(input="abc one?")
         assert labelled("abc") in (sent.content or "")
         assert await memory.aget(input=user("abc one?")) == [sent]
 
-    async def test_a_question_that_was_never_added_leaves_nothing_behind(self) -> None:
+    async def test_a_question_that_was_never_added_leaves_nothing_behind(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aget(input="abc one?")
@@ -180,7 +180,7 @@ class TestReplayMemory:
         assert "x says" in (sent.content or "")
         assert "a says" not in (sent.content or "")
 
-    async def test_an_answered_turn_that_was_not_served_is_served_once(self) -> None:
+    async def test_an_answered_turn_that_was_not_served_is_served_once(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aput_messages([user("abc one?"), assistant("OK.")])
@@ -189,7 +189,7 @@ class TestReplayMemory:
         assert await memory.aget() == first
         assert mem0.queries == ["abc one?"]
 
-    async def test_an_edited_history_is_shown_as_it_is(self) -> None:
+    async def test_an_edited_history_is_shown_as_it_is(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput(user("abc one?"))
         await memory.aget()
@@ -197,14 +197,14 @@ class TestReplayMemory:
         sent = await memory.aget()
         assert [one.content for one in sent[:2]] == ["abc another?", "OK."]
 
-    async def test_a_block_of_an_edited_history_is_sent_again(self) -> None:
+    async def test_a_block_of_an_edited_history_is_sent_again(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput_messages([user("abc one?")])
         await memory.aget()
         await memory.aset([user("hello?"), assistant("hi"), user("ab two?")])
-        assert "a says" in (await memory.aget())[-1].blocks[0].text  # type: ignore[union-attr]
+        assert "a says" in (await memory.aget())[-1].blocks[0].text
 
-    async def test_when_it_is_full_earlier_memories_are_taken_out_and_shown_anew(self) -> None:
+    async def test_when_it_is_full_earlier_memories_are_taken_out_and_shown_anew(self):
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterMemory()), token_limit=420, tokenizer_fn=quarters
         )
@@ -215,7 +215,7 @@ class TestReplayMemory:
         assert "a says" in prompts[3], "it does not stand in the history any more"
         assert "previous conversation" not in prompts[3]
 
-    async def test_a_block_with_a_priority_is_truncated_to_the_limit(self) -> None:
+    async def test_a_block_with_a_priority_is_truncated_to_the_limit(self):
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterMemory(), priority=1),
             token_limit=300,
@@ -227,7 +227,7 @@ class TestReplayMemory:
         assert "a says" in sent.content
         assert "d says" not in sent.content
 
-    async def test_the_conversation_is_the_session_unless_told_otherwise(self) -> None:
+    async def test_the_conversation_is_the_session_unless_told_otherwise(self):
         planner = ReusePlanner()
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         memory = plain_memory(block, session_id="s")
@@ -239,7 +239,7 @@ class TestReplayMemory:
             await memory.aget()
         assert planner.end_conversation("c")
 
-    def test_the_synchronous_way_gives_the_same(self) -> None:
+    def test_the_synchronous_way_gives_the_same(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         memory.put(user("ab one?"))
         [sent] = memory.get()
@@ -258,7 +258,7 @@ class TestReplayMemory:
             {"memory_blocks": ["a memory"]},
         ],
     )
-    def test_a_setting_of_a_wrong_kind_is_named(self, wrong: dict[str, Any]) -> None:
+    def test_a_setting_of_a_wrong_kind_is_named(self, wrong):
         [name] = wrong
         with pytest.raises(ValueError, match=f"{name} must be"):
             ReplayMemory(
@@ -266,11 +266,11 @@ class TestReplayMemory:
             )
 
     @pytest.mark.parametrize("ids", [5, None, "abc"])
-    def test_what_is_no_list_of_ids_is_not_forgotten(self, ids: Any) -> None:
+    def test_what_is_no_list_of_ids_is_not_forgotten(self, ids):
         with pytest.raises(InvalidRequestError, match="memory_ids must be a list of memory ids"):
             plain_memory().forget(ids)
 
-    def test_the_system_message_is_no_place_for_memories(self) -> None:
+    def test_the_system_message_is_no_place_for_memories(self):
         with pytest.raises(ValueError, match="SYSTEM changes the system message every turn"):
             plain_memory(insert_method=InsertMethod.SYSTEM)
         assert isinstance(plain_memory(), ReplayMemory)
@@ -278,7 +278,7 @@ class TestReplayMemory:
 
     # LlamaIndex's workflows look at every attribute of an agent
     @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
-    async def test_an_agent_that_calls_tools_keeps_its_prefix(self) -> None:
+    async def test_an_agent_that_calls_tools_keeps_its_prefix(self):
         def answer(body: dict[str, Any]) -> Any:
             if body["messages"][-1]["role"] == "tool":
                 return "It is sunny."
@@ -309,7 +309,7 @@ class TestReplayMemory:
 
 
 class TestInsideLlamaIndexsOwn:
-    async def test_a_vector_memory_block_takes_the_postprocessor(self) -> None:
+    async def test_a_vector_memory_block_takes_the_postprocessor(self):
         store = ListVectorStore()
         block = VectorMemoryBlock(
             vector_store=store,
@@ -330,7 +330,7 @@ class TestInsideLlamaIndexsOwn:
         assert order(second) == "abc"
         assert "Doc_" not in second, "no node holds words"
 
-    async def test_a_condense_plus_context_engine_takes_the_memory(self) -> None:
+    async def test_a_condense_plus_context_engine_takes_the_memory(self):
         inner = RecordingLLM()
         engine = CondensePlusContextChatEngine.from_defaults(
             retriever=ReuseRetriever(LetterRetriever()),
@@ -351,7 +351,7 @@ class TestInsideLlamaIndexsOwn:
 
 
 @pytest.mark.parametrize("again", [copy, deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-async def test_a_copied_memory_replays_what_was_sent_and_goes_on_by_itself(again: Any) -> None:
+async def test_a_copied_memory_replays_what_was_sent_and_goes_on_by_itself(again):
     memory = plain_memory(ReuseMemoryBlock(memory=LetterRetriever()))
     await memory.aput(user("ab one?"))
     sent = as_prompt(await memory.aget())
@@ -377,7 +377,7 @@ class FactMemory:
 
 
 class TestOutdatedMemories:
-    async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self) -> None:
+    async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self):
         mem0 = FactMemory(home="Alice lives in Porto.", pin="The PIN is 4711.")
         memory = plain_memory(ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}))
         inner = RecordingLLM()
@@ -398,7 +398,7 @@ class TestOutdatedMemories:
         assert "[Doc_2] (removed)" in inner.prompts[3]
         assert "Alice lives in Porto." in inner.prompts[3]
 
-    async def test_all_that_was_deleted_is_said_to_be(self) -> None:
+    async def test_all_that_was_deleted_is_said_to_be(self):
         mem0 = FactMemory(pin="The PIN is 4711.")
         prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         inner = RecordingLLM()
@@ -408,7 +408,7 @@ class TestOutdatedMemories:
         await engine.achat("And now?")
         assert "[Doc_1] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
 
-    async def test_what_another_block_has_shown_is_not_looked_up(self) -> None:
+    async def test_what_another_block_has_shown_is_not_looked_up(self):
         planner = ReusePlanner()
         mem0 = FactMemory(pin="The PIN is 4711.")
         memory = plain_memory(

@@ -90,7 +90,7 @@ def asked(llm: Any, *questions: str, **options: Any) -> list[Any]:
 
 class TestQueryEngines:
     @pytest.mark.parametrize("mode", MOVED)
-    def test_the_nodes_of_a_query_are_planned_by_the_model_alone(self, mode: ResponseMode) -> None:
+    def test_the_nodes_of_a_query_are_planned_by_the_model_alone(self, mode):
         plain, sent, model = both(
             lambda llm: asked(llm, "abc first?", "cba second?", response_mode=mode)
         )
@@ -100,15 +100,13 @@ class TestQueryEngines:
         assert model.prompt_statistics.without_context == 0
 
     @pytest.mark.parametrize("mode", LEFT_ALONE)
-    def test_prompts_that_show_no_nodes_together_are_sent_as_given(
-        self, mode: ResponseMode
-    ) -> None:
+    def test_prompts_that_show_no_nodes_together_are_sent_as_given(self, mode):
         plain, sent, _ = both(
             lambda llm: asked(llm, "abc first?", "cba second?", response_mode=mode)
         )
         assert sent == plain
 
-    def test_responses_are_those_of_the_model_alone(self) -> None:
+    def test_responses_are_those_of_the_model_alone(self):
         for mode in (*MOVED, *LEFT_ALONE):
             one, other = (
                 asked(llm, "abc first?", "cba second?", response_mode=mode)
@@ -120,7 +118,7 @@ class TestQueryEngines:
                 assert response.metadata == plain.metadata
 
     @pytest.mark.parametrize("letters", ["abc", "abcdef"])
-    def test_nodes_that_a_postprocessor_planned_count_as_planned_before(self, letters: str) -> None:
+    def test_nodes_that_a_postprocessor_planned_count_as_planned_before(self, letters):
         _, model = reusing()
         processors = [ReusePostprocessor()]
         questions = f"{letters} first?", f"{letters[::-1]} second?"
@@ -129,27 +127,27 @@ class TestQueryEngines:
         assert statistics.planned_before == 1, "the first has no words that rank it"
         assert (statistics.without_context, statistics.not_recognised) == (1, 0)
 
-    def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
+    def test_labels_in_an_answer_are_places_among_the_source_nodes(self):
         _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
         response = asked(model, "abc first?", "cba second?")[1]
         assert str(response) == "It is so [Doc_3]."
         assert response.source_nodes[2].node_id == "id-a"
 
-    def test_an_index_needs_nothing_else(self) -> None:
+    def test_an_index_needs_nothing_else(self):
         nodes = [one.node for one in letter_nodes("abc")]
         inner, model = reusing()
         SummaryIndex(nodes).as_query_engine(llm=model).query("first?")
         SummaryIndex(nodes[::-1]).as_query_engine(llm=model).query("second?")
         assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1]
 
-    def test_it_can_be_switched_off(self) -> None:
+    def test_it_can_be_switched_off(self):
         plain, sent, model = both(
             lambda llm: asked(llm, "abc first?", "cba second?"), find_retrieved=False
         )
         assert sent == plain
         assert model.prompt_statistics.without_context == 2
 
-    def test_asynchronous_and_streamed_queries(self) -> None:
+    def test_asynchronous_and_streamed_queries(self):
         async def gathered(llm: Any, **options: Any) -> list[str]:
             queries = engine(llm, **options)
             first = await queries.aquery("abc first?")
@@ -169,7 +167,7 @@ class TestQueryEngines:
             assert sum(shown("abc") in one for one in sent) == len(sent)
             assert model.prompt_statistics.planned == len(sent)
 
-    def test_a_stream_is_planned_though_it_is_read_when_the_query_is_over(self) -> None:
+    def test_a_stream_is_planned_though_it_is_read_when_the_query_is_over(self):
         inner, model = reusing()
         queries = engine(model, streaming=True)
         streams = [queries.query(one) for one in ("abc first?", "cba second?")]
@@ -178,7 +176,7 @@ class TestQueryEngines:
         assert answers == ["answer 1", "answer 2"]
         assert WORDS in inner.prompts[1]
 
-    def test_many_threads(self) -> None:
+    def test_many_threads(self):
         inner, model = reusing()
         queries = engine(model)
         queries.query("abc first?")
@@ -192,7 +190,7 @@ class TestQueryEngines:
         assert all(shown("abc") in one for one in inner.prompts)
         assert model.prompt_statistics.planned == 9
 
-    def test_what_postprocessors_leave_is_planned_in_their_order(self) -> None:
+    def test_what_postprocessors_leave_is_planned_in_their_order(self):
         def program(llm: Any) -> None:
             behind = [SimilarityPostprocessor(similarity_cutoff=0.3)]
             asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
@@ -201,7 +199,7 @@ class TestQueryEngines:
         assert len(sent[1]) > len(plain[1])
         assert model.prompt_statistics.planned == 2
 
-    def test_an_order_that_scores_contradict_is_no_ranking_and_stays(self) -> None:
+    def test_an_order_that_scores_contradict_is_no_ranking_and_stays(self):
         def program(llm: Any) -> None:
             behind = [LongContextReorder()]
             asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
@@ -210,9 +208,7 @@ class TestQueryEngines:
         assert sent == plain
         assert model.prompt_statistics.planned == 0
 
-    def test_the_text_is_what_the_synthesizer_was_given(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_text_is_what_the_synthesizer_was_given(self, monkeypatch):
         monkeypatch.setattr(standing_documents, "_LEAST_LENGTH", 0)  # the names are short
         replace = MetadataReplacementPostProcessor(target_metadata_key="source")
         plain, sent, model = both(
@@ -279,7 +275,7 @@ class Steps(Workflow):
 
 class TestOtherPrograms:
     @pytest.mark.parametrize("use_async", [False, True])
-    def test_sub_questions_are_planned_and_their_answers_left_alone(self, use_async: bool) -> None:
+    def test_sub_questions_are_planned_and_their_answers_left_alone(self, use_async):
         def program(llm: Any) -> None:
             tool = QueryEngineTool(engine(llm), ToolMetadata("Knows letters.", "letters"))
             sub = SubQuestionQueryEngine.from_defaults(
@@ -298,7 +294,7 @@ class TestOtherPrograms:
         assert sent[3] == plain[3]
         assert "Sub question: abc one?" in sent[3]
 
-    def test_a_router(self) -> None:
+    def test_a_router(self):
         def program(llm: Any) -> None:
             tool = QueryEngineTool(engine(llm), ToolMetadata("Knows letters.", "letters"))
             selector = LLMSingleSelector.from_defaults(
@@ -312,7 +308,7 @@ class TestOtherPrograms:
         assert WORDS in sent[1]
         assert model.prompt_statistics.planned == 2
 
-    def test_numbered_sources_stay_in_their_order(self) -> None:
+    def test_numbered_sources_stay_in_their_order(self):
         def program(llm: Any) -> None:
             cited = CitationQueryEngine(LetterRetriever(), llm=llm)
             cited.query("abc first?")
@@ -324,7 +320,7 @@ class TestOtherPrograms:
 
     @pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
     @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
-    def test_chat_engines(self, kind: Any, way: str) -> None:
+    def test_chat_engines(self, kind, way):
         def program(llm: Any) -> None:
             for question in ("abc first?", "cba second?"):
                 chat = kind.from_defaults(
@@ -342,7 +338,7 @@ class TestOtherPrograms:
         assert all(WORDS in one for one in moved)
         assert model.prompt_statistics.planned >= 4
 
-    def test_an_application_that_joins_the_nodes_itself(self) -> None:
+    def test_an_application_that_joins_the_nodes_itself(self):
         def program(llm: Any) -> None:
             joining = JoiningQueryEngine(retriever=LetterRetriever(), llm=llm)
             joining.query("abc first?")
@@ -353,7 +349,7 @@ class TestOtherPrograms:
         assert sent[0] == plain[0]
         assert sent[1] == plain[1].replace(texts[0], f"{texts[1]}\n\n{WORDS}")
 
-    def test_steps_of_a_workflow(self) -> None:
+    def test_steps_of_a_workflow(self):
         def program(llm: Any) -> None:
             async def asked_twice() -> None:
                 steps = Steps(llm)
@@ -380,7 +376,7 @@ def say(chat: Any, way: str, question: str) -> str:
 
 
 class TestNowhereElse:
-    def test_nodes_that_another_run_has_retrieved_are_text(self) -> None:
+    def test_nodes_that_another_run_has_retrieved_are_text(self):
         def program(llm: Any) -> None:
             asked(llm, "abc first?")
             LetterRetriever().retrieve("cba")
@@ -391,7 +387,7 @@ class TestNowhereElse:
         assert sent == plain
         assert model.prompt_statistics.planned == 1
 
-    def test_a_run_does_not_see_what_one_beside_it_has_retrieved(self) -> None:
+    def test_a_run_does_not_see_what_one_beside_it_has_retrieved(self):
         class Pasting(CustomQueryEngine):
             llm: Any
 
@@ -410,7 +406,7 @@ class TestNowhereElse:
         assert plain[2] in sent
         assert f"Read:\n{shown('cba')}" in plain[2]
 
-    def test_nodes_of_another_tenant_are_text(self) -> None:
+    def test_nodes_of_another_tenant_are_text(self):
         class Careless(CustomQueryEngine):
             """Asks for one tenant with what it has retrieved for another."""
 
@@ -431,7 +427,7 @@ class TestNowhereElse:
         assert sent == plain
         assert model.prompt_statistics.without_context == 2
 
-    def test_a_tenants_order_says_nothing_of_another_ones_questions(self) -> None:
+    def test_a_tenants_order_says_nothing_of_another_ones_questions(self):
         def program(llm: Any) -> None:
             with request_context(tenant="theirs"):
                 asked(llm, "abc first?")
@@ -443,7 +439,7 @@ class TestNowhereElse:
 
 
 class TestOnePlan:
-    def test_what_a_postprocessor_has_planned_is_not_planned_again(self) -> None:
+    def test_what_a_postprocessor_has_planned_is_not_planned_again(self):
         planner = ReusePlanner()
 
         def program(llm: Any) -> None:
@@ -454,7 +450,7 @@ class TestOnePlan:
         assert sent == plain
         assert model.prompt_statistics.planned == 0
 
-    def test_what_a_retriever_has_planned_is_not_planned_again(self) -> None:
+    def test_what_a_retriever_has_planned_is_not_planned_again(self):
         def program(llm: Any) -> None:
             queries = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=llm)
             joining = JoiningQueryEngine(retriever=ReuseRetriever(LetterRetriever()), llm=llm)
@@ -467,7 +463,7 @@ class TestOnePlan:
         assert model.prompt_statistics.planned == 0
 
     @pytest.mark.parametrize("use_async", [False, True])
-    def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async: bool) -> None:
+    def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async):
         class WithoutScores(LetterRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 found = super()._retrieve(query_bundle)
@@ -492,7 +488,7 @@ class TestOnePlan:
 
         assert fused(ours(), ours()) == fused(WithoutScores(), WithoutScores())
 
-    def test_one_around_a_fusion_plans(self) -> None:
+    def test_one_around_a_fusion_plans(self):
         inside = QueryFusionRetriever(
             [ReuseRetriever(LetterRetriever()), LetterRetriever()],
             llm=MockLLM(),
@@ -507,7 +503,7 @@ class TestOnePlan:
 
 
 class TestWhatIsKept:
-    def test_nothing_is_kept_when_runs_are_over(self) -> None:
+    def test_nothing_is_kept_when_runs_are_over(self):
         before = len(run_nodes._HANDLER._calls)
         _, model = reusing()
         asked(model, "abc first?", "cba second?")
@@ -517,7 +513,7 @@ class TestWhatIsKept:
             asked(broken, "abc first?")
         assert len(run_nodes._HANDLER._calls) == before
 
-    def test_what_one_run_keeps_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_one_run_keeps_is_bounded(self, monkeypatch):
         monkeypatch.setattr(run_nodes, "_MOST_NODES", 5)
         kept: list[int] = []
 
@@ -536,9 +532,7 @@ class TestWhatIsKept:
         Long(llm=model).query("?")
         assert kept == [5]
 
-    def test_calls_whose_end_nobody_tells_of_are_forgotten(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_calls_whose_end_nobody_tells_of_are_forgotten(self, monkeypatch):
         handler = run_nodes._RunHandler()
         monkeypatch.setattr(run_nodes, "_MOST_CALLS", 10)
         arguments = __import__("inspect").signature(lambda: None).bind()

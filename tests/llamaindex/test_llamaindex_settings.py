@@ -44,7 +44,7 @@ def has_planned(planner: ReusePlanner) -> bool:
         (ReuseMemoryBlock(memory=LetterMemory()), "memory"),
     ],
 )
-def test_settings_are_not_set_in_vain(made: Any, name: str) -> None:
+def test_settings_are_not_set_in_vain(made, name):
     with pytest.raises(ValidationError, match="frozen"):
         setattr(made, name, getattr(made, name))
 
@@ -52,13 +52,13 @@ def test_settings_are_not_set_in_vain(made: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "made", [ReuseRetriever(LetterRetriever()), ReuseChatEngine(LetterRetriever(), MockLLM())]
 )
-def test_the_planner_of_a_plain_object_is_not_set_in_vain(made: Any) -> None:
+def test_the_planner_of_a_plain_object_is_not_set_in_vain(made):
     assert isinstance(made.planner, ReusePlanner)
     with pytest.raises(AttributeError):
         made.planner = ReusePlanner()
 
 
-def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given() -> None:
+def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReusePostprocessor(planner=first)
     changed = made.model_copy(update={"planner": second, "annotation": "off"})
@@ -69,7 +69,7 @@ def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given() -> None:
         made.model_copy(update={"annotation": "on"})
 
 
-def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
+def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReuseLLM(inner=MockLLM(), planner=first, window_s=0)
     changed = made.model_copy(update={"planner": second})
@@ -79,7 +79,7 @@ def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
         made.model_copy(update={"window_s": -1})
 
 
-def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given() -> None:
+def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given():
     inner = MockLLM(max_tokens=5)
     made = ReuseLLM(inner=inner, window_s=0)
     changed = made.model_copy(update={"max_tokens": 2, "window_s": 0.001})
@@ -87,7 +87,7 @@ def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given() -> N
     assert (changed.window_s, inner.max_tokens) == (0.001, 5)
 
 
-def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it() -> None:
+def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it():
     made = ReuseLLM(inner=MockLLM(max_tokens=5), window_s=0)
     for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert one.max_tokens == 5
@@ -97,7 +97,7 @@ def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it(
 
 
 @pytest.mark.parametrize("made", [ReuseLLM(inner=MockLLM()), ReusePostprocessor()])
-def test_a_copy_holds_no_setting_that_nobody_reads(made: Any) -> None:
+def test_a_copy_holds_no_setting_that_nobody_reads(made):
     with pytest.raises(InvalidRequestError, match="'windows_s' is no setting of Reuse"):
         made.model_copy(update={"windows_s": 1})
 
@@ -113,7 +113,7 @@ class SomeRetriever(LetterRetriever):
         return super()._retrieve(query_bundle)[: self.similarity_top_k]
 
 
-def test_settings_of_a_retriever_are_read_from_and_set_on_the_one_inside() -> None:
+def test_settings_of_a_retriever_are_read_from_and_set_on_the_one_inside():
     inside = SomeRetriever()
     made = ReuseRetriever(inside)
     assert made.similarity_top_k == 3
@@ -124,7 +124,7 @@ def test_settings_of_a_retriever_are_read_from_and_set_on_the_one_inside() -> No
     assert copy.deepcopy(made).similarity_top_k == 1
 
 
-async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> None:
+async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReuseMemoryBlock(memory=LetterMemory(), planner=first)
     changed = made.model_copy(update={"planner": second, "top_k": 1})
@@ -135,14 +135,14 @@ async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> N
         made.model_copy(update={"top_k": 0})
 
 
-def test_what_is_wrapped_already_is_refused() -> None:
+def test_what_is_wrapped_already_is_refused():
     with pytest.raises(ValueError, match="inner is a ReuseLLM already; pass what it wraps"):
         ReuseLLM(inner=ReuseLLM(inner=MockLLM()))
     with pytest.raises(InvalidRequestError, match="retriever is a ReuseRetriever already; pass"):
         ReuseRetriever(ReuseRetriever(LetterRetriever()))
 
 
-def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant() -> None:
+def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant():
     llm: Any = MockLLM()
     mistakes: list[tuple[Callable[..., Any], str]] = [
         (lambda: ReuseLLM(llm), r"did you mean ReuseLLM\(inner=\.\.\.\)\?"),

@@ -83,18 +83,16 @@ def moved(llm: Any, *behind: Any, **options: Any) -> tuple[Any, list[str]]:
 class TestSourceNodes:
     @pytest.mark.parametrize("retriever", [True, False])
     @pytest.mark.parametrize("mode", [*TOGETHER, *ONE_BY_ONE])
-    def test_they_are_what_was_retrieved_and_nothing_else(
-        self, mode: ResponseMode, retriever: bool
-    ) -> None:
+    def test_they_are_what_was_retrieved_and_nothing_else(self, mode, retriever):
         response, _ = moved(RecordingLLM(), response_mode=mode, retriever=retriever)
         assert [one.node_id for one in response.source_nodes] == ["id-a", "id-b", "id-c"]
 
-    def test_by_rank_returns_them_best_first(self) -> None:
+    def test_by_rank_returns_them_best_first(self):
         response, _ = moved(RecordingLLM())
         assert letters(by_rank(response.source_nodes)) == "cba"
         assert letters(by_rank(response.source_nodes)[:1]) == "c"
 
-    def test_what_is_shown_changes_no_node(self) -> None:
+    def test_what_is_shown_changes_no_node(self):
         response, _ = moved(RecordingLLM())
         plain = {one.node_id: one for one in letter_nodes("cba")}
         for one in response.source_nodes:
@@ -105,7 +103,7 @@ class TestSourceNodes:
             blocks = before.node.get_content_blocks(MetadataMode.LLM)
             assert one.node.get_content_blocks(MetadataMode.LLM) == blocks
 
-    def test_they_are_written_and_read_as_any_nodes(self) -> None:
+    def test_they_are_written_and_read_as_any_nodes(self):
         response, _ = moved(RecordingLLM())
         for one in response.source_nodes:
             again = NodeWithScore(node=TextNode.from_dict(one.node.to_dict()), score=one.score)
@@ -123,8 +121,8 @@ class TestWords:
     @pytest.mark.parametrize("mode", TOGETHER)
     @pytest.mark.parametrize("retriever", [True, False])
     async def test_a_call_that_shows_all_nodes_says_their_ranking_behind_them(
-        self, mode: ResponseMode, retriever: bool
-    ) -> None:
+        self, mode, retriever
+    ):
         llm = RecordingLLM()
         asked = engine(llm, retriever=retriever, response_mode=mode)
         asked.query("abc first?")
@@ -135,14 +133,14 @@ class TestWords:
             assert prompt.count(WORDS) == 1
             assert prompt.index("c says") < prompt.index(WORDS)
 
-    def test_streamed_answers_get_them_too(self) -> None:
+    def test_streamed_answers_get_them_too(self):
         llm = RecordingLLM()
         asked = engine(llm, streaming=True)
         for query in ("abc first?", "cba second?"):
-            assert "".join(asked.query(query).response_gen).startswith("answer")  # type: ignore[union-attr]
+            assert "".join(asked.query(query).response_gen).startswith("answer")
         assert WORDS in llm.prompts[1]
 
-    def test_multimodal_engines_get_them_too(self) -> None:
+    def test_multimodal_engines_get_them_too(self):
         llm = RecordingLLM()
         synthesizer = get_response_synthesizer(llm=llm, multimodal=True)
         asked = RetrieverQueryEngine(
@@ -150,13 +148,13 @@ class TestWords:
         )
         asked.query("abc first?")
         asked.query("cba second?")
-        texts = ["".join(b.text for m in chat for b in m.blocks) for chat in llm.chats]  # type: ignore[union-attr]
+        texts = ["".join(b.text for m in chat for b in m.blocks) for chat in llm.chats]
         assert texts[0].count(WORDS) == 0
         assert texts[1].count(WORDS) == 1
         assert texts[1].index("c says") < texts[1].index(WORDS)
 
     @pytest.mark.parametrize("mode", ONE_BY_ONE)
-    async def test_calls_that_show_one_node_each_say_no_ranking(self, mode: ResponseMode) -> None:
+    async def test_calls_that_show_one_node_each_say_no_ranking(self, mode):
         llm = RecordingLLM()
         _, prompts = moved(llm, response_mode=mode)
         assert len(prompts) == 3, "a call for each node"
@@ -167,16 +165,14 @@ class TestWords:
     @pytest.mark.parametrize(
         ("mode", "window"), [("compact", 900), ("tree_summarize", 330), ("compact_accumulate", 330)]
     )
-    def test_a_context_that_is_split_over_calls_says_no_ranking(
-        self, mode: str, window: int
-    ) -> None:
+    def test_a_context_that_is_split_over_calls_says_no_ranking(self, mode, window):
         llm = RecordingLLM(context_window=window, num_output=50)
         _, prompts = moved(llm, response_mode=ResponseMode(mode))
         assert len(prompts) > 1
         assert not any("priority order" in prompt for prompt in prompts)
 
     @pytest.mark.parametrize("annotation", ["metadata", "off"])
-    def test_other_annotation_modes_say_nothing(self, annotation: Any) -> None:
+    def test_other_annotation_modes_say_nothing(self, annotation):
         llm = RecordingLLM()
         asked = RetrieverQueryEngine.from_args(
             LetterRetriever(),
@@ -187,7 +183,7 @@ class TestWords:
         asked.query("cba second?")
         assert not any("priority order" in prompt for prompt in llm.prompts)
 
-    def test_chat_engines_get_them_too(self) -> None:
+    def test_chat_engines_get_them_too(self):
         llm = RecordingLLM()
         chat = ContextChatEngine.from_defaults(
             retriever=LetterRetriever(),
@@ -199,13 +195,13 @@ class TestWords:
         chat.chat("cba second?")
         assert WORDS in llm.prompts[1]
 
-    async def test_questions_at_the_same_time_get_their_own(self) -> None:
+    async def test_questions_at_the_same_time_get_their_own(self):
         llm = RecordingLLM()
         asked = engine(llm)
         asked.query("abc first?")
         await asyncio.gather(*(asked.aquery(f"{word} next?") for word in ("cba", "bca", "cab")))
         said = {
-            re.search(r"\w+ next", prompt)[0]: re.findall(r"order: (.*) and", prompt)  # type: ignore[index]
+            re.search(r"\w+ next", prompt)[0]: re.findall(r"order: (.*) and", prompt)
             for prompt in llm.prompts[1:]
         }
         assert said == {
@@ -214,7 +210,7 @@ class TestWords:
             "cab next": ["[Doc_3] > [Doc_1] > [Doc_2]"],
         }
 
-    def test_a_synthesizer_that_is_called_by_hand_gets_them(self) -> None:
+    def test_a_synthesizer_that_is_called_by_hand_gets_them(self):
         llm, postprocessor = RecordingLLM(), ReusePostprocessor()
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         nodes = postprocessor.postprocess_nodes(letter_nodes("cba"))
@@ -225,9 +221,7 @@ class TestWords:
         assert "[Doc_1], [Doc_2], in this order" in llm.prompts[1]
         assert "order: [Doc_2] > [Doc_1] and" in llm.prompts[1]
 
-    def test_a_synthesizer_that_cannot_be_told_answers_without_and_the_log_says_so(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_synthesizer_that_cannot_be_told_answers_without_and_the_log_says_so(self, caplog):
         llm = RecordingLLM()
         synthesizer = get_response_synthesizer(
             llm=llm, response_mode=ResponseMode.SIMPLE_SUMMARIZE, multimodal=True
@@ -240,7 +234,7 @@ class TestWords:
             assert str(asked.query(query)).startswith("answer")
         assert synthesis._HANDLER.faults == before + 2
 
-    def test_a_synthesizer_of_ones_own_is_shown_no_ranking(self) -> None:
+    def test_a_synthesizer_of_ones_own_is_shown_no_ranking(self):
         class Own(BaseSynthesizer):
             """Shows texts as nobody can know from outside."""
 
@@ -268,22 +262,22 @@ class TestWords:
 
 
 class TestBehindUs:
-    def test_a_cut_off_leaves_words_on_what_is_left(self) -> None:
+    def test_a_cut_off_leaves_words_on_what_is_left(self):
         llm = RecordingLLM()
         _, [prompt] = moved(llm, SimilarityPostprocessor(similarity_cutoff=0.85))
         assert "The documents above are [Doc_2], [Doc_3], in this order." in prompt
         assert "priority order: [Doc_3] > [Doc_2] and" in prompt
 
-    def test_a_cut_off_that_leaves_one_needs_no_words(self) -> None:
+    def test_a_cut_off_that_leaves_one_needs_no_words(self):
         _, [prompt] = moved(RecordingLLM(), SimilarityPostprocessor(similarity_cutoff=0.95))
         assert "Doc_" not in prompt
 
-    def test_nodes_that_were_moved_since_get_no_words_that_are_false(self) -> None:
+    def test_nodes_that_were_moved_since_get_no_words_that_are_false(self):
         response, [prompt] = moved(RecordingLLM(), LongContextReorder())
         assert letters(response.source_nodes) != "abc"
         assert "Doc_" not in prompt
 
-    def test_nodes_that_others_stand_between_get_no_words_that_are_false(self) -> None:
+    def test_nodes_that_others_stand_between_get_no_words_that_are_false(self):
         store, next_one = SimpleDocumentStore(), letter_nodes("x")[0].node
         store.add_documents([next_one])
 
@@ -307,12 +301,12 @@ class TestBehindUs:
         assert letters(response.source_nodes) == "abxc"
         assert "Doc_" not in llm.prompts[1]
 
-    def test_texts_that_were_replaced_keep_the_words(self) -> None:
+    def test_texts_that_were_replaced_keep_the_words(self):
         _, [prompt] = moved(RecordingLLM(), MetadataReplacementPostProcessor("source"))
         assert "\nc.txt\n" in prompt
         assert WORDS in prompt
 
-    def test_a_reranker_judges_documents_alone(self) -> None:
+    def test_a_reranker_judges_documents_alone(self):
         judge = RecordingLLM(answer="Doc: 3, Relevance: 9\nDoc: 1, Relevance: 8")
         llm = RecordingLLM()
         response, [prompt] = moved(llm, LLMRerank(llm=judge, top_n=2))
@@ -321,10 +315,10 @@ class TestBehindUs:
         assert "Doc_" not in prompt, "the reranker's order is the ranking"
 
     @pytest.mark.parametrize("mode", [MetadataMode.NONE, MetadataMode.LLM])
-    def test_citations_number_documents_alone(self, mode: MetadataMode) -> None:
+    def test_citations_number_documents_alone(self, mode):
         llm = RecordingLLM()
         asked = CitationQueryEngine.from_args(
-            LetterRetriever(),  # type: ignore[arg-type]
+            LetterRetriever(),
             retriever=LetterRetriever(),
             llm=llm,
             node_postprocessors=[ReusePostprocessor()],
@@ -343,9 +337,7 @@ class TestBehindUs:
     shown=st.lists(st.integers(0, 7), unique=True, min_size=1),
     in_order=st.booleans(),
 )
-def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(
-    ranking: list[str], shown: list[int], in_order: bool
-) -> None:
+def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(ranking, shown, in_order):
     """A prompt says the labels that its nodes have by their places, and their ranks; or nothing."""
     llm, postprocessor = RecordingLLM(), ReusePostprocessor()
     postprocessor.postprocess_nodes(letter_nodes("abcdef"))
@@ -359,10 +351,10 @@ def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(
         is_moved = [n for n in shown if n < 6] != sorted(n for n in shown if n < 6)
         assert as_ranked or max(shown) > 5 or (is_moved and not in_order)
         return
-    legend = re.search(r"above are (.*), in this order", prompt)[1].split(", ")  # type: ignore[index]
+    legend = re.search(r"above are (.*), in this order", prompt)[1].split(", ")
     if ends := re.fullmatch(r"\[Doc_(\d+)\] to \[Doc_(\d+)\]", legend[0]):
         legend = [f"[Doc_{number}]" for number in range(int(ends[1]), int(ends[2]) + 1)]
-    order = re.search(r"priority order: (.*) and answer", prompt)[1].split(" > ")  # type: ignore[index]
+    order = re.search(r"priority order: (.*) and answer", prompt)[1].split(" > ")
     letter_of = dict(zip(legend, letters(nodes), strict=True))
     assert "".join(letter_of[label] for label in order) == "".join(
         one for one in ranking if one in letters(nodes)
@@ -371,7 +363,7 @@ def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(
 
 class TestLeftOut:
     @pytest.mark.parametrize("mode", [*TOGETHER, *ONE_BY_ONE])
-    def test_every_synthesizer_says_where_left_out_nodes_stand(self, mode: ResponseMode) -> None:
+    def test_every_synthesizer_says_where_left_out_nodes_stand(self, mode):
         planner, llm = ReusePlanner(), RecordingLLM()
         with request_context(conversation_id="c", history=[]):
             planned = ReusePostprocessor(planner=planner).postprocess_nodes(letter_nodes("ab"))
@@ -396,7 +388,7 @@ class TestLeftOut:
 
 
 class TestByScore:
-    def test_reordering_before_us_does_not_make_the_second_best_the_worst(self) -> None:
+    def test_reordering_before_us_does_not_make_the_second_best_the_worst(self):
         llm = RecordingLLM()
         asked = RetrieverQueryEngine.from_args(
             LetterRetriever(),
@@ -407,7 +399,7 @@ class TestByScore:
         asked.query("dcba second?")
         assert "priority order: [Doc_4] > [Doc_3] > [Doc_2] > [Doc_1] and" in llm.prompts[1]
 
-    def test_a_label_is_the_place_of_a_node_as_given_whatever_its_score(self) -> None:
+    def test_a_label_is_the_place_of_a_node_as_given_whatever_its_score(self):
         reordered = LongContextReorder().postprocess_nodes(letter_nodes("abcd"))
         assert letters(reordered) != "abcd"
         text = format_context(reordered)
@@ -426,9 +418,7 @@ class TestByScore:
             ([0.1, 0.2, 0.1], "bac"),
         ],
     )
-    def test_higher_scores_rank_first_and_the_others_keep_their_places(
-        self, scores: list[float | None], ranking: str
-    ) -> None:
+    def test_higher_scores_rank_first_and_the_others_keep_their_places(self, scores, ranking):
         nodes = [
             NodeWithScore(node=one.node, score=score)
             for one, score in zip(letter_nodes("abc"), scores, strict=True)
@@ -439,13 +429,13 @@ class TestByScore:
         assert letters(by_rank(nodes)) == ranking
 
 
-def test_by_rank_leaves_nodes_that_nobody_planned_or_scored_as_they_are() -> None:
+def test_by_rank_leaves_nodes_that_nobody_planned_or_scored_as_they_are():
     nodes = [NodeWithScore(node=one.node) for one in letter_nodes("cab")]
     assert by_rank(nodes) == nodes
     assert by_rank([]) == []
 
 
 @pytest.mark.parametrize("nodes", ["text", None, [ChatMessage(content="no node")]])
-def test_by_rank_refuses_something_else(nodes: Any) -> None:
+def test_by_rank_refuses_something_else(nodes):
     with pytest.raises(ValueError, match="by_rank takes a list of NodeWithScore"):
         by_rank(nodes)

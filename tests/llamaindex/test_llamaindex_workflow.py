@@ -67,7 +67,7 @@ def shown(query: str) -> str:
 
 
 class TestRetriever:
-    async def test_it_finds_what_faiss_finds_however_it_is_asked(self) -> None:
+    async def test_it_finds_what_faiss_finds_however_it_is_asked(self):
         retriever = WorkflowRetriever(engine_of(), k=3)
         queries = [f"question {number}" for number in range(8)]
         wanted = [plain_ids(query, 3) for query in queries]
@@ -77,9 +77,7 @@ class TestRetriever:
         assert [ids(one) for one in await inside] == wanted
         assert ids(retriever.retrieve(queries[0])) == wanted[0]
 
-    async def test_a_node_has_the_blocks_id_and_text_and_a_score_that_cut_offs_understand(
-        self,
-    ) -> None:
+    async def test_a_node_has_the_blocks_id_and_text_and_a_score_that_cut_offs_understand(self):
         nearest, second = await WorkflowRetriever(engine_of(), k=2).aretrieve("red apples")
         block = plain_search("red apples", 1)[0]
         assert (nearest.node.node_id, nearest.text) == (block.id, block.text)
@@ -88,7 +86,7 @@ class TestRetriever:
         cut_off = SimilarityPostprocessor(similarity_cutoff=(nearest.score + second.score) / 2)
         assert cut_off.postprocess_nodes([nearest, second]) == [nearest]
 
-    async def test_the_users_nodes_are_copied(self) -> None:
+    async def test_the_users_nodes_are_copied(self):
         store = {
             block.id: TextNode(id_=str(block.id), text=block.text, metadata={"pages": [7]})
             for block in BLOCKS
@@ -99,13 +97,13 @@ class TestRetriever:
         found.node.metadata["pages"].append(8)
         assert store[found.node.node_id].metadata == {"pages": [7]}
 
-    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self) -> None:
+    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self):
         words = CallableRetriever(lambda query, k: [query] * k)
         engine = WorkflowEngine(retriever={"words": words})
         [found] = await WorkflowRetriever(engine, retriever="words", k=1).aretrieve("red")
         assert (found.text, found.score) == ("red", None)
 
-    async def test_the_request_context_says_tenant_and_session(self) -> None:
+    async def test_the_request_context_says_tenant_and_session(self):
         engine = engine_of(speculation="always")
         query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
         for tenant in ("t1", "t2", "t1"):
@@ -113,7 +111,7 @@ class TestRetriever:
                 await asyncio.to_thread(query_engine.query, "red")
         assert engine.metrics().speculation.committed == 1
 
-    async def test_it_stands_in_a_query_engine_of_llamaindex(self) -> None:
+    async def test_it_stands_in_a_query_engine_of_llamaindex(self):
         llm = RecordingLLM()
         engine = RetrieverQueryEngine.from_args(WorkflowRetriever(engine_of(), k=2), llm=llm)
         response = await engine.aquery("red")
@@ -128,12 +126,12 @@ class TestRetriever:
             ({"node_of": {}}, "node_of must be a function from a block's id to a node"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: Any, message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(InvalidRequestError, match=message):
             WorkflowRetriever(**{"engine": engine_of(), **arguments})
 
-    def test_what_is_no_node_is_refused(self) -> None:
-        retriever = WorkflowRetriever(engine_of(), node_of=lambda name: "text")  # type: ignore[arg-type, return-value]
+    def test_what_is_no_node_is_refused(self):
+        retriever = WorkflowRetriever(engine_of(), node_of=lambda name: "text")
         with pytest.raises(InvalidRequestError, match="node_of must return a node, not str"):
             retriever.retrieve("red")
 
@@ -142,7 +140,7 @@ PROMPT = [{"role": "system", "content": "Be short."}, {"role": "user", "content"
 
 
 class TestModel:
-    async def test_an_llm_streams_its_pieces(self) -> None:
+    async def test_an_llm_streams_its_pieces(self):
         llm = RecordingLLM(answer="Yes.")
         pieces = [piece async for piece in LlamaIndexLLM(llm).stream(PROMPT, {"seed": 1})]
         assert "".join(piece.text for piece in pieces) == "Yes."
@@ -153,7 +151,7 @@ class TestModel:
         ]
         assert llm.options == [{"seed": 1}]
 
-    async def test_what_usage_says_besides_comes_at_the_end(self) -> None:
+    async def test_what_usage_says_besides_comes_at_the_end(self):
         class Thinking(RecordingLLM):
             async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
                 async def chunks() -> Any:
@@ -168,7 +166,7 @@ class TestModel:
         assert pieces == [("Yes", 1), (".", 1), ("", 7)]
 
     @pytest.mark.parametrize("told", [-5, "ten", float("nan"), 1e400, True, [3], {"a": 1}])
-    async def test_a_count_that_cannot_be_right_is_not_used(self, told: Any) -> None:
+    async def test_a_count_that_cannot_be_right_is_not_used(self, told):
         class Odd(RecordingLLM):
             async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
                 async def chunks() -> Any:
@@ -181,7 +179,7 @@ class TestModel:
         pieces = [tuple(piece) async for piece in LlamaIndexLLM(Odd()).stream(PROMPT, {})]
         assert pieces == [("Yes.", 1)]
 
-    async def test_leaving_a_stream_early_leaves_the_llms(self) -> None:
+    async def test_leaving_a_stream_early_leaves_the_llms(self):
         left: list[bool] = []
 
         class Endless(RecordingLLM):
@@ -202,7 +200,7 @@ class TestModel:
         assert left == [True]
 
     @pytest.mark.parametrize("wrong", [None, "gpt", MockLLM])
-    def test_what_is_no_llm_is_refused(self, wrong: Any) -> None:
+    def test_what_is_no_llm_is_refused(self, wrong):
         with pytest.raises(InvalidRequestError, match="llm must be a LlamaIndex LLM"):
             LlamaIndexLLM(wrong)
 
@@ -222,9 +220,7 @@ def metrics_of(query_engine: SpeculativeRAGQueryEngine) -> Any:
 class TestSpeculativeRAGQueryEngine:
     @pytest.mark.parametrize("is_async", [False, True])
     @pytest.mark.parametrize("streaming", [False, True])
-    async def test_it_answers_with_its_sources_in_all_four_ways(
-        self, is_async: bool, streaming: bool
-    ) -> None:
+    async def test_it_answers_with_its_sources_in_all_four_ways(self, is_async, streaming):
         query_engine = linked(streaming=streaming)
 
         def query() -> tuple[Any, str]:
@@ -245,13 +241,13 @@ class TestSpeculativeRAGQueryEngine:
             else "Response"
         )
 
-    async def test_a_streamed_answer_comes_piece_by_piece(self) -> None:
+    async def test_a_streamed_answer_comes_piece_by_piece(self):
         response: Any = await linked(streaming=True).aquery("red")
         pieces = [piece async for piece in response.async_response_gen()]
         assert len(pieces) > 1
         assert "".join(pieces) == "Yes, so."
 
-    async def test_the_model_is_shown_the_users_template_with_the_documents_in_it(self) -> None:
+    async def test_the_model_is_shown_the_users_template_with_the_documents_in_it(self):
         llm = RecordingLLM()
         template = ChatPromptTemplate(
             [
@@ -265,19 +261,19 @@ class TestSpeculativeRAGQueryEngine:
         await query_engine.aquery("red")
         assert [one.content for one in llm.chats[0]] == [f"Use:\n{shown('red')}", "Question: red"]
 
-    async def test_a_model_that_completes_is_asked_for_a_completion(self) -> None:
+    async def test_a_model_that_completes_is_asked_for_a_completion(self):
         llm = RecordingLLM(is_chat_model=False)
         template = PromptTemplate("{context}|{q}", template_var_mappings=_NAMES)
         response = await linked(llm, text_qa_template=template).aquery("red")
         assert (str(response), llm.prompts) == ("answer 1", [f"{shown('red')}|red"])
 
-    async def test_the_default_template_is_llamaindexs(self) -> None:
+    async def test_the_default_template_is_llamaindexs(self):
         llm = RecordingLLM()
         await linked(llm).aquery("red")
         assert shown("red") in llm.prompts[0]
         assert "prior knowledge" in llm.prompts[0]
 
-    async def test_a_right_guess_is_not_asked_again_and_a_wrong_one_changes_nothing(self) -> None:
+    async def test_a_right_guess_is_not_asked_again_and_a_wrong_one_changes_nothing(self):
         llm = RecordingLLM(answer="Yes.")
         query_engine = linked(llm)
         with request_context(conversation_id="c1"):
@@ -291,7 +287,7 @@ class TestSpeculativeRAGQueryEngine:
         assert ids(other.source_nodes) == plain_ids("completely other words", 2)
         assert shown("completely other words") in llm.prompts[-1]
 
-    async def test_callbacks_hear_of_query_and_retrieval(self) -> None:
+    async def test_callbacks_hear_of_query_and_retrieval(self):
         debug = LlamaDebugHandler(print_trace_on_end=False)
         query_engine = linked(callback_manager=CallbackManager([debug]))
         await query_engine.aquery("red")
@@ -300,15 +296,13 @@ class TestSpeculativeRAGQueryEngine:
         assert ids(found.payload["nodes"]) == plain_ids("red", 2)
         assert len(debug.get_event_pairs(CBEventType.QUERY)) == 1
 
-    async def test_it_retrieves_without_an_answer_too(self) -> None:
+    async def test_it_retrieves_without_an_answer_too(self):
         query_engine = linked()
         assert ids(await query_engine.aretrieve(QueryBundle("red"))) == plain_ids("red", 2)
         assert ids(query_engine.retrieve(QueryBundle("red"))) == plain_ids("red", 2)
 
     @pytest.mark.parametrize("streaming", [False, True])
-    async def test_a_failing_model_fails_the_query_with_its_error_as_the_cause(
-        self, streaming: bool
-    ) -> None:
+    async def test_a_failing_model_fails_the_query_with_its_error_as_the_cause(self, streaming):
         query_engine = linked(
             RecordingLLM(fails=lambda text: LookupError("no such model")), streaming=streaming
         )
@@ -321,7 +315,7 @@ class TestSpeculativeRAGQueryEngine:
             await text()
         assert isinstance(caught.value.__cause__, LookupError)
 
-    async def test_a_llamaindex_retriever_is_linked_through_an_engine(self) -> None:
+    async def test_a_llamaindex_retriever_is_linked_through_an_engine(self):
         engine = WorkflowEngine(retriever=RetrieverStage(LetterRetriever()))
         query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
         response = await query_engine.aquery("ab which?")
@@ -336,7 +330,7 @@ class TestSpeculativeRAGQueryEngine:
             ({"text_qa_template": PromptTemplate("{q}")}, "has no variable context_str"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments: Any, message: str) -> None:
+    def test_wrong_arguments_are_refused(self, arguments, message):
         right = {"retriever": WorkflowRetriever(engine_of()), "llm": RecordingLLM()}
         with pytest.raises(InvalidRequestError, match=message):
             SpeculativeRAGQueryEngine(**{**right, **arguments})
@@ -345,7 +339,7 @@ class TestSpeculativeRAGQueryEngine:
 _NAMES = {"context_str": "context", "query_str": "q"}
 
 
-async def test_a_step_of_a_llamaindex_workflow_awaits_a_run() -> None:
+async def test_a_step_of_a_llamaindex_workflow_awaits_a_run():
     graph = WorkflowGraph().add_retrieval("search", query="{input}", k=2)
     graph.add_generation("answer", prompt="Use {docs}. {input}")
     graph.add_edge(START, "search").add_edge("search", "answer").add_edge("answer", END)
@@ -361,9 +355,7 @@ async def test_a_step_of_a_llamaindex_workflow_awaits_a_run() -> None:
     assert [block.id for block in results[1].state["docs"]] == plain_ids("blue", 2)
 
 
-def test_the_example_runs_without_a_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_runs_without_a_server(monkeypatch, capsys):
     monkeypatch.delenv("CTXREUSE_BASE_URL", raising=False)
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()

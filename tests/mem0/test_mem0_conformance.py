@@ -24,9 +24,7 @@ class AskedStore:
 
 
 class AsyncAskedStore(AskedStore):
-    async def search(  # type: ignore[override]
-        self, query: str, *, found: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    async def search(self, query: str, *, found: list[dict[str, Any]]) -> dict[str, Any]:
         await asyncio.sleep(0)
         return super().search(query, found=found)
 
@@ -78,7 +76,7 @@ class TestReuseMemory(AdapterConformance):
         return DrivenMemory(planner)
 
     @pytest.mark.skip(reason="search only says the annotation in its extra key: it has no modes")
-    def test_off_mode_appends_nothing(self) -> None: ...
+    def test_off_mode_appends_nothing(self): ...
 
     @pytest.mark.skip(reason="search only says the annotation in its extra key: it has no modes")
-    def test_an_unknown_annotation_mode_is_refused(self) -> None: ...
+    def test_an_unknown_annotation_mode_is_refused(self): ...

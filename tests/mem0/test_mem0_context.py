@@ -30,7 +30,7 @@ def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> Reus
     return ReuseMemory(FakeMemory(found), planner=planner, **options)
 
 
-def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for() -> None:
+def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")))
     assert wrapped.context("q?").text == plain("abc")
     wrapped.memory.found = lettered("dba")
@@ -41,7 +41,7 @@ def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for() 
     assert second.messages() == [{"role": "user", "content": f"{plain('abd')}\n\nq?"}]
 
 
-def test_what_the_conversation_shows_without_labels_is_not_shown_again() -> None:
+def test_what_the_conversation_shows_without_labels_is_not_shown_again():
     wrapped = ReuseMemory(FakeMemory(lettered("ab")))
     first = wrapped.messages("One?", history=[])
     wrapped.memory.found = lettered("cb")
@@ -52,7 +52,7 @@ def test_what_the_conversation_shows_without_labels_is_not_shown_again() -> None
     assert third == [*second, ANSWER, {"role": "user", "content": "Three?"}]
 
 
-def test_another_process_finds_what_the_conversation_shows() -> None:
+def test_another_process_finds_what_the_conversation_shows():
     options: dict[str, Any] = {"filters": {"user_id": "alice"}}
     first = ReuseMemory(FakeMemory(lettered("ab"))).messages("One?", **options)
     other = ReuseMemory(FakeMemory(lettered("cb")))
@@ -61,7 +61,7 @@ def test_another_process_finds_what_the_conversation_shows() -> None:
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_a_short_memory_stands_again_for_a_paragraph_may_be_like_it_by_chance(labels: bool) -> None:
+def test_a_short_memory_stands_again_for_a_paragraph_may_be_like_it_by_chance(labels):
     wrapped = ReuseMemory(FakeMemory([memory("1", "likes tea")]), labels=labels)
     history = [{"role": "user", "content": "likes tea\n\nWho?"}, ANSWER]
     label = "[Doc_1] " if labels else ""
@@ -70,9 +70,7 @@ def test_a_short_memory_stands_again_for_a_paragraph_may_be_like_it_by_chance(la
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_where_memories_of_earlier_turns_make_a_prompt_too_long_this_turn_s_stand_alone(
-    labels: bool,
-) -> None:
+def test_where_memories_of_earlier_turns_make_a_prompt_too_long_this_turn_s_stand_alone(labels):
     def contents(**options: Any) -> list[str]:
         wrapped = ReuseMemory(FakeMemory(), labels=labels, **options)
         history: list[dict[str, Any]] = []
@@ -92,7 +90,7 @@ def test_where_memories_of_earlier_turns_make_a_prompt_too_long_this_turn_s_stan
     assert contents() == ["ab", "cd", said("ef", 1)], "three times as long as with e and f alone"
 
 
-def test_a_context_is_the_text_and_the_annotation() -> None:
+def test_a_context_is_the_text_and_the_annotation():
     wrapped = finding(*lettered("abc"))
     first = wrapped.context("q?", filters={"user_id": "alice"})
     assert first.text == shown("abc")
@@ -110,14 +108,14 @@ def test_a_context_is_the_text_and_the_annotation() -> None:
     assert [call["filters"] for call in wrapped.memory.calls] == [{"user_id": "alice"}] * 2
 
 
-def test_memories_without_text_get_no_label() -> None:
+def test_memories_without_text_get_no_label():
     wrapped = finding(memory("blank", " \n"), *lettered("ab"), memory("empty", ""))
     assert wrapped.messages("q?")[-1]["content"] == f"{shown('ab')}\n\nq?"
     wrapped.memory.found = [memory("empty", "")]
     assert wrapped.messages("q?")[-1]["content"] == "q?"
 
 
-def test_messages_are_system_history_and_this_turn() -> None:
+def test_messages_are_system_history_and_this_turn():
     wrapped = finding(*lettered("abc"))
     history = [{"role": "user", "content": "Hello."}, {**ANSWER, "name": "bot"}]
     assert wrapped.messages("q?", system="Be brief.", history=history, top_k=3) == [
@@ -143,7 +141,7 @@ def test_messages_are_system_history_and_this_turn() -> None:
     assert wrapped.memory.calls[0]["top_k"] == 3
 
 
-async def test_awaited_contexts_and_messages_are_the_same() -> None:
+async def test_awaited_contexts_and_messages_are_the_same():
     store = FakeMemory()
     wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(AsyncFakeMemory())
     for letters in ("abc", "dba", "", "cb"):
@@ -157,7 +155,7 @@ async def test_awaited_contexts_and_messages_are_the_same() -> None:
             assert await awaited.messages("q?", **more) == wrapped.messages("q?", **more)
 
 
-def test_without_memories_there_is_no_context() -> None:
+def test_without_memories_there_is_no_context():
     wrapped = finding()
     context = wrapped.context("q?")
     assert (str(context), context.annotation) == ("", None)
@@ -168,7 +166,7 @@ def test_without_memories_there_is_no_context() -> None:
     assert wrapped.faults == 0
 
 
-def test_exact_duplicates_are_shown_once_in_the_place_of_the_best() -> None:
+def test_exact_duplicates_are_shown_once_in_the_place_of_the_best():
     found = [memory("1", "likes tea"), memory("2", "has cats"), memory("3", "likes tea")]
     context = finding(*found).context("q?")
     assert context.text == "[Doc_1] likes tea\n\n[Doc_2] has cats"
@@ -178,13 +176,13 @@ def test_exact_duplicates_are_shown_once_in_the_place_of_the_best() -> None:
     assert finding(*without_hash).context("q?").text == context.text
 
 
-def test_a_stale_hash_makes_no_memory_disappear() -> None:
+def test_a_stale_hash_makes_no_memory_disappear():
     stale = memory("1", "likes tea")["hash"]
     found = [memory("1", "likes tea"), {**memory("2", "likes coffee now"), "hash": stale}]
     assert finding(*found).context("q?").text == "[Doc_1] likes tea\n\n[Doc_2] likes coffee now"
 
 
-def test_a_memory_that_the_conversation_shows_is_referred_to() -> None:
+def test_a_memory_that_the_conversation_shows_is_referred_to():
     wrapped = finding(*lettered("ab"))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = lettered("cb")
@@ -193,7 +191,7 @@ def test_a_memory_that_the_conversation_shows_is_referred_to() -> None:
     assert second[-1]["content"] == (f"[Doc_3] {TEXTS['c']}\n\nSee also [Doc_2] above.\n\nTwo?")
 
 
-def test_conversation_and_history_may_come_from_the_surroundings() -> None:
+def test_conversation_and_history_may_come_from_the_surroundings():
     wrapped = finding(*lettered("ab"))
     with request_context(conversation_id="c", history=[]):
         first = wrapped.messages("One?", filters={"user_id": "alice"})
@@ -211,7 +209,7 @@ def test_conversation_and_history_may_come_from_the_surroundings() -> None:
     assert len(other) == 1, "another conversation's history is not this one's"
 
 
-def test_an_updated_memory_is_shown_and_not_referred_to() -> None:
+def test_an_updated_memory_is_shown_and_not_referred_to():
     wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("1", "Alice lives in Lisbon."), memory("2", "Alice has a cat.")]
@@ -224,7 +222,7 @@ def test_an_updated_memory_is_shown_and_not_referred_to() -> None:
     assert third[-1]["content"] == "See also [Doc_3], [Doc_2] above.\n\nThree?"
 
 
-def test_a_deleted_memory_is_not_mentioned() -> None:
+def test_a_deleted_memory_is_not_mentioned():
     wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("2", "Alice has a cat.")]
@@ -235,14 +233,14 @@ def test_a_deleted_memory_is_not_mentioned() -> None:
     assert str(alone) == "[Doc_1] Alice has a cat."
 
 
-def test_a_planner_that_keeps_repeats_shows_them_again() -> None:
+def test_a_planner_that_keeps_repeats_shows_them_again():
     wrapped = finding(*lettered("a"), planner=ReusePlanner(deduplicate=False))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[-1]["content"] == f"[Doc_2] {TEXTS['a']}\n\nTwo?"
 
 
-def test_the_planners_templates_are_used() -> None:
+def test_the_planners_templates_are_used():
     templates = Templates(label="<m{ordinal}>", separator="\n", order_position="after_question")
     wrapped = finding(*lettered("ab"), planner=ReusePlanner(templates=templates))
     wrapped.context("q?")
@@ -255,7 +253,7 @@ def test_the_planners_templates_are_used() -> None:
     )
 
 
-async def test_a_fault_shows_the_memories_as_found(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_shows_the_memories_as_found(caplog):
     found = [memory("2", "has cats"), memory("1", "likes tea"), memory("3", "has cats")]
     history = [{"role": "user", "content": "Hello."}, ANSWER]
     wrapped = finding(*found, planner=FaultyPlanner())
@@ -282,7 +280,7 @@ async def test_a_fault_shows_the_memories_as_found(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("found", [{"message": "accepted"}, {"results": [{"id": "1"}, "no"]}])
-def test_memories_without_text_add_nothing(found: Any) -> None:
+def test_memories_without_text_add_nothing(found):
     wrapped = ReuseMemory(FakeMemory(found))
     assert wrapped.messages("q?") == [{"role": "user", "content": "q?"}]
     assert wrapped.faults == 1
@@ -298,9 +296,7 @@ def test_memories_without_text_add_nothing(found: Any) -> None:
         ({"query": "q?", "conversation_id": 1.5}, "conversation_id must be a string or an integer"),
     ],
 )
-def test_wrong_arguments_raise_before_anything_is_searched(
-    wrong: dict[str, Any], named: str
-) -> None:
+def test_wrong_arguments_raise_before_anything_is_searched(wrong, named):
     wrapped = finding()
     for call in (wrapped.context, wrapped.messages):
         with pytest.raises(InvalidRequestError, match=named):
@@ -309,7 +305,7 @@ def test_wrong_arguments_raise_before_anything_is_searched(
     assert wrapped.faults == 0
 
 
-def test_messages_share_nothing_that_can_change() -> None:
+def test_messages_share_nothing_that_can_change():
     wrapped = finding(*lettered("a"))
     history = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
     context = wrapped.context("q?", history=history)
@@ -325,7 +321,7 @@ def test_messages_share_nothing_that_can_change() -> None:
     )
 
 
-def test_what_was_returned_goes_in_as_the_history_of_the_next_turn() -> None:
+def test_what_was_returned_goes_in_as_the_history_of_the_next_turn():
     wrapped = finding(*lettered("ab"))
     options: dict[str, Any] = {"system": "Be brief.", "conversation_id": "c"}
     first = wrapped.messages("q?", **options)
@@ -336,7 +332,7 @@ def test_what_was_returned_goes_in_as_the_history_of_the_next_turn() -> None:
     assert second[3]["content"] == "See also [Doc_2] above.\n\nAnd?"
 
 
-def test_another_system_message_in_the_history_stays() -> None:
+def test_another_system_message_in_the_history_stays():
     summary = {"role": "system", "content": "So far: a greeting."}
     sent = finding(*lettered("a")).messages("q?", system="Be brief.", history=[summary, ANSWER])
     assert [message["content"] for message in sent[:3]] == [
@@ -354,7 +350,7 @@ RELATIONS = [
 ]
 
 
-def test_relations_stand_in_the_prompt() -> None:
+def test_relations_stand_in_the_prompt():
     wrapped = finding()
     wrapped.memory.found = {"results": lettered("a"), "relations": RELATIONS}
     context = wrapped.context("q?")
@@ -367,7 +363,7 @@ def test_relations_stand_in_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("relations", [None, [], 3, "text", [None, 3, {}], [{"source": 3}]])
-def test_odd_relations_change_nothing(relations: Any) -> None:
+def test_odd_relations_change_nothing(relations):
     wrapped = finding()
     wrapped.memory.found = {"results": lettered("a"), "relations": relations}
     assert wrapped.context("q?").text == shown("a")

@@ -80,7 +80,7 @@ async def async_client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Any
     assert http.is_closed
 
 
-def test_a_hosted_search_comes_in_planned_order(client: Any, service: Service) -> None:
+def test_a_hosted_search_comes_in_planned_order(client, service):
     wrapped = ReuseMemory(client)
     assert wrapped.search("q?", mem0_types.SearchMemoryOptions(filters=ALICE))[
         "results"
@@ -99,14 +99,14 @@ def test_a_hosted_search_comes_in_planned_order(client: Any, service: Service) -
     assert wrapped.faults == 0
 
 
-def test_hosted_pages_stay_as_they_are(client: Any, service: Service) -> None:
+def test_hosted_pages_stay_as_they_are(client, service):
     wrapped: Any = ReuseMemory(client)
     for options in ({}, {"page": 2, "page_size": 2}):
         assert wrapped.get_all(filters=ALICE, **options) == client.get_all(filters=ALICE, **options)
     assert wrapped.get_all(filters=ALICE, page=2)["results"] == lettered("abc")[1:]
 
 
-def test_hosted_signatures_and_errors_are_the_clients(client: Any) -> None:
+def test_hosted_signatures_and_errors_are_the_clients(client):
     wrapped: Any = ReuseMemory(client)
     for name in ("search", "get_all", "add", "delete_all"):
         assert inspect.signature(getattr(wrapped, name)) == inspect.signature(getattr(client, name))
@@ -116,7 +116,7 @@ def test_hosted_signatures_and_errors_are_the_clients(client: Any) -> None:
         wrapped.get("an-id")
 
 
-def test_hosted_memories_become_messages(client: Any, service: Service) -> None:
+def test_hosted_memories_become_messages(client, service):
     service.found = "a"
     wrapped = ReuseMemory(client)
     context = wrapped.context("q?", mem0_types.SearchMemoryOptions(filters=ALICE))
@@ -127,7 +127,7 @@ def test_hosted_memories_become_messages(client: Any, service: Service) -> None:
     ]
 
 
-def test_memories_without_their_text_come_back_as_found(client: Any, service: Service) -> None:
+def test_memories_without_their_text_come_back_as_found(client, service):
     def only_ids(request: Any) -> Any:
         return httpx.Response(200, json={"results": [{"id": "1"}, {"id": "2"}]})
 
@@ -139,7 +139,7 @@ def test_memories_without_their_text_come_back_as_found(client: Any, service: Se
     assert wrapped.faults == 1
 
 
-async def test_the_async_client_does_the_same(async_client: Any, service: Service) -> None:
+async def test_the_async_client_does_the_same(async_client, service):
     await async_client.search("q?", filters=ALICE)
     service.found = "dba"
     d, b, a = lettered("dba")

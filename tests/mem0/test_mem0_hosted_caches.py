@@ -38,9 +38,7 @@ def placements() -> list[str]:
 
 @pytest.mark.parametrize("placement", placements())
 @pytest.mark.parametrize("form", ["openai", "anthropic"])
-def test_parts_say_what_messages_say_and_later_searches_read_them(
-    placement: Any, form: Any
-) -> None:
+def test_parts_say_what_messages_say_and_later_searches_read_them(placement, form):
     planner = ReusePlanner(cache=form, token_counter=count_tokens)
     memory = ReuseMemory(Memories(), planner=planner, placement=placement)
     with caching_server(form) as server:

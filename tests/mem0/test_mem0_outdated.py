@@ -75,7 +75,7 @@ HOME_HAS_CHANGED = '"Alice lives in Porto." no longer holds; do not use it.'
 
 
 @KINDS
-def test_a_changed_memory_is_said_to_be_replaced(kind: Any) -> None:
+def test_a_changed_memory_is_said_to_be_replaced(kind):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
     chat = Chat(store, labels=True)
     chat.ask("Where?")
@@ -89,9 +89,7 @@ def test_a_changed_memory_is_said_to_be_replaced(kind: Any) -> None:
 
 @NAMES
 @KINDS
-def test_a_changed_memory_that_stands_without_a_label_is_quoted(
-    kind: Any, name: str | None
-) -> None:
+def test_a_changed_memory_that_stands_without_a_label_is_quoted(kind, name):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
     chat = Chat(store, name)
     assert chat.ask("Where?") == (
@@ -111,7 +109,7 @@ def test_a_changed_memory_that_stands_without_a_label_is_quoted(
 
 
 @KINDS
-def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind: Any) -> None:
+def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
     chat = Chat(store)
     chat.ask("Where?")
@@ -122,7 +120,7 @@ def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind: Any) -
     assert chat.ask("Where?") == "Alice lives in Lisbon.\n\nWhere?"
 
 
-def test_where_memories_have_labels_a_changed_one_is_named_by_its_own() -> None:
+def test_where_memories_have_labels_a_changed_one_is_named_by_its_own():
     store = Store(home="Alice lives in Porto.", cats="Alice has two cats.")
     chat = Chat(store, labels=True)
     chat.ask("Where?")
@@ -137,7 +135,7 @@ def test_where_memories_have_labels_a_changed_one_is_named_by_its_own() -> None:
 
 @pytest.mark.parametrize("labels", [False, True])
 @KINDS
-def test_a_deleted_memory_is_not_shown_as_valid(kind: Any, labels: bool) -> None:
+def test_a_deleted_memory_is_not_shown_as_valid(kind, labels):
     store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
     chat = Chat(store, labels=labels)
     chat.ask("Where?")
@@ -153,7 +151,7 @@ def test_a_deleted_memory_is_not_shown_as_valid(kind: Any, labels: bool) -> None
 
 
 @KINDS
-def test_a_conversation_without_a_name_is_told_as_well(kind: Any) -> None:
+def test_a_conversation_without_a_name_is_told_as_well(kind):
     """As a service has it that gets all messages with each request."""
     store = kind(
         home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
@@ -174,7 +172,7 @@ def test_a_conversation_without_a_name_is_told_as_well(kind: Any) -> None:
 
 @NAMES
 @KINDS
-def test_memories_of_several_paragraphs_are_quoted_in_a_line(kind: Any, name: str | None) -> None:
+def test_memories_of_several_paragraphs_are_quoted_in_a_line(kind, name):
     store = kind(
         home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
     )
@@ -198,7 +196,7 @@ def test_memories_of_several_paragraphs_are_quoted_in_a_line(kind: Any, name: st
     )
 
 
-def test_another_tenants_history_is_not_known() -> None:
+def test_another_tenants_history_is_not_known():
     store = Store(home="Alice lives in Porto.")
     wrapped = ReuseMemory(store)
     history = [*wrapped.messages("Where?", **ALICE), ANSWER]
@@ -209,7 +207,7 @@ def test_another_tenants_history_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("template", [DEFAULT_TEMPLATES, Templates(block="<d {label}>{text}</d>")])
-def test_memories_of_any_shape_are_found_in_a_history(template: Templates) -> None:
+def test_memories_of_any_shape_are_found_in_a_history(template):
     texts = [
         "Tea.",
         "\nA chunk\n\n\nwith breaks\n",
@@ -229,9 +227,7 @@ def test_memories_of_any_shape_are_found_in_a_history(template: Templates) -> No
     assert known.standing_in("", elsewhere, template) == ()
 
 
-def test_memories_that_begin_alike_take_no_more_room_than_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memories_that_begin_alike_take_no_more_room_than_others(monkeypatch):
     monkeypatch.setattr(memories, "_MOST_KNOWN", 10)
     known = memories.KnownMemories()
     for name in "ab":
@@ -243,7 +239,7 @@ def test_memories_that_begin_alike_take_no_more_room_than_others(
 
 
 @pytest.mark.parametrize("are_marked", [True, False])
-def test_a_memory_behind_line_breaks_is_taken_out(are_marked: bool) -> None:
+def test_a_memory_behind_line_breaks_is_taken_out(are_marked):
     texts = [
         "One with a break at its end.\n",
         "The PIN is 1234, do not tell.",
@@ -260,9 +256,7 @@ def test_a_memory_behind_line_breaks_is_taken_out(are_marked: bool) -> None:
         assert message["content"] == "\n\n".join([*expected, "Which?"])
 
 
-def test_memories_are_looked_for_in_a_long_history_with_bounded_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memories_are_looked_for_in_a_long_history_with_bounded_work(monkeypatch):
     known = memories.KnownMemories()
     known.add("", [ContextBlock(text="Alice lives in Porto.")])
     hashed = []
@@ -281,9 +275,7 @@ def test_memories_are_looked_for_in_a_long_history_with_bounded_work(
 
 
 @pytest.mark.parametrize("name", [None, "c"])
-def test_a_history_of_which_nothing_is_known_is_logged_once(
-    name: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_history_of_which_nothing_is_known_is_logged_once(name, caplog):
     memories.log_unknown_history.cache_clear()
     store = Store(home="Alice lives in Porto.")
     made: Any = ReuseMemory(store, labels=True).messages("Where?", conversation_id=name, **ALICE)
@@ -300,9 +292,7 @@ def test_a_history_of_which_nothing_is_known_is_logged_once(
 
 
 @KINDS
-def test_a_history_of_which_all_is_known_is_not_logged(
-    kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_history_of_which_all_is_known_is_not_logged(kind, caplog):
     memories.log_unknown_history.cache_clear()
     for labels in (False, True):
         chat = Chat(kind(home="Alice lives in Porto."), labels=labels)
@@ -312,7 +302,7 @@ def test_a_history_of_which_all_is_known_is_not_logged(
 
 
 @KINDS
-def test_what_stands_and_holds_is_left_alone(kind: Any) -> None:
+def test_what_stands_and_holds_is_left_alone(kind):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
     for labels, said in ((False, ""), (True, "See also [Doc_2] above.\n\n")):
         store.finds = None
@@ -324,9 +314,7 @@ def test_what_stands_and_holds_is_left_alone(kind: Any) -> None:
 
 @KINDS
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(
-    kind: Any, is_gone: bool
-) -> None:
+def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(kind, is_gone):
     class MemoryNotFoundError(Exception):
         pass
 
@@ -346,7 +334,7 @@ def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(
 @pytest.mark.parametrize("labels", [False, True])
 @NAMES
 @KINDS
-def test_a_forgotten_memory_leaves_the_messages(kind: Any, name: str | None, labels: bool) -> None:
+def test_a_forgotten_memory_leaves_the_messages(kind, name, labels):
     store = kind(pin="The PIN is 4711.", cats="Alice has two cats.", home="Alice lives in Porto.")
     chat = Chat(store, name, labels=labels)
     chat.ask("Where?")
@@ -364,7 +352,7 @@ def test_a_forgotten_memory_leaves_the_messages(kind: Any, name: str | None, lab
     assert "no longer" not in chat.ask("And?")
 
 
-def test_what_a_turn_said_of_a_forgotten_memory_leaves_the_messages_too() -> None:
+def test_what_a_turn_said_of_a_forgotten_memory_leaves_the_messages_too():
     store = Store(pin="The PIN is 4711.", home="Alice lives in Porto.")
     chat = Chat(store)
     chat.ask("Where?")
@@ -381,7 +369,7 @@ def test_what_a_turn_said_of_a_forgotten_memory_leaves_the_messages_too() -> Non
 
 
 @KINDS
-def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind: Any) -> None:
+def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
     """A document of a retriever, and a graph's relations, are no memories of the store."""
     store = kind(cats="Alice has two cats.")
     chat = Chat(store, labels=True)
@@ -403,7 +391,7 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind: Any) 
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_mem0_itself_is_asked(labels: bool) -> None:
+def test_mem0_itself_is_asked(labels):
     from mem0 import Memory
 
     store = mem0_offline(Memory)

@@ -39,14 +39,14 @@ def asked(
     return wrapped.messages(query, history=history, **options)
 
 
-def test_memories_stand_where_they_are_wanted() -> None:
+def test_memories_stand_where_they_are_wanted():
     in_place = {
         "system": [{"role": "system", "content": f"Be brief.\n\n{plain('ab')}"}, user("q?")],
         "before_question": [SYSTEM, user(f"{plain('ab')}\n\nq?")],
         "after_history": [SYSTEM, user(plain("ab")), user("q?")],
     }
     for placement, messages in in_place.items():
-        wrapped = ReuseMemory(FakeMemory(), placement=placement)  # type: ignore[arg-type]
+        wrapped = ReuseMemory(FakeMemory(), placement=placement)
         for history in (None, [], [SYSTEM]):
             assert asked(wrapped, "ab", history, system="Be brief.") == messages
     assert (
@@ -55,7 +55,7 @@ def test_memories_stand_where_they_are_wanted() -> None:
     )
 
 
-def test_without_a_system_text_the_system_message_is_memories_alone() -> None:
+def test_without_a_system_text_the_system_message_is_memories_alone():
     wrapped = ReuseMemory(FakeMemory(), placement="system")
     assert asked(wrapped, "ab", None) == [{"role": "system", "content": plain("ab")}, user("q?")]
     own = [{"role": "system", "content": f"Be brief.\n\n{plain('ba')}"}, user("q?")]
@@ -63,16 +63,14 @@ def test_without_a_system_text_the_system_message_is_memories_alone() -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_without_memories_nothing_is_added(placement: Placement) -> None:
+def test_without_memories_nothing_is_added(placement):
     wrapped = ReuseMemory(FakeMemory(), placement=placement)
     assert asked(wrapped, "", None, system="Be brief.") == [SYSTEM, user("q?")]
     assert asked(wrapped, "", [user("Hi."), ANSWER]) == [user("Hi."), ANSWER, user("q?")]
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_system_message_that_was_sent_stays_and_new_memories_stand_before_the_question(
-    system: str | None,
-) -> None:
+def test_a_system_message_that_was_sent_stays_and_new_memories_stand_before_the_question(system):
     wrapped = ReuseMemory(FakeMemory(), placement="system", growth_limit=None)
     first = asked(wrapped, "ab", [], system=system)
     second = asked(wrapped, "bc", [*first, ANSWER], system=system)
@@ -81,7 +79,7 @@ def test_a_system_message_that_was_sent_stays_and_new_memories_stand_before_the_
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_laid_out_anew_memories_stand_in_the_wanted_place_alone(system: str | None) -> None:
+def test_laid_out_anew_memories_stand_in_the_wanted_place_alone(system):
     for placement in PLACEMENTS:
         wrapped = ReuseMemory(FakeMemory(), placement=placement)
         history: list[Any] = []
@@ -107,7 +105,7 @@ def test_laid_out_anew_memories_stand_in_the_wanted_place_alone(system: str | No
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_what_changed_is_quoted_in_every_place(placement: Placement) -> None:
+def test_what_changed_is_quoted_in_every_place(placement):
     old, new = "Alice lives in Porto, in the old town.", "Alice lives in Lisbon, by the river."
     wrapped = ReuseMemory(FakeMemory(), placement=placement)
     wrapped.memory.found = [memory("1", old)]
@@ -121,7 +119,7 @@ def test_what_changed_is_quoted_in_every_place(placement: Placement) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_faults_and_awaited_memories_keep_to_the_place(placement: Placement) -> None:
+async def test_faults_and_awaited_memories_keep_to_the_place(placement):
     plainly = asked(ReuseMemory(FakeMemory(), placement=placement), "ab", [], system="Be brief.")
     faulty = ReuseMemory(FakeMemory(), placement=placement, planner=FaultyPlanner())
     assert asked(faulty, "ab", [], system="Be brief.") == plainly
@@ -132,7 +130,7 @@ async def test_faults_and_awaited_memories_keep_to_the_place(placement: Placemen
     assert await awaited.messages("q?", history=[], system="Be brief.") == plainly
 
 
-def test_prompts_in_different_places_share_no_order() -> None:
+def test_prompts_in_different_places_share_no_order():
     planner = ReusePlanner()
     before = ReuseMemory(FakeMemory(), planner=planner)
     within = ReuseMemory(FakeMemory(), planner=planner, placement="system")
@@ -141,9 +139,9 @@ def test_prompts_in_different_places_share_no_order() -> None:
     assert asked(within, "bac", None)[0]["content"] == plain("cba")
 
 
-def test_another_place_is_refused() -> None:
+def test_another_place_is_refused():
     with pytest.raises(InvalidRequestError, match="there is no placement 'user'"):
-        ReuseMemory(FakeMemory(), placement="user")  # type: ignore[arg-type]
+        ReuseMemory(FakeMemory(), placement="user")
 
 
 @examples(60)
@@ -157,14 +155,14 @@ def test_another_place_is_refused() -> None:
     elsewhere=st.text("abcdefgh", max_size=8),
 )
 def test_every_found_memory_stands_in_the_prompt_once_and_nothing_else_changes(
-    placement: Placement,
-    turns: list[str],
-    system: str | None,
-    growth_limit: float | None,
-    named: bool,
-    labels: bool,
-    elsewhere: str,
-) -> None:
+    placement,
+    turns,
+    system,
+    growth_limit,
+    named,
+    labels,
+    elsewhere,
+):
     wrapped = ReuseMemory(
         FakeMemory(), placement=placement, growth_limit=growth_limit, labels=labels
     )
@@ -220,8 +218,8 @@ def third_turn(wrapped: ReuseMemory, first: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("conversation_id", [None, "c"])
 def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
-    placement: Placement, conversation_id: str | None
-) -> None:
+    placement, conversation_id
+):
     wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)
     known_elsewhere(wrapped)
     context = third_turn(wrapped, user("Hi.") | {"name": "alice"}, conversation_id=conversation_id)
@@ -252,7 +250,7 @@ def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_wi
 @pytest.mark.parametrize(
     "first", [user([{"type": "text", "text": "Hi."}]), {"role": "assistant", "content": "Hi."}]
 )
-def test_a_conversation_whose_first_message_is_no_text_of_the_user_keeps_it(first: Any) -> None:
+def test_a_conversation_whose_first_message_is_no_text_of_the_user_keeps_it(first):
     for placement in PLACEMENTS:
         wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)
         known_elsewhere(wrapped)
@@ -265,7 +263,7 @@ def test_a_conversation_whose_first_message_is_no_text_of_the_user_keeps_it(firs
         assert "e says" not in said
 
 
-def test_where_more_was_said_than_is_found_what_was_said_stays_in_front() -> None:
+def test_where_more_was_said_than_is_found_what_was_said_stays_in_front():
     wrapped = ReuseMemory(FakeMemory(), growth_limit=1.1)
     known_elsewhere(wrapped)
     first = user("Let me tell you a long story. " * 700)
@@ -276,9 +274,7 @@ def test_where_more_was_said_than_is_found_what_was_said_stays_in_front() -> Non
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("form", ["openai", "anthropic"])
-def test_parts_of_a_conversation_that_memories_open_say_what_its_messages_say(
-    placement: Placement, form: Any
-) -> None:
+def test_parts_of_a_conversation_that_memories_open_say_what_its_messages_say(placement, form):
     planner = ReusePlanner(cache="anthropic(minimum=1024)")
     wrapped = ReuseMemory(FakeMemory(), planner=planner, placement=placement, growth_limit=1.1)
     known_elsewhere(wrapped)

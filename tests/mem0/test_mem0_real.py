@@ -107,7 +107,7 @@ def assert_is_in_planned_order(planned: dict[str, Any], plain: dict[str, Any]) -
     assert json.loads(json.dumps(planned)) == planned
 
 
-def test_a_search_finds_what_the_unwrapped_memory_finds(memory: Any, found: Any) -> None:
+def test_a_search_finds_what_the_unwrapped_memory_finds(memory, found):
     results = found(memory.memory)
     reordered = 0
     for query in QUERIES:
@@ -123,7 +123,7 @@ def test_a_search_finds_what_the_unwrapped_memory_finds(memory: Any, found: Any)
     assert memory.faults == 0
 
 
-def test_get_all_is_the_unwrapped_memorys(memory: Any) -> None:
+def test_get_all_is_the_unwrapped_memorys(memory):
     for options in ({}, {"top_k": 2}, {"show_expired": True}):
         assert memory.get_all(filters=ALICE, **options) == memory.memory.get_all(
             filters=ALICE, **options
@@ -131,7 +131,7 @@ def test_get_all_is_the_unwrapped_memorys(memory: Any) -> None:
     assert len(memory.get_all(filters=ALICE, top_k=2)["results"]) == 2
 
 
-def test_signatures_and_errors_are_the_unwrapped_memorys(memory: Any) -> None:
+def test_signatures_and_errors_are_the_unwrapped_memorys(memory):
     for name in ("search", "get_all", "add", "update", "delete", "history"):
         own, foreign = getattr(memory, name), getattr(memory.memory, name)
         assert inspect.signature(own) == inspect.signature(foreign)
@@ -147,9 +147,7 @@ def test_signatures_and_errors_are_the_unwrapped_memorys(memory: Any) -> None:
     assert sorted(ids(planned)) == sorted(ids(plain)), "mem0 2.2 passes over it, so do we"
 
 
-def test_users_see_their_own_memories_and_nothing_of_anothers_order(
-    memory: Any, found: Any
-) -> None:
+def test_users_see_their_own_memories_and_nothing_of_anothers_order(memory, found):
     for query in QUERIES:
         memory.messages(query, filters=ALICE)
     results = found(memory.memory)
@@ -159,9 +157,7 @@ def test_users_see_their_own_memories_and_nothing_of_anothers_order(
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(
-    memory: Any, labels: bool
-) -> None:
+def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory, labels):
     memory = ReuseMemory(memory.memory, labels=labels)
     first = memory.messages(
         QUERIES[0], history=[], conversation_id="c", filters=ALICE, threshold=0.0
@@ -199,7 +195,7 @@ def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(
     assert memory.history(home)[-1]["new_memory"].startswith("Alice lives in Lisbon")
 
 
-def test_exact_duplicates_collapse_in_the_text_only(memory: Any) -> None:
+def test_exact_duplicates_collapse_in_the_text_only(memory):
     memory.add(FACTS[0] + LONG, user_id="alice", infer=False)
     found = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)["results"]
     assert len(found) == len(FACTS) + 1
@@ -209,13 +205,13 @@ def test_exact_duplicates_collapse_in_the_text_only(memory: Any) -> None:
     assert len(context.plan.blocks) == len(FACTS)
 
 
-def test_a_memory_found_for_nobody_is_no_context(memory: Any) -> None:
+def test_a_memory_found_for_nobody_is_no_context(memory):
     assert memory.messages(QUERIES[0], filters={"user_id": "carol"}) == [
         {"role": "user", "content": QUERIES[0]}
     ]
 
 
-def test_reset_and_everything_else_work_on_the_wrapped_memory(memory: Any) -> None:
+def test_reset_and_everything_else_work_on_the_wrapped_memory(memory):
     memory.delete_all(user_id="bob")
     assert memory.get_all(filters=BOB) == {"results": []}
     assert memory.get(id_of(memory, FACTS[0]))["memory"] == FACTS[0] + LONG
@@ -223,7 +219,7 @@ def test_reset_and_everything_else_work_on_the_wrapped_memory(memory: Any) -> No
     assert memory.faults == 0
 
 
-async def test_the_async_memory_does_the_same(async_memory: Any, found: Any) -> None:
+async def test_the_async_memory_does_the_same(async_memory, found):
     results = found(async_memory.memory)
     for query in QUERIES:
         planned = await async_memory.search(query, filters=ALICE)
@@ -245,7 +241,7 @@ async def test_the_async_memory_does_the_same(async_memory: Any, found: Any) -> 
     assert async_memory.faults == 0
 
 
-async def test_async_updates_and_deletes_are_seen(async_memory: Any) -> None:
+async def test_async_updates_and_deletes_are_seen(async_memory):
     first = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
     home = next(one for one in first["results"] if one["memory"].startswith("Alice lives"))
     tea = next(one for one in first["results"] if one["memory"].startswith("Alice likes green"))
@@ -257,7 +253,7 @@ async def test_async_updates_and_deletes_are_seen(async_memory: Any) -> None:
     assert tea["id"] not in json.dumps(second)
 
 
-async def test_many_awaited_searches_at_once_lose_nothing(async_memory: Any) -> None:
+async def test_many_awaited_searches_at_once_lose_nothing(async_memory):
     results = await asyncio.gather(
         *(async_memory.search(query, filters=ALICE, threshold=0.0) for query in QUERIES * 3)
     )

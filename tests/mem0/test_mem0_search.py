@@ -30,7 +30,7 @@ def planned_after(letters: str, *earlier: str, **options: Any) -> tuple[ReuseMem
     return wrapped, store
 
 
-def test_the_package_exports_these_names() -> None:
+def test_the_package_exports_these_names():
     assert sorted(mem0_ctxreuse.__all__) == [
         "AsyncReuseMemory",
         "AsyncSearchableMemory",
@@ -41,12 +41,12 @@ def test_the_package_exports_these_names() -> None:
     ]
 
 
-def test_importing_it_imports_no_mem0() -> None:
+def test_importing_it_imports_no_mem0():
     script = "import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def test_a_search_comes_in_planned_order_with_one_extra_key() -> None:
+def test_a_search_comes_in_planned_order_with_one_extra_key():
     wrapped, store = planned_after("dba", "abc")
     result = wrapped.search("q?")
     d, b, a = store.found
@@ -72,7 +72,7 @@ def test_a_search_comes_in_planned_order_with_one_extra_key() -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-async def test_an_awaited_search_returns_the_same() -> None:
+async def test_an_awaited_search_returns_the_same():
     store, async_store = FakeMemory(), AsyncFakeMemory()
     wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(async_store)
     for letters in ("abc", "dba", "", "cb"):
@@ -81,7 +81,7 @@ async def test_an_awaited_search_returns_the_same() -> None:
     assert async_store.calls == store.calls
 
 
-def test_a_callers_changes_do_not_reach_the_store() -> None:
+def test_a_callers_changes_do_not_reach_the_store():
     wrapped, store = planned_after("abc")
     store.found = [memory("1", "text", metadata={"tags": ["a"]})]
     result = wrapped.search("q?")
@@ -90,7 +90,7 @@ def test_a_callers_changes_do_not_reach_the_store() -> None:
     assert store.found == [memory("1", "text", metadata={"tags": ["a"]})]
 
 
-def test_what_else_a_result_holds_is_kept() -> None:
+def test_what_else_a_result_holds_is_kept():
     wrapped, _ = planned_after("")
     wrapped.memory.found = {"count": 1, "results": lettered("a"), "relations": [{"source": "a"}]}
     result = wrapped.search("q?")
@@ -103,7 +103,7 @@ def test_what_else_a_result_holds_is_kept() -> None:
     assert wrapped.memory.found["relations"] == [{"source": "a"}]
 
 
-def test_a_list_stays_a_list_in_planned_order() -> None:
+def test_a_list_stays_a_list_in_planned_order():
     store = ListMemory(lettered("abc"))
     wrapped = ReuseMemory(store)
     wrapped.search("q?", "alice")
@@ -113,7 +113,7 @@ def test_a_list_stays_a_list_in_planned_order() -> None:
     assert wrapped.search("q?", limit=2, user_id="bob") == [d, b]
 
 
-def test_arguments_reach_the_store_as_they_are() -> None:
+def test_arguments_reach_the_store_as_they_are():
     wrapped, store = planned_after("a")
     filters = {"user_id": "alice"}
     wrapped.search(query="q?", filters=filters, threshold=0.5, rerank=True, explain=True, limit=3)
@@ -131,7 +131,7 @@ def test_arguments_reach_the_store_as_they_are() -> None:
     assert store.calls[0]["filters"] is filters
 
 
-def test_every_memory_comes_back_duplicates_included() -> None:
+def test_every_memory_comes_back_duplicates_included():
     same = memory("1", "text", score=0.5)
     other_id = memory("2", "text", score=0.5)
     other_score = memory("1", "text", score=0.4)
@@ -147,7 +147,7 @@ def test_every_memory_comes_back_duplicates_included() -> None:
     ]
 
 
-def test_an_updated_memory_is_another_block() -> None:
+def test_an_updated_memory_is_another_block():
     wrapped, store = planned_after("abc", "abc")
     a, b, c = lettered("abc")
     changed = {**b, "memory": "b changed: " + "B" * 400}
@@ -157,7 +157,7 @@ def test_an_updated_memory_is_another_block() -> None:
     assert wrapped.search("q?")["results"] == [a, b, c]
 
 
-def test_ids_need_not_be_strings() -> None:
+def test_ids_need_not_be_strings():
     uuid = UUID("12345678123456781234567812345678")
     found = [memory(7, "seven"), memory(uuid, "a UUID"), {"memory": "without an id"}]
     result = ReuseMemory(FakeMemory(found)).search("q?")
@@ -167,7 +167,7 @@ def test_ids_need_not_be_strings() -> None:
     assert json.loads(json.dumps(result["ctxreuse"])) == result["ctxreuse"]
 
 
-def test_a_search_behind_a_history_leaves_nothing_out() -> None:
+def test_a_search_behind_a_history_leaves_nothing_out():
     wrapped, _ = planned_after("ab", labels=True)
     with request_context(tenant="t", conversation_id="c", history=[]):
         first = wrapped.context("q?")
@@ -188,9 +188,7 @@ def test_a_search_behind_a_history_leaves_nothing_out() -> None:
         {"message": "accepted"},
     ],
 )
-def test_what_cannot_be_planned_comes_back_as_it_is(
-    found: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_planned_comes_back_as_it_is(found, caplog):
     wrapped = ReuseMemory(FakeMemory(found))
     before = copy.deepcopy(found)
     with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -202,7 +200,7 @@ def test_what_cannot_be_planned_comes_back_as_it_is(
     assert "memories go through as retrieved" in caplog.text
 
 
-def test_an_error_of_the_memory_is_the_callers() -> None:
+def test_an_error_of_the_memory_is_the_callers():
     class Broken:
         def search(self, query: str) -> Any:
             raise ConnectionError("the store is down")
@@ -214,7 +212,7 @@ def test_an_error_of_the_memory_is_the_callers() -> None:
     assert wrapped.faults == 0
 
 
-def test_a_search_looks_as_the_wrapped_memorys() -> None:
+def test_a_search_looks_as_the_wrapped_memorys():
     store, async_store = FakeMemory(), AsyncFakeMemory()
     wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(async_store)
     assert inspect.signature(wrapped.search) == inspect.signature(store.search)
@@ -227,7 +225,7 @@ def test_a_search_looks_as_the_wrapped_memorys() -> None:
     assert list(inspect.signature(ReuseMemory.search).parameters)[:2] == ["self", "query"]
 
 
-def test_everything_else_passes_through() -> None:
+def test_everything_else_passes_through():
     class Store(FakeMemory):
         limit = 3
 
@@ -253,7 +251,7 @@ def test_everything_else_passes_through() -> None:
     assert (wrapped.search, callable(store.search)) == ("another", True)
 
 
-def test_a_wrapper_may_be_copied() -> None:
+def test_a_wrapper_may_be_copied():
     class Store(FakeMemory):
         def __deepcopy__(self, memo: Any) -> Store:
             raise AssertionError("the wrapper was asked for")
@@ -265,7 +263,7 @@ def test_a_wrapper_may_be_copied() -> None:
         _ = ReuseMemory.__new__(ReuseMemory).limit
 
 
-def test_a_with_block_is_the_memorys() -> None:
+def test_a_with_block_is_the_memorys():
     class Store(FakeMemory):
         closed = False
 
@@ -285,7 +283,7 @@ def test_a_with_block_is_the_memorys() -> None:
         ReuseMemory(FakeMemory()).__enter__()
 
 
-async def test_an_async_with_block_is_the_memorys() -> None:
+async def test_an_async_with_block_is_the_memorys():
     class Store(AsyncFakeMemory):
         closed = False
 
@@ -305,7 +303,7 @@ async def test_an_async_with_block_is_the_memorys() -> None:
         await AsyncReuseMemory(AsyncFakeMemory()).__aenter__()
 
 
-def test_a_subclass_may_extend_the_search() -> None:
+def test_a_subclass_may_extend_the_search():
     class Few(ReuseMemory):
         def __init__(self, store: FakeMemory) -> None:
             self.searches = 0
@@ -329,21 +327,21 @@ def test_a_subclass_may_extend_the_search() -> None:
         (ReuseMemory(FakeMemory()), "memory is a ReuseMemory already"),
     ],
 )
-def test_what_is_no_memory_is_refused(not_a_memory: Any, named: str) -> None:
+def test_what_is_no_memory_is_refused(not_a_memory, named):
     for kind in (ReuseMemory, AsyncReuseMemory):
         with pytest.raises(InvalidRequestError, match=named) as raised:
             kind(not_a_memory)
         assert "secret" not in str(raised.value)
 
 
-def test_sync_and_async_memories_are_not_mixed_up() -> None:
+def test_sync_and_async_memories_are_not_mixed_up():
     with pytest.raises(InvalidRequestError, match="AsyncFakeMemory is awaited; use AsyncReuseMem"):
         ReuseMemory(AsyncFakeMemory())
     with pytest.raises(InvalidRequestError, match="FakeMemory cannot be awaited; use ReuseMemory"):
         AsyncReuseMemory(FakeMemory())
 
 
-async def test_mocks_may_be_wrapped() -> None:
+async def test_mocks_may_be_wrapped():
     mock = MagicMock()
     mock.search.return_value = {"results": lettered("a")}
     assert ReuseMemory(mock).search("q?", filters={})["results"] == lettered("a")
@@ -353,24 +351,24 @@ async def test_mocks_may_be_wrapped() -> None:
     assert await AsyncReuseMemory(awaited).search("q?") == lettered("b")
 
 
-def test_wrong_arguments_are_refused_at_construction() -> None:
+def test_wrong_arguments_are_refused_at_construction():
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
-        ReuseMemory(FakeMemory(), planner=3)  # type: ignore[arg-type]
+        ReuseMemory(FakeMemory(), planner=3)
     with pytest.raises(InvalidRequestError, match="tenant must be a string, not 3"):
-        ReuseMemory(FakeMemory(), tenant=3)  # type: ignore[arg-type]
+        ReuseMemory(FakeMemory(), tenant=3)
     planner = ReusePlanner()
     assert ReuseMemory(FakeMemory(), planner=planner).planner is planner
 
 
-def test_without_a_planner_each_wrapper_makes_its_own() -> None:
+def test_without_a_planner_each_wrapper_makes_its_own():
     wrappers = [ReuseMemory(FakeMemory()), ReuseMemory(FakeMemory(), planner=None)]
-    wrappers.append(AsyncReuseMemory(AsyncFakeMemory(), planner=None))  # type: ignore[arg-type]
+    wrappers.append(AsyncReuseMemory(AsyncFakeMemory(), planner=None))
     planners = [wrapper.planner for wrapper in wrappers]
     assert all(isinstance(planner, ReusePlanner) for planner in planners)
     assert len(set(map(id, planners))) == 3
 
 
-def test_a_patch_of_a_wrapped_method_ends_where_it_should() -> None:
+def test_a_patch_of_a_wrapped_method_ends_where_it_should():
     class Store(FakeMemory):
         def update(self) -> str:
             return "updated"
@@ -391,7 +389,7 @@ def test_a_patch_of_a_wrapped_method_ends_where_it_should() -> None:
     assert [one["id"] for one in wrapped.search("q?")["results"]] == ["id-a"]
 
 
-def test_an_attribute_that_is_nowhere_cannot_be_deleted() -> None:
+def test_an_attribute_that_is_nowhere_cannot_be_deleted():
     wrapped, _ = planned_after("a")
     with pytest.raises(AttributeError, match="nowhere"):
         del wrapped.nowhere

@@ -32,11 +32,11 @@ ALICE = {"user_id": "alice"}
         {"user_id": "alice", 3: "a key that is no string"},
     ],
 )
-def test_a_users_store_is_one_tenant_however_it_is_filtered(filters: dict[str, Any]) -> None:
+def test_a_users_store_is_one_tenant_however_it_is_filtered(filters):
     assert tenant_of(filters) == tenant_of(user_id="alice") == tenant_of(ALICE)
 
 
-def test_other_stores_are_other_tenants() -> None:
+def test_other_stores_are_other_tenants():
     stores: list[dict[str, Any]] = [
         ALICE,
         {"user_id": "bob"},
@@ -58,29 +58,29 @@ def test_other_stores_are_other_tenants() -> None:
     assert len({tenant_of(filters) for filters in stores}) == len(stores)
 
 
-def test_who_is_left_out_counts_wherever_it_stands() -> None:
+def test_who_is_left_out_counts_wherever_it_stands():
     nobodys = tenant_of({"NOT": [{"user_id": "alice"}]})
     assert tenant_of({"NOT": [{"AND": [{"user_id": "alice"}]}]}) == nobodys
     assert tenant_of({"AND": [{"NOT": {"user_id": "alice"}}]}) == nobodys
 
 
-def test_a_number_is_the_same_id_as_its_digits() -> None:
+def test_a_number_is_the_same_id_as_its_digits():
     assert tenant_of({"user_id": 7}) == tenant_of({"user_id": "7"})
 
 
-def test_nobody_named_is_the_default_tenant() -> None:
+def test_nobody_named_is_the_default_tenant():
     nobodys: list[Any] = [None, {}, {"category": "food"}, {"AND": []}, {"metadata": ALICE}]
     for filters in nobodys:
         assert tenant_of(filters) == ""
 
 
-def test_a_tenant_is_a_valid_cache_salt_and_the_same_everywhere() -> None:
+def test_a_tenant_is_a_valid_cache_salt_and_the_same_everywhere():
     tenant = tenant_of({"user_id": "alice@example.com/\\\0 é"})
     assert re.fullmatch(r"mem0-[0-9a-f]{32}", tenant)
     assert tenant_of(ALICE) == "mem0-089b962ff8b7b31c248f780274b2741a"
 
 
-def test_the_rule_is_the_one_that_all_integrations_share() -> None:
+def test_the_rule_is_the_one_that_all_integrations_share():
     assert tenant_of is memories.tenant_of
 
 
@@ -122,8 +122,8 @@ def _results(result: Any) -> Any:
     ],
 )
 def test_one_users_order_says_nothing_of_anothers_searches(
-    store: Any, args: Any, kwargs: Any, other_args: Any, other_kwargs: Any
-) -> None:
+    store, args, kwargs, other_args, other_kwargs
+):
     wrapped = ReuseMemory(store(lettered("abc")))
     wrapped.search("q?", *args, **kwargs)
     assert not other_order(wrapped, *other_args, **other_kwargs)
@@ -131,7 +131,7 @@ def test_one_users_order_says_nothing_of_anothers_searches(
     assert wrapped.faults == 0
 
 
-async def test_awaited_searches_keep_users_apart_too() -> None:
+async def test_awaited_searches_keep_users_apart_too():
     wrapped = AsyncReuseMemory(AsyncFakeMemory(lettered("abc")))
     await wrapped.search("q?", filters=ALICE)
     wrapped.memory.found = lettered("dcb")
@@ -141,7 +141,7 @@ async def test_awaited_searches_keep_users_apart_too() -> None:
     assert alices["results"] != lettered("dcb")
 
 
-def test_messages_and_contexts_keep_users_apart_too() -> None:
+def test_messages_and_contexts_keep_users_apart_too():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")), annotate=True)
     wrapped.messages("q?", filters=ALICE)
     wrapped.memory.found = lettered("dcb")
@@ -149,7 +149,7 @@ def test_messages_and_contexts_keep_users_apart_too() -> None:
     assert wrapped.context("q?", filters=ALICE).annotation is not None
 
 
-def test_a_tenant_given_to_the_wrapper_joins_its_users() -> None:
+def test_a_tenant_given_to_the_wrapper_joins_its_users():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")), tenant="acme")
     wrapped.search("q?", filters=ALICE)
     with request_context(tenant="other"):
@@ -157,7 +157,7 @@ def test_a_tenant_given_to_the_wrapper_joins_its_users() -> None:
     assert other_order(wrapped, filters={"user_id": "bob"})
 
 
-def test_a_tenant_of_the_surroundings_joins_users() -> None:
+def test_a_tenant_of_the_surroundings_joins_users():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")))
     with request_context(tenant="acme"):
         wrapped.search("q?", filters=ALICE)
@@ -166,14 +166,14 @@ def test_a_tenant_of_the_surroundings_joins_users() -> None:
         assert other_order(wrapped, filters={"user_id": "bob"})
 
 
-def test_the_derived_tenant_is_the_plans() -> None:
+def test_the_derived_tenant_is_the_plans():
     wrapped = ReuseMemory(FakeMemory(lettered("a")))
     plan = wrapped.context("q?", filters=ALICE).plan
     assert plan is not None
     assert plan.request.tenant == tenant_of(ALICE)
 
 
-def test_filters_that_make_no_sense_plan_nothing() -> None:
+def test_filters_that_make_no_sense_plan_nothing():
     endless: dict[str, Any] = {}
     endless["AND"] = [endless]
     wrapped = ReuseMemory(FakeMemory(lettered("abc")))

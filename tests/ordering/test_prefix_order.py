@@ -18,42 +18,42 @@ def order(*words: str) -> list[str]:
     return [words[position] for position in positions]
 
 
-def test_prompts_with_a_common_beginning_follow_each_other() -> None:
+def test_prompts_with_a_common_beginning_follow_each_other():
     assert order("ab", "xy", "ac", "xz", "q") == ["ab", "ac", "xy", "xz", "q"]
 
 
-def test_larger_groups_go_first() -> None:
+def test_larger_groups_go_first():
     assert order("q", "xa", "ab", "xc", "ac", "ad") == ["ab", "ac", "ad", "xa", "xc", "q"]
 
 
-def test_groups_inside_groups_stay_together() -> None:
+def test_groups_inside_groups_stay_together():
     assert order("abcx", "abdx", "abcy", "abdy") == ["abcx", "abcy", "abdx", "abdy"]
 
 
-def test_prompts_that_share_nothing_keep_the_order_of_arrival() -> None:
+def test_prompts_that_share_nothing_keep_the_order_of_arrival():
     assert order("c", "a", "b") == ["c", "a", "b"]
 
 
-def test_less_than_a_grain_in_common_does_not_count() -> None:
+def test_less_than_a_grain_in_common_does_not_count():
     prompts = ["x" * (GRAIN - 1) + "b", "y", "x" * (GRAIN - 1) + "a"]
     assert prefix_order(prompts) == [0, 1, 2]
 
 
-def test_a_prompt_goes_before_the_one_that_continues_it() -> None:
+def test_a_prompt_goes_before_the_one_that_continues_it():
     assert order("abc", "ab", "abd") == ["ab", "abc", "abd"]
 
 
-def test_equal_prompts_keep_the_order_of_arrival() -> None:
+def test_equal_prompts_keep_the_order_of_arrival():
     assert prefix_order([grains("ab"), grains("c"), grains("ab"), grains("ab")]) == [0, 2, 3, 1]
 
 
-def test_none_and_one_are_legal() -> None:
+def test_none_and_one_are_legal():
     assert prefix_order([]) == []
     assert prefix_order(["x"]) == [0]
     assert prefix_order(["", "", ""]) == [0, 1, 2]
 
 
-def test_thousands_that_continue_each_other_are_ordered() -> None:
+def test_thousands_that_continue_each_other_are_ordered():
     prompts = ["x" * GRAIN * length for length in range(3000, 0, -1)]
     assert prefix_order(prompts) == list(range(2999, -1, -1))
 
@@ -62,12 +62,12 @@ words = st.lists(st.text(alphabet="ab", max_size=6), max_size=20)
 
 
 @given(words)
-def test_the_order_is_a_permutation(some: list[str]) -> None:
+def test_the_order_is_a_permutation(some):
     assert sorted(prefix_order([grains(word) for word in some])) == list(range(len(some)))
 
 
 @given(words, st.integers(min_value=1, max_value=4))
-def test_all_prompts_with_the_same_beginning_are_neighbours(some: list[str], length: int) -> None:
+def test_all_prompts_with_the_same_beginning_are_neighbours(some, length):
     positions = prefix_order([grains(word) for word in some])
     beginnings = [some[position][:length] for position in positions]
     whole = [beginning for beginning, _ in groupby(beginnings) if len(beginning) == length]
@@ -75,6 +75,6 @@ def test_all_prompts_with_the_same_beginning_are_neighbours(some: list[str], len
 
 
 @given(words)
-def test_the_order_depends_on_the_prompts_alone(some: list[str]) -> None:
+def test_the_order_depends_on_the_prompts_alone(some):
     prompts = [grains(word) for word in some]
     assert prefix_order(prompts) == prefix_order(list(prompts))

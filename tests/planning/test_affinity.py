@@ -15,11 +15,11 @@ def block(name: str | int) -> ContextBlock:
 
 
 def key(*names: str | int, secret: str = "", **request: object) -> str:
-    given = ContextRequest([block(name) for name in names], **request)  # type: ignore[arg-type]
+    given = ContextRequest([block(name) for name in names], **request)
     return ReusePlanner().plan(given, "none").affinity_id(secret)
 
 
-def test_requests_that_begin_alike_have_the_same_id_and_no_others() -> None:
+def test_requests_that_begin_alike_have_the_same_id_and_no_others():
     assert key("a", "b") == key("a", "c")
     ids = {
         key("a"), key("b"), key(1), key("1"), key("a", tenant="t"), key("a", secret="s"),
@@ -29,14 +29,14 @@ def test_requests_that_begin_alike_have_the_same_id_and_no_others() -> None:
     assert all(len(one) == 32 and int(one, 16) >= 0 for one in ids)
 
 
-def test_later_turns_belong_where_the_first_turn_was() -> None:
+def test_later_turns_belong_where_the_first_turn_was():
     chat = ReusePlanner(labels=True).conversation("c1")
     first = chat.plan([block("a")], "one?").affinity_id()
     chat.record("Yes.")
     assert chat.plan([block("b")], "two?").affinity_id() == first == key("a")
 
 
-def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation() -> None:
+def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation():
     planner = ReusePlanner()
     ids = set()
     for name in ("c1", "c2"):
@@ -48,7 +48,7 @@ def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation() -> Non
     assert len(ids) == 2
 
 
-def test_a_system_text_that_is_kept_on_its_own_leads_its_group() -> None:
+def test_a_system_text_that_is_kept_on_its_own_leads_its_group():
     planner = ReusePlanner(cache="openai")
     plans = [
         replace(planner.plan(ContextRequest([block(name)], system="S"), "none"), marks=(0,))
@@ -60,7 +60,7 @@ def test_a_system_text_that_is_kept_on_its_own_leads_its_group() -> None:
     assert len(many) == 2
 
 
-def test_a_group_that_is_asked_for_too_often_is_divided_by_its_next_blocks() -> None:
+def test_a_group_that_is_asked_for_too_often_is_divided_by_its_next_blocks():
     planner = ReusePlanner(cache="openai")
 
     def asked(second: str, now: float | None) -> str:
@@ -77,7 +77,7 @@ def test_a_group_that_is_asked_for_too_often_is_divided_by_its_next_blocks() -> 
 
 
 @pytest.mark.parametrize(("count", "shards"), [(15, 1), (16, 2), (31, 4), (60, 4), (61, 8)])
-def test_shards_are_as_many_as_the_rate_needs(count: int, shards: int) -> None:
+def test_shards_are_as_many_as_the_rate_needs(count, shards):
     rates = GroupRates(15)
     assert [rates.shards(("g",), 0.0) for _ in range(count)][-1] == shards
     assert rates.shards(("other",), 0.0) == 1

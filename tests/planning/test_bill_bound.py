@@ -84,9 +84,7 @@ REPEATED = [("ab", False, "none")] * 2 + [("cd", False, "none")] * 2 + [("ef", F
     profile(1.25, 0.1, 35),
     10,
 )
-def test_no_traffic_makes_marks_cost_more_than_the_bound(
-    asked: list[tuple[str, bool, str]], cache: CacheProfile, gap: float
-) -> None:
+def test_no_traffic_makes_marks_cost_more_than_the_bound(asked, cache, gap):
     bills, tokens = billed(asked, cache, gap)
     for end in range(1, len(bills) + 1):  # at any time, not only in the end
         advance = 2 * (cache.write_factor - 1) * max(tokens[:end])
@@ -94,7 +92,7 @@ def test_no_traffic_makes_marks_cost_more_than_the_bound(
         assert sum(bills[:end]) <= uncached * (1 + 1 / 4_096) + advance + 1e-6
 
 
-def test_what_always_comes_twice_is_soon_written_the_first_time() -> None:
+def test_what_always_comes_twice_is_soon_written_the_first_time():
     cache = profile(1.25, 0.1, 35)
     contexts = [f"{one}{other}" for one, other in pairwise("abcdefgh")]
     asked = [(one, False, "none") for _ in range(20) for one in contexts for _ in range(2)]
@@ -102,14 +100,14 @@ def test_what_always_comes_twice_is_soon_written_the_first_time() -> None:
     assert sum(bills[-100:]) < 0.7 * sum(tokens[-100:])
 
 
-def test_what_never_comes_again_is_never_written() -> None:
+def test_what_never_comes_again_is_never_written():
     planner = ReusePlanner(cache="openai")
     for number in range(60):
         blocks = [ContextBlock(text=f"{number}-{one}", tokens=700) for one in range(4)]
         assert planner.plan(ContextRequest(blocks)).marks == ()
 
 
-def test_writing_begins_once_repeats_have_shown_what_it_would_save() -> None:
+def test_writing_begins_once_repeats_have_shown_what_it_would_save():
     planner = ReusePlanner(cache="openai")
     for number in range(40):  # by now nothing is written without proof
         planner.plan(ContextRequest([ContextBlock(text=f"{number}", tokens=2_000)]))

@@ -52,8 +52,8 @@ texts = st.text(alphabet="ab \n\t\u00a0\ud800", max_size=6)
     st.sampled_from(["before_question", "after_question"]),
 )
 def test_parts_add_up_to_the_content_and_none_is_blank(
-    blocks: list[str], query: str, marks: list[int], labels: bool, separator: str, position: Any
-) -> None:
+    blocks, query, marks, labels, separator, position
+):
     templates = Templates(separator=separator, order_position=position)
     planner = ReusePlanner(labels=labels, templates=templates)
     planner.plan(ContextRequest(blocks[::-1]))
@@ -73,8 +73,8 @@ def test_parts_add_up_to_the_content_and_none_is_blank(
 
 @given(st.lists(texts, min_size=1, max_size=6), st.lists(texts, max_size=3), texts, texts)
 def test_prompts_that_begin_with_the_same_blocks_begin_with_the_same_parts(
-    shared: list[str], more: list[str], query: str, other: str
-) -> None:
+    shared, more, query, other
+):
     shared = [*shared, "end"]  # a blank block's part depends on the one behind it
     ids = range(len(shared) + len(more))
     blocks = [ContextBlock(id=n, text=one) for n, one in zip(ids, [*shared, *more], strict=True)]
@@ -84,12 +84,12 @@ def test_prompts_that_begin_with_the_same_blocks_begin_with_the_same_parts(
     assert len(alike) >= sum(bool(text.strip()) for text in shared)
 
 
-def test_a_mark_on_a_blank_part_moves_to_the_part_before_it() -> None:
+def test_a_mark_on_a_blank_part_moves_to_the_part_before_it():
     parts = [ContentPart("a"), ContentPart("\n", is_marked=True), ContentPart("b")]
     assert without_blank_parts(parts) == [ContentPart("a", is_marked=True), ContentPart("\nb")]
 
 
-def test_marks_stand_behind_blocks_and_behind_the_system_text() -> None:
+def test_marks_stand_behind_blocks_and_behind_the_system_text():
     plan = planned(["one", "two", "three"], marks=(0, 2), system="Be brief.")
     assert plan.messages() == [
         {"role": "system", "content": "Be brief."},
@@ -142,7 +142,7 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text() -> None:
     assert hour.messages(parts=True)[0]["content"] == [text("Be brief.", **mark)]
 
 
-def test_blocks_become_search_results_that_answers_cite() -> None:
+def test_blocks_become_search_results_that_answers_cite():
     blocks = [ContextBlock(id="d1", text="one"), ContextBlock(id=2, text="two")]
     plan = planned(blocks, marks=(1,))
     [message] = plan.messages(parts=True, form="anthropic", citations=True)
@@ -166,7 +166,7 @@ def test_blocks_become_search_results_that_answers_cite() -> None:
     "options",
     [{"form": "anthropic"}, {"parts": True, "form": "gemini"}, {"parts": True, "citations": True}],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
+def test_options_that_do_not_go_together_are_refused(options):
     with pytest.raises(InvalidRequestError):
         planned(["one"]).messages(**options)
 
@@ -193,7 +193,7 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def test_what_a_history_says_is_kept_in_every_form() -> None:
+def test_what_a_history_says_is_kept_in_every_form():
     plan = planned(["one"], history=HISTORY)
     assert plan.messages()[:4] == HISTORY
     assert plan.messages(parts=True)[:4] == HISTORY
@@ -254,7 +254,7 @@ def marks_of(body: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("users", range(7))
-def test_a_fifth_mark_never_leaves_us(users: int, once: pytest.LogCaptureFixture) -> None:
+def test_a_fifth_mark_never_leaves_us(users, once):
     history = [
         {"role": "user", "content": [text(f"user {n}", **EPHEMERAL) for n in range(users)]},
         {"role": "assistant", "content": "Yes."},
@@ -272,7 +272,7 @@ def test_a_fifth_mark_never_leaves_us(users: int, once: pytest.LogCaptureFixture
     assert len(once.records) == (users > 2)
 
 
-def test_marks_on_tools_count_too() -> None:
+def test_marks_on_tools_count_too():
     plan = replace(planned(["one", "two"], marks=(1, 2)), cache=ANTHROPIC)
     tools = [{"name": f"t{n}", "input_schema": {}, **EPHEMERAL} for n in range(3)]
     assert marks_of(plan.body("anthropic", tools=tools)) == ["\n\ntwo"]
@@ -282,9 +282,7 @@ def test_marks_on_tools_count_too() -> None:
     ("ours", "before", "sent"),
     [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")],
 )
-def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(
-    ours: str, before: str, sent: str | None
-) -> None:
+def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(ours, before, sent):
     mark = {"cache_control": {"type": "ephemeral", "ttl": before}}
     history = [
         {"role": "user", "content": [text("first", **mark)]},
@@ -299,7 +297,7 @@ def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(
 LONG = ["alpha " * 600, "beta " * 600, "gamma " * 600]
 
 
-def test_the_sdks_read_what_a_plan_before_has_written() -> None:
+def test_the_sdks_read_what_a_plan_before_has_written():
     one = planned(LONG, "Which one?", marks=(2,), system="Be brief.")
     two = planned([*LONG[:2], "else " * 600], "Which other?", marks=(2,), system="Be brief.")
     shared = count_tokens("Be brief.") + 1_200
@@ -321,7 +319,7 @@ def test_the_sdks_read_what_a_plan_before_has_written() -> None:
 
 
 @pytest.mark.parametrize("form", ["openai", "anthropic"])
-def test_each_turn_of_a_conversation_reads_the_turn_before(form: Any) -> None:
+def test_each_turn_of_a_conversation_reads_the_turn_before(form):
     profile = OPENAI if form == "openai" else ANTHROPIC
     planner = ReusePlanner()
     chat = planner.conversation("c1", system="Be brief.")

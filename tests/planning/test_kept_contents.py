@@ -42,7 +42,7 @@ histories = conversations().map(lambda found: [one for one in found[:-1] if one.
 
 @given(histories, st.sampled_from(["openai", "anthropic", "vllm"]), st.booleans())
 @examples(150)
-def test_histories_are_kept_in_plans(history: list[Message], cache: str, is_named: bool) -> None:
+def test_histories_are_kept_in_plans(history, cache, is_named):
     planner = ReusePlanner(cache=cache)
     for number in range(3):
         request = ContextRequest(
@@ -59,7 +59,7 @@ def test_histories_are_kept_in_plans(history: list[Message], cache: str, is_name
 
 @given(histories, st.sampled_from(["openai", "anthropic"]))
 @examples(25)
-def test_histories_are_kept_in_what_the_client_sends(history: list[Message], cache: str) -> None:
+def test_histories_are_kept_in_what_the_client_sends(history, cache):
     bodies: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -127,7 +127,7 @@ def test_a_prompt_shorter_than_the_minimum_is_left_as_it_is():
 
 
 @pytest.mark.parametrize("cache", ["gemini", "openai-before-5.6", "openai", "anthropic"])
-def test_what_is_shorter_than_any_minimum_is_no_reason_to_move_anything(cache: str):
+def test_what_is_shorter_than_any_minimum_is_no_reason_to_move_anything(cache):
     texts = {name: f"{name} is a long river. " * 30 for name in ("Seine", "Loire", "Po")}
     contexts = [("Seine", "Loire"), ("Po", "Loire", "Seine"), ("Loire", "Seine"), ("Po", "Seine")]
     requests = [ContextRequest([texts[name] for name in names], "Which?") for names in contexts]

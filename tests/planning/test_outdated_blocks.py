@@ -21,7 +21,7 @@ PIN = ContextBlock(id="pin", text="The PIN is 4711.")
 CATS = ContextBlock(id="cats", text="Alice has two cats.")
 
 
-def test_a_changed_block_is_said_to_replace_the_one_before() -> None:
+def test_a_changed_block_is_said_to_replace_the_one_before():
     chat = ReusePlanner().conversation("c")
     chat.plan([PORTO, CATS], query="Where?")
     chat.record("In Porto.")
@@ -38,7 +38,7 @@ def test_a_changed_block_is_said_to_replace_the_one_before() -> None:
     ), "what the history says already is not said again"
 
 
-def test_a_deleted_block_is_said_to_hold_no_longer_once() -> None:
+def test_a_deleted_block_is_said_to_hold_no_longer_once():
     chat = ReusePlanner().conversation("c")
     chat.plan([PIN, CATS])
     chat.record("Noted.")
@@ -48,7 +48,7 @@ def test_a_deleted_block_is_said_to_hold_no_longer_once() -> None:
     assert "no longer" not in chat.plan([CATS], query="On.", outdated=[PIN]).content
 
 
-def test_a_block_that_is_as_it_was_before_a_change_is_sent_anew() -> None:
+def test_a_block_that_is_as_it_was_before_a_change_is_sent_anew():
     chat = ReusePlanner().conversation("c")
     for now, before in ((PORTO, []), (LISBON, [PORTO]), (PORTO, [LISBON])):
         plan = chat.plan([now], outdated=before)
@@ -58,7 +58,7 @@ def test_a_block_that_is_as_it_was_before_a_change_is_sent_anew() -> None:
     assert "[Doc_3]" in chat.plan([PORTO], outdated=[LISBON]).content
 
 
-def test_what_no_message_shows_is_not_spoken_of() -> None:
+def test_what_no_message_shows_is_not_spoken_of():
     plan = ReusePlanner().plan(ContextRequest([CATS], outdated=[PIN]))
     assert plan.content == "[Doc_1] Alice has two cats."
     chat = ReusePlanner().conversation("c")
@@ -68,7 +68,7 @@ def test_what_no_message_shows_is_not_spoken_of() -> None:
     assert "no longer" not in chat.plan([CATS], outdated=[PIN]).content
 
 
-def test_a_block_that_no_longer_held_and_holds_again_is_sent_again() -> None:
+def test_a_block_that_no_longer_held_and_holds_again_is_sent_again():
     chat = ReusePlanner().conversation("c")
     chat.plan([PIN, CATS])
     chat.record("Noted.")
@@ -79,7 +79,7 @@ def test_a_block_that_no_longer_held_and_holds_again_is_sent_again() -> None:
     assert plan.references == (CATS.id,)
 
 
-def test_shown_blocks_are_those_that_really_stand_there() -> None:
+def test_shown_blocks_are_those_that_really_stand_there():
     planner = ReusePlanner()
     chat = planner.conversation("c")
     first = chat.plan([PIN, CATS])
@@ -88,10 +88,10 @@ def test_shown_blocks_are_those_that_really_stand_there() -> None:
     assert planner.shown_blocks(request) == {"[Doc_1]": PIN}
     assert planner.shown_blocks(ContextRequest((), history=history, tenant="t")) == {}
     with pytest.raises(InvalidRequestError):
-        planner.shown_blocks("c")  # type: ignore[arg-type]
+        planner.shown_blocks("c")
 
 
-def test_a_forgotten_block_leaves_the_history() -> None:
+def test_a_forgotten_block_leaves_the_history():
     planner = ReusePlanner()
     chat = planner.conversation("c", "t", "Be brief.")
     chat.plan([PIN, CATS], query="Which?")
@@ -107,7 +107,7 @@ def test_a_forgotten_block_leaves_the_history() -> None:
     assert [block.id for block in plan.blocks] == ["pin"], "it stands nowhere any more"
 
 
-def test_multi_part_messages_are_cleaned_and_the_given_ones_stay() -> None:
+def test_multi_part_messages_are_cleaned_and_the_given_ones_stay():
     planner = ReusePlanner()
     chat = planner.conversation("c")
     text = chat.plan([PIN, CATS]).content
@@ -120,7 +120,7 @@ def test_multi_part_messages_are_cleaned_and_the_given_ones_stay() -> None:
         planner.without_blocks(given_messages, "pin", "c")
 
 
-def test_a_history_that_takes_too_much_work_is_not_called_clean() -> None:
+def test_a_history_that_takes_too_much_work_is_not_called_clean():
     planner = ReusePlanner()
     chat = planner.conversation("c")
     text = "x" * 100_000
@@ -136,7 +136,7 @@ def test_a_history_that_takes_too_much_work_is_not_called_clean() -> None:
         planner.without_blocks(one_letter, ["pin"], "d")
 
 
-def test_shadow_mode_says_nothing() -> None:
+def test_shadow_mode_says_nothing():
     chat = ReusePlanner(mode="shadow").conversation("c")
     chat.plan([PORTO])
     chat.record("Yes.")
@@ -150,9 +150,7 @@ versions = st.dictionaries(st.integers(0, 3), st.integers(0, 2), max_size=4)
 @examples(60)
 @example([{0: 0}, {}, {0: 0}], False)
 @given(st.lists(versions, min_size=1, max_size=6), st.booleans())
-def test_the_last_word_on_each_block_is_what_the_store_says(
-    stores: list[dict[int, int]], words_are_own: bool
-) -> None:
+def test_the_last_word_on_each_block_is_what_the_store_says(stores, words_are_own):
     own = Templates(replaced="<{label}> instead of <{old}>!", withdrawn="Ignore {old}.")
     planner = ReusePlanner(templates=own if words_are_own else Templates())
     chat = planner.conversation("c")

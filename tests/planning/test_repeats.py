@@ -28,14 +28,14 @@ def with_two_orders(again: str, **fields: str) -> ReusePlanner:
     return planner
 
 
-def test_a_context_keeps_its_order_though_more_requests_share_another_one() -> None:
+def test_a_context_keeps_its_order_though_more_requests_share_another_one():
     planner = with_two_orders("yz")
     assert order(planner.plan(big_request("ab"))) == "ab"
     assert order(planner.plan(big_request("ba"))) == "ba"
     assert order(planner.plan(big_request("abx"))) == "bax"
 
 
-def test_it_is_the_order_in_which_it_was_sent_last() -> None:
+def test_it_is_the_order_in_which_it_was_sent_last():
     planner = with_two_orders("yz")
     assert order(planner.plan(big_request("abx"))) == "bax"
     planner.plan(big_request("abx"), "none")
@@ -43,18 +43,18 @@ def test_it_is_the_order_in_which_it_was_sent_last() -> None:
     assert order(planner.plan(big_request("abx"))) == "abx"
 
 
-def test_a_preview_shows_the_order_that_is_kept() -> None:
+def test_a_preview_shows_the_order_that_is_kept():
     planner = with_two_orders("yz")
     assert order(planner.preview(big_request("ab"))) == "ab"
 
 
-def test_a_batch_keeps_the_orders_of_what_was_sent_before() -> None:
+def test_a_batch_keeps_the_orders_of_what_was_sent_before():
     planner = with_two_orders("yz")
     plans = planner.plan_batch([big_request(one) for one in ("ab", "ba", "yz")]).in_input_order()
     assert [order(plan) for plan in plans] == ["ab", "ba", "yz"]
 
 
-def test_what_was_sent_in_a_batch_is_sent_so_again() -> None:
+def test_what_was_sent_in_a_batch_is_sent_so_again():
     planner = ReusePlanner()
     requests = [big_request(letters) for letters in ("abcd", "bxad", "dacy", "cab")]
     batch = planner.plan_batch(requests).in_input_order()
@@ -62,7 +62,7 @@ def test_what_was_sent_in_a_batch_is_sent_so_again() -> None:
         assert planner.plan(request).messages() == plan.messages()
 
 
-def test_long_contexts_keep_their_order() -> None:
+def test_long_contexts_keep_their_order():
     planner = ReusePlanner()
     long = list(range(100))
     for numbers in (long, long[::-1], long[::-1]):
@@ -72,7 +72,7 @@ def test_long_contexts_keep_their_order() -> None:
     assert plan.expected_cached_tokens == 100 * 100
 
 
-def test_an_order_of_which_the_engine_has_lost_the_end_is_planned_anew() -> None:
+def test_an_order_of_which_the_engine_has_lost_the_end_is_planned_anew():
     planner = ReusePlanner()
     planner.plan(big_request("bca"), "none")
     request_id = planner.plan(big_request("abc"), "none").request_id
@@ -80,7 +80,7 @@ def test_an_order_of_which_the_engine_has_lost_the_end_is_planned_anew() -> None
     assert order(planner.plan(big_request("abc"))) == "bca"
 
 
-def test_another_system_text_or_tenant_has_orders_of_its_own() -> None:
+def test_another_system_text_or_tenant_has_orders_of_its_own():
     planner = with_two_orders("yz")
     for fields in ({"system": "Be brief."}, {"tenant": "other"}):
         for letters in ("ba", "ba"):
@@ -89,7 +89,7 @@ def test_another_system_text_or_tenant_has_orders_of_its_own() -> None:
         assert order(planner.plan(big_request("ab"))) == "ab"
 
 
-def test_a_tenant_that_sends_much_does_not_make_another_one_forget() -> None:
+def test_a_tenant_that_sends_much_does_not_make_another_one_forget():
     planner = bounded(Bounds(repeat_blocks=8))
     planner.plan(big_request("ba", tenant="quiet"), "none")
     planner.plan(big_request("ab", tenant="quiet"), "none")
@@ -108,16 +108,14 @@ sent = st.lists(st.tuples(contexts, st.sampled_from(["reuse", "none", "paper"]))
 
 
 @given(sent, contexts)
-def test_whatever_else_is_sent_a_context_that_is_held_keeps_its_prompt(
-    sent: list[tuple[list[int], str]], repeated: list[int]
-) -> None:
+def test_whatever_else_is_sent_a_context_that_is_held_keeps_its_prompt(sent, repeated):
     planner = ReusePlanner()
     for numbers, _ in sent[::2]:
         planner.plan(big_request(numbers))
     first = planner.plan(big_request(repeated))
     for numbers, strategy in sent:
         if numbers != repeated:
-            planner.plan(big_request(numbers), strategy)  # type: ignore[arg-type]
+            planner.plan(big_request(numbers), strategy)
     again = planner.plan(big_request(repeated))
     assert_keeps_the_promises(again)
     assert again.messages() == first.messages()
@@ -128,7 +126,7 @@ keys = st.lists(st.binary(min_size=16, max_size=16), min_size=2, max_size=8, uni
 
 
 @given(keys, st.randoms(use_true_random=False))
-def test_orders_come_back_as_they_were_noted(retrieved, random) -> None:  # type: ignore[no-untyped-def]
+def test_orders_come_back_as_they_were_noted(retrieved, random):
     orders, digest = SentOrders(), context_digest(None, retrieved)
     sent = random.sample(retrieved, len(retrieved))
     orders.note(digest, ranks_of(sent, retrieved))
@@ -141,12 +139,12 @@ def test_orders_come_back_as_they_were_noted(retrieved, random) -> None:  # type
     assert orders.size == 0
 
 
-def test_the_least_recently_sent_context_is_forgotten_first() -> None:
+def test_the_least_recently_sent_context_is_forgotten_first():
     orders = SentOrders(max_blocks=4)
     one, two, three = b"one", b"two", b"three"
     for name in (one, two, one, three):
         orders.note(name, (1, 0))
-    assert [orders.order(name, "ab") for name in (one, two, three)] == [  # type: ignore[arg-type]
+    assert [orders.order(name, "ab") for name in (one, two, three)] == [
         ["b", "a"],
         None,
         ["b", "a"],
@@ -154,9 +152,9 @@ def test_the_least_recently_sent_context_is_forgotten_first() -> None:
 
 
 @given(st.permutations([(0, 1, 2), (1, 0, 2), (2, 1, 0)]))
-def test_planners_agree_whichever_order_they_hear_of_first(heard) -> None:  # type: ignore[no-untyped-def]
+def test_planners_agree_whichever_order_they_hear_of_first(heard):
     orders = SentOrders()
     orders.note(b"it", heard[0])
     for ranks in heard[1:]:
         orders.note_others(b"it", ranks)
-    assert orders.order(b"it", "abc") == ["a", "b", "c"]  # type: ignore[arg-type]
+    assert orders.order(b"it", "abc") == ["a", "b", "c"]

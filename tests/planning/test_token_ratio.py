@@ -37,7 +37,7 @@ def tables(numbers: range) -> list[ContextBlock]:
     return [ContextBlock(id=one, text=table(one, 5 + one % 17)) for one in numbers]
 
 
-def test_tables_are_thought_to_be_as_long_as_the_engine_says() -> None:
+def test_tables_are_thought_to_be_as_long_as_the_engine_says():
     planner = ReusePlanner()
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
@@ -49,7 +49,7 @@ def test_tables_are_thought_to_be_as_long_as_the_engine_says() -> None:
     assert expected == pytest.approx(really, rel=0.15)
 
 
-def test_prose_behind_another_system_text_is_not_thought_to_be_longer() -> None:
+def test_prose_behind_another_system_text_is_not_thought_to_be_longer():
     planner = ReusePlanner()
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
@@ -58,7 +58,7 @@ def test_prose_behind_another_system_text_is_not_thought_to_be_longer() -> None:
     assert ask(planner, prose) == planner.block_tokens(prose)
 
 
-def test_another_tenants_prompts_change_nothing() -> None:
+def test_another_tenants_prompts_change_nothing():
     alone, beside = ReusePlanner(), ReusePlanner()
     for first in range(0, 200, 4):
         plan = beside.plan(ContextRequest(tables(range(first, first + 3)), tenant="other"))
@@ -70,7 +70,7 @@ def test_another_tenants_prompts_change_nothing() -> None:
         assert one.expected_cached_tokens == two.expected_cached_tokens
 
 
-def test_a_counter_of_the_users_and_counts_of_the_users_are_believed() -> None:
+def test_a_counter_of_the_users_and_counts_of_the_users_are_believed():
     planner = ReusePlanner(token_counter=len)
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)))
@@ -85,7 +85,7 @@ def test_a_counter_of_the_users_and_counts_of_the_users_are_believed() -> None:
     assert ask(planner, blocks) == 77
 
 
-def test_prompts_that_are_all_as_long_say_nothing() -> None:
+def test_prompts_that_are_all_as_long_say_nothing():
     ratio = TokenRatio()
     for _ in range(100):
         ratio.note(1_000, 2_500)
@@ -93,16 +93,14 @@ def test_prompts_that_are_all_as_long_say_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9)), max_size=60))
-def test_whatever_is_reported_the_ratio_stays_within_its_bounds(
-    prompts: list[tuple[int, int]],
-) -> None:
+def test_whatever_is_reported_the_ratio_stays_within_its_bounds(prompts):
     ratio = TokenRatio()
     for estimated, reported in prompts:
         ratio.note(estimated, reported)
         assert 0.25 <= ratio.value <= 4.0
 
 
-def test_the_ratios_of_a_tenant_are_bounded() -> None:
+def test_the_ratios_of_a_tenant_are_bounded():
     ratios = TokenRatios()
     for number in range(1_000):
         for length in range(100, 2_000, 100):

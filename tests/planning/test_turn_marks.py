@@ -47,7 +47,7 @@ def share(server: CachingServer, planner: ReusePlanner, *names: str, times: int 
     return read
 
 
-def test_a_turn_that_comes_late_reads_what_others_keep_alive(server: CachingServer) -> None:
+def test_a_turn_that_comes_late_reads_what_others_keep_alive(server):
     planner, life = planner_for(server), 300 if server.provider.protocol == "anthropic" else 1_800
     shared = share(server, planner, "one", "two")
     assert shared > 1_400
@@ -69,7 +69,7 @@ def test_a_turn_that_comes_late_reads_what_others_keep_alive(server: CachingServ
     assert not server.refusals
 
 
-def test_a_turn_asked_in_other_words_reads_its_documents(server: CachingServer) -> None:
+def test_a_turn_asked_in_other_words_reads_its_documents(server):
     planner = planner_for(server)
     chat = planner.conversation("c", system=SYSTEM)
     send(server, chat.plan(blocks("one", "two"), "Which?"))
@@ -82,9 +82,7 @@ def test_a_turn_asked_in_other_words_reads_its_documents(server: CachingServer) 
 
 
 @pytest.mark.parametrize("names", [("one", "two"), ()])
-def test_turns_whose_history_holds_the_marks_that_were_sent_read_the_turn_before(
-    server: CachingServer, names: tuple[str, ...]
-) -> None:
+def test_turns_whose_history_holds_the_marks_that_were_sent_read_the_turn_before(server, names):
     planner = planner_for(server)
     if names:
         share(server, planner, *names)
@@ -104,7 +102,7 @@ def test_turns_whose_history_holds_the_marks_that_were_sent_read_the_turn_before
     assert not server.refusals
 
 
-def test_the_end_of_a_first_turn_does_not_push_out_what_is_read(server: CachingServer) -> None:
+def test_the_end_of_a_first_turn_does_not_push_out_what_is_read(server):
     planner = planner_for(server)
     names = ["one", "two", "three", "four", "five"]
     for depth in (1, 2, 3, 4, 5):
@@ -121,9 +119,7 @@ contexts = st.lists(
 
 @given(contexts, contexts, st.sampled_from(["openai", "anthropic"]))
 @examples(40)
-def test_a_preview_shows_the_marks_that_a_plan_would_have(
-    found: list[list[str]], tried: list[list[str]], cache: str
-) -> None:
+def test_a_preview_shows_the_marks_that_a_plan_would_have(found, tried, cache):
     planner = ReusePlanner(cache=cache, token_counter=count_tokens)
     plain = ReusePlanner(cache=cache, token_counter=count_tokens)
     history: list[Any] = []

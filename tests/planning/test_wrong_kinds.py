@@ -197,7 +197,7 @@ def test_an_argument_of_the_wrong_kind_is_named_with_its_value(call, message):
     assert str(caught.value).startswith(message)
 
 
-def test_blocks_and_a_question_without_a_request_are_told_where_they_go() -> None:
+def test_blocks_and_a_question_without_a_request_are_told_where_they_go():
     wrong = ["Rome is in Italy.", "The Tiber flows through Rome."]
     question = "Where is Rome?"
     for plan in (ReusePlanner().plan, ReusePlanner().plan_batch):

@@ -380,9 +380,7 @@ def exception(block: Block) -> str | None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own, in code that users copy
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])
-def test_a_page_is_a_program_that_prints_what_it_says(
-    page: str, sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_a_program_that_prints_what_it_says(page, sent, tmp_path, monkeypatch):
     with answering_redis(page, tmp_path), answering_providers(page, monkeypatch):
         run_page(page, sent, tmp_path / "page", monkeypatch)
 
@@ -421,11 +419,11 @@ def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_in_a_language_that_is_run_or_compared(page: str) -> None:
+def test_every_block_is_in_a_language_that_is_run_or_compared(page):
     assert {block.language for block in blocks_of(page)} <= LANGUAGES
 
 
-def test_every_exception_is_of_use() -> None:
+def test_every_exception_is_of_use():
     blocks = [block for page in PAGES for block in blocks_of(page)]
     used = {
         key
@@ -448,7 +446,7 @@ def test_every_exception_is_of_use() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="the reference differs by version")
-def test_the_documentation_shows_what_the_demo_prints(tmp_path: Path) -> None:
+def test_the_documentation_shows_what_the_demo_prints(tmp_path):
     (shown,) = [
         block.code
         for block in blocks_of("docs/guides/measuring.md")
@@ -459,7 +457,7 @@ def test_the_documentation_shows_what_the_demo_prints(tmp_path: Path) -> None:
     assert comparable(shown) in comparable(ran.stdout)
 
 
-def test_the_page_of_settings_names_all_of_them() -> None:
+def test_the_page_of_settings_names_all_of_them():
     text = (ROOT / "docs/guides/settings.md").read_text()
     missing = [
         name
@@ -470,7 +468,7 @@ def test_the_page_of_settings_names_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_what_a_page_names_exists(page: str) -> None:
+def test_what_a_page_names_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     packages = "ctxreuse|(?:langchain|llamaindex|mem0)_ctxreuse|chain_of_agents"
     names = set(re.findall(rf"(?<![\w./-])(?:{packages})(?:\.\w+)+", text))
@@ -496,13 +494,13 @@ def test_what_a_page_names_exists(page: str) -> None:
         ("$ ctxreuse plan --no-such-option 1\n", "exit code 2"),
     ],
 )
-def test_a_command_that_does_not_exist_is_found(code: str, message: str) -> None:
+def test_a_command_that_does_not_exist_is_found(code, message):
     block = Block("page.md", 1, "", "console", code, None)
     with pytest.raises(AssertionError, match=re.escape(message)):
         run_console(block)
 
 
-def test_blocks_are_read_with_their_headings_lines_and_neighbours() -> None:
+def test_blocks_are_read_with_their_headings_lines_and_neighbours():
     text = (
         "# A\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
         "More.\n\n    ```console\n    $ x\n    ```\n"
@@ -551,7 +549,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from mem0_ctxreuse import ReuseMemory
 
     planner = ctxreuse.ReusePlanner()
-    pool = EnginePool({"a": EmulatedEngine})  # type: ignore[dict-item]  # never asked
+    pool = EnginePool({"a": EmulatedEngine})  # never asked
     of_engine = EnginePool(
         [ctxreuse.serving.EngineSpec(base_url="http://a", capacity_tokens=1)], "model"
     )

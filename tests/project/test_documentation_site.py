@@ -64,14 +64,14 @@ def opened(address: str, folder: Path) -> str:
     ).stdout  # fmt: skip
 
 
-def test_it_is_searched_from_its_folder(site: Path, tmp_path: Path) -> None:
+def test_it_is_searched_from_its_folder(site, tmp_path):
     page = opened(f"{(site / 'guides/settings.html').as_uri()}?q=shadow+mode", tmp_path)
     assert re.search(r"md-search-result__meta[^>]*>\s*\d+ matching documents", page)
     links = re.findall(r'<a href="([^"]*)" class="md-search-result__link"', page)
     assert any("guides/measuring.html" in link for link in links)
 
 
-def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
+def test_no_page_is_wider_than_a_phone(site, tmp_path):
     pages = sorted(one.as_uri() for one in site.rglob("*.html") if one.name != "404.html")
     frame = tmp_path / "phone.html"
     frame.write_text(PHONE.replace("PAGES", json.dumps(pages)), encoding="utf-8")

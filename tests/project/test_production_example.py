@@ -94,7 +94,7 @@ def ask(url: str, question: str) -> Asked:
 
 
 @pytest.mark.slow
-def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path: Path) -> None:
+def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path):
     with uvicorn("engine:app") as engine:
         shared = {"ENGINE_URL": f"{engine}/v1", "SENT_LOG": str(tmp_path / "sent.sqlite")}
         early: list[Asked] = []
@@ -120,7 +120,7 @@ def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path: P
 
 
 @pytest.mark.slow
-def test_services_of_two_machines_order_alike_through_redis(tmp_path: Path) -> None:
+def test_services_of_two_machines_order_alike_through_redis(tmp_path):
     """With the server's settings of the compose file, which allow no more than is needed."""
     settings = tmp_path / "redis.conf"
     content = compose("compose.redis.yaml")["configs"]["redis"]["content"]
@@ -155,7 +155,7 @@ def test_services_of_two_machines_order_alike_through_redis(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path: Path) -> None:
+def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     log = str(tmp_path / "sent.sqlite")
     with uvicorn("app:app", ENGINE_URL=nobody, SENT_LOG=log) as url:
@@ -167,16 +167,14 @@ def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path: Path) -> None:
     assert (states, asked.status_code) == ({"/live": 200, "/ready": 503}, 503)
 
 
-def test_the_guide_shows_the_service_as_it_is() -> None:
+def test_the_guide_shows_the_service_as_it_is():
     shown = [block.code for block in blocks_of("docs/guides/production.md")]
     program = (EXAMPLE / "app.py").read_text(encoding="utf-8")
     _, _, behind_docstring = program.partition('"""\n\n')
     assert behind_docstring in shown, "the guide shows another app.py"
 
 
-def test_a_fault_in_planning_fails_no_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_in_planning_fails_no_question(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("SENT_LOG", str(tmp_path / "sent.sqlite"))
     app = runpy.run_path(str(EXAMPLE / "app.py"))
     request = ContextRequest(["a secret text", "another text"], "Which?")
@@ -233,7 +231,7 @@ def sent_log(place: str, folder: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["file", "redis"])
-def test_celerys_forked_workers_order_alike(tmp_path: Path, celery: Path, place: str) -> None:
+def test_celerys_forked_workers_order_alike(tmp_path, celery, place):
     for name in ("queue", "control", "results"):
         (tmp_path / name).mkdir()
     (tmp_path / "settings.py").write_text(CELERY_SETTINGS.format(folder=str(tmp_path)))
@@ -289,7 +287,7 @@ def filled(text: str, **values: str) -> str:
     return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
 
 
-def test_what_the_image_copies_is_there_and_not_ignored() -> None:
+def test_what_the_image_copies_is_there_and_not_ignored():
     ignored = (EXAMPLE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     let_in = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     copied = [rest.split()[:-1] for name, rest in instructions() if name == "COPY"]
@@ -302,7 +300,7 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
     assert {package.partition("/")[0] for package in packages} <= whole
 
 
-def test_what_the_image_installs_exists_and_is_what_the_tests_run_with() -> None:
+def test_what_the_image_installs_exists_and_is_what_the_tests_run_with():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     [install] = [rest for name, rest in instructions() if "pip install" in rest]
     packages = re.findall(r'"([^"]+)"', install)
@@ -313,7 +311,7 @@ def test_what_the_image_installs_exists_and_is_what_the_tests_run_with() -> None
         assert distribution(package.partition(">=")[0])
 
 
-def test_ports_and_variables_agree() -> None:
+def test_ports_and_variables_agree():
     names = dict(instructions())
     port = re.search(r'"--port", "(\d+)"', names["CMD"])
     assert port is not None
@@ -336,7 +334,7 @@ def test_ports_and_variables_agree() -> None:
     assert app["environment"]["SENT_LOG"].startswith(f"{folder}/")
 
 
-def test_the_log_in_redis_fits_the_service_and_needs_its_secrets() -> None:
+def test_the_log_in_redis_fits_the_service_and_needs_its_secrets():
     app, redis = (service(name, "compose.redis.yaml") for name in ("app", "redis"))
     assert set(app["environment"]) <= set(service("app")["environment"])
     for name, variable in (("SENT_LOG", "REDIS_PASSWORD"), ("SENT_LOG_SECRET", "SENT_LOG_SECRET")):
@@ -351,7 +349,7 @@ def test_the_log_in_redis_fits_the_service_and_needs_its_secrets() -> None:
     assert f"user {address.username} on >${{REDIS_PASSWORD}} ~ctxreuse*" in content
 
 
-def test_the_image_does_not_run_as_root() -> None:
+def test_the_image_does_not_run_as_root():
     names = [name for name, _ in instructions()]
     assert "USER" in names[: names.index("CMD")]
     assert dict(instructions())["USER"] != "root"

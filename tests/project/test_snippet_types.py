@@ -147,17 +147,17 @@ def run_pyright(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
-def test_mypy_finds_nothing_in_what_is_shown(folder: Path) -> None:
+def test_mypy_finds_nothing_in_what_is_shown(folder):
     done = run_mypy(sorted(folder.glob("*.py")))
     assert done.stdout.startswith("Success: no issues found"), done.stdout + done.stderr
 
 
-def test_pyright_finds_nothing_in_what_is_shown(folder: Path) -> None:
+def test_pyright_finds_nothing_in_what_is_shown(folder):
     done = run_pyright(folder)
     assert "\n0 errors" in f"\n{done.stdout}", done.stdout + done.stderr
 
 
-def test_both_find_an_outcome_that_is_not_checked_and_a_wrong_argument(tmp_path: Path) -> None:
+def test_both_find_an_outcome_that_is_not_checked_and_a_wrong_argument(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     by_mypy, by_pyright = run_mypy([tmp_path / "wrong.py"]).stdout, run_pyright(tmp_path).stdout
     assert '"None" of "Completion | None" has no attribute "text"' in by_mypy

@@ -38,9 +38,7 @@ def ask_openai(server: CachingServer, content: list[Any], **fields: Any) -> tupl
     return usage.prompt_tokens, details.cached_tokens or 0, details.cache_write_tokens or 0
 
 
-def test_anthropic_writes_up_to_the_mark_and_reads_it_for_five_minutes_after_the_last_read() -> (
-    None
-):
+def test_anthropic_writes_up_to_the_mark_and_reads_it_for_five_minutes_after_the_last_read():
     with caching_server("anthropic") as server:
         content = [text(LONG, **EPHEMERAL), text("one tail")]
         first = ask_anthropic(server, content)
@@ -56,7 +54,7 @@ def test_anthropic_writes_up_to_the_mark_and_reads_it_for_five_minutes_after_the
         assert ask_anthropic(server, content).cache_read_input_tokens == 0
 
 
-def test_anthropic_pays_twice_for_an_hour_and_reports_each_class_of_writing() -> None:
+def test_anthropic_pays_twice_for_an_hour_and_reports_each_class_of_writing():
     with caching_server("anthropic") as server:
         hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)], system=[text(LONG, **hour)])
@@ -80,14 +78,12 @@ def test_anthropic_pays_twice_for_an_hour_and_reports_each_class_of_writing() ->
         ([text(" ", **EPHEMERAL)], "non-whitespace"),
     ],
 )
-def test_anthropic_refuses_too_many_marks_wrong_order_and_blank_blocks(
-    content: list[Any], why: str
-) -> None:
+def test_anthropic_refuses_too_many_marks_wrong_order_and_blank_blocks(content, why):
     with caching_server("anthropic") as server, pytest.raises(anthropic.BadRequestError, match=why):
         ask_anthropic(server, content)
 
 
-def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further() -> None:
+def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further():
     for between, read in ((19, 1_100), (20, 0)):
         with caching_server("anthropic") as server:
             ask_anthropic(server, [text(LONG, **EPHEMERAL)])
@@ -97,14 +93,14 @@ def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further() -> None
             assert usage.cache_read_input_tokens == read
 
 
-def test_prefixes_below_the_minimum_are_not_stored() -> None:
+def test_prefixes_below_the_minimum_are_not_stored():
     with caching_server("anthropic", minimum=2_048) as server:
         for _ in range(2):
             usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)])
             assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1_100, 0)
 
 
-def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else() -> None:
+def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else():
     with caching_server("openai") as server:
         explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
         content = [text(LONG, **MARK), text("tail")]
@@ -114,7 +110,7 @@ def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else() -> Non
         assert ask_openai(server, content, prompt_cache_key="x", **explicit) == (1_101, 0, 1_100)
 
 
-def test_openai_writes_the_whole_prompt_unless_the_mode_is_explicit() -> None:
+def test_openai_writes_the_whole_prompt_unless_the_mode_is_explicit():
     with caching_server("openai") as server:
         assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 0, 1_101)
         assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 1_101, 0)
@@ -122,7 +118,7 @@ def test_openai_writes_the_whole_prompt_unless_the_mode_is_explicit() -> None:
         assert server.bill == pytest.approx(1.25 * 2_202 + 0.1 * 1_101)
 
 
-def test_openai_writes_the_latest_four_of_more_marks() -> None:
+def test_openai_writes_the_latest_four_of_more_marks():
     provider = Provider("openai", minimum=1)
     content = [text(f"word{n}", **MARK) for n in range(6)]
     options = {"mode": "explicit"}
@@ -139,7 +135,7 @@ def test_openai_writes_the_latest_four_of_more_marks() -> None:
     assert sent(3).read == 3
 
 
-def test_a_key_with_too_many_requests_a_minute_is_served_by_further_machines() -> None:
+def test_a_key_with_too_many_requests_a_minute_is_served_by_further_machines():
     with caching_server("openai", rate=2) as server:
         content = [text(LONG, **MARK)]
         reads = [ask_openai(server, content, prompt_cache_key="g")[1] for _ in range(4)]
@@ -148,7 +144,7 @@ def test_a_key_with_too_many_requests_a_minute_is_served_by_further_machines() -
         assert ask_openai(server, content, prompt_cache_key="g")[1] == 1_100
 
 
-def test_the_responses_protocol_is_reckoned_alike() -> None:
+def test_the_responses_protocol_is_reckoned_alike():
     with caching_server("openai") as server:
         part = {"type": "input_text", "text": LONG, **MARK}
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
@@ -166,7 +162,7 @@ def test_the_responses_protocol_is_reckoned_alike() -> None:
                 assert reply.usage.input_tokens == 1_101
 
 
-def test_streams_report_the_same_usage() -> None:
+def test_streams_report_the_same_usage():
     async def asked() -> tuple[int | None, int | None]:
         async with anthropic.AsyncAnthropic(base_url=server.url, api_key="k") as client:
             messages: Any = [{"role": "user", "content": [text(LONG, **EPHEMERAL)]}]
@@ -179,7 +175,7 @@ def test_streams_report_the_same_usage() -> None:
         assert asyncio.run(asked()) == (1_100, 0)
 
 
-def test_followers_hit_only_after_the_first_token_of_their_leader() -> None:
+def test_followers_hit_only_after_the_first_token_of_their_leader():
     with caching_server("anthropic") as server:
         content = [text(LONG, **EPHEMERAL)]
 

@@ -7,7 +7,7 @@ from ctxreuse.serving.aio.concurrency import BackgroundTasks
 
 
 @virtual_time
-async def test_background_tasks_end_before_their_owner_does_even_if_that_is_cancelled() -> None:
+async def test_background_tasks_end_before_their_owner_does_even_if_that_is_cancelled():
     failing = FailOpen("tests")
     background = BackgroundTasks(failing)
     ended = []

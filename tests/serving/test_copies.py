@@ -40,7 +40,7 @@ class Fixed(BaseRetriever):
 
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("mode", ["active", "shadow"])
-def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again: Any, mode: Any) -> None:
+def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again, mode):
     templates = Templates(label="<{ordinal}>")
     planner = ReusePlanner(0.5, words, 1_000, templates=templates, annotate=False, mode=mode)
     planner.plan(REQUEST)
@@ -65,7 +65,7 @@ def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again: Any,
     ],
     ids=["shared registry", "own registry"],
 )
-def test_a_copied_langchain_model_answers_and_has_a_planner(again: Any, make: Any) -> None:
+def test_a_copied_langchain_model_answers_and_has_a_planner(again, make):
     model = make()
     model.invoke("Sure?")
     copied = again(model)
@@ -88,7 +88,7 @@ def test_a_copied_langchain_model_answers_and_has_a_planner(again: Any, make: An
     ],
     ids=["ReuseLLM", "ReusePostprocessor", "ReuseRetriever", "Conversation", "registry", "tracker"],
 )
-def test_wrappers_and_what_they_hold_can_be_copied(again: Any, make: Any) -> None:
+def test_wrappers_and_what_they_hold_can_be_copied(again, make):
     one = make()
     assert type(again(one)) is type(one)
 
@@ -124,17 +124,17 @@ def used_cache() -> BlockLevelCache:
     ],
     ids=["cache", "simulator", "EmulatedLLM", "ReuseChatModel", "ReuseLLM", "Conversation"],
 )
-def test_no_copy_holds_an_iterator_that_python_no_longer_copies(again: Any, make: Any) -> None:
+def test_no_copy_holds_an_iterator_that_python_no_longer_copies(again, make):
     again(make())
 
 
-def test_a_copied_cache_goes_on_where_the_original_is() -> None:
+def test_a_copied_cache_goes_on_where_the_original_is():
     one = used_cache()
     for again in COPIES.values():
         assert again(one).serve([b"a", b"b"], [3, 4]).cached_tokens == 7
 
 
-def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty() -> None:
+def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty():
     registry = ContextRegistry()
     registry.render(REQUEST.blocks)
     assert copy.deepcopy(registry) is copy.copy(registry) is registry
@@ -153,9 +153,7 @@ def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_holds_connections_or_threads_says_that_each_process_makes_its_own(
-    again: Any, one: Any
-) -> None:
+def test_what_holds_connections_or_threads_says_that_each_process_makes_its_own(again, one):
     message = f"{type(one).__name__} cannot be copied or pickled, .*; make one in each process"
     with pytest.raises(InvalidRequestError, match=message):
         again(one)

@@ -221,9 +221,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "use", "again"), CASES)
-def test_a_copy_does_what_the_original_does_whether_or_not_that_was_used_before(
-    make: Any, use: Any, again: Any
-) -> None:
+def test_a_copy_does_what_the_original_does_whether_or_not_that_was_used_before(make, use, again):
     unused, used = make(), make()
     wanted = use(used)
     assert use(again(unused)) == use(unused) == wanted
@@ -233,7 +231,7 @@ def test_a_copy_does_what_the_original_does_whether_or_not_that_was_used_before(
 
 @pytest.mark.parametrize("again", DEEP.values(), ids=DEEP)
 @pytest.mark.parametrize("name", [name for name in COMPONENTS if name.startswith("Reuse")])
-def test_a_copy_has_a_planner_of_its_own_with_the_same_settings(name: str, again: Any) -> None:
+def test_a_copy_has_a_planner_of_its_own_with_the_same_settings(name, again):
     make, use = COMPONENTS[name]
     one = make()
     if again is DEEP["model_copy(deep=True)"] and not hasattr(one, "model_copy"):
@@ -257,9 +255,7 @@ def planner_of(component: Any) -> ReusePlanner:
 
 
 @pytest.mark.parametrize("again", [copy.copy, *DEEP.values()][:3], ids=["copy", *DEEP][:3])
-def test_a_chat_engine_and_its_copy_go_on_by_themselves_and_each_shows_all_that_was_found(
-    again: Any,
-) -> None:
+def test_a_chat_engine_and_its_copy_go_on_by_themselves_and_each_shows_all_that_was_found(again):
     one = ReuseChatEngine(LetterRetriever(), MockLLM())
     one.chat("ab Which?")
     copied = again(one)
@@ -275,7 +271,7 @@ def test_a_chat_engine_and_its_copy_go_on_by_themselves_and_each_shows_all_that_
         assert engine_.faults == 0
 
 
-def test_a_deep_copy_of_a_memory_block_searches_its_own_memory() -> None:
+def test_a_deep_copy_of_a_memory_block_searches_its_own_memory():
     for memory in (Notes(), LetterRetriever()):
         block = ReuseMemoryBlock(memory=memory)
         for again in DEEP.values():
@@ -283,7 +279,7 @@ def test_a_deep_copy_of_a_memory_block_searches_its_own_memory() -> None:
         assert memory.queries == []
 
 
-def test_nodes_that_are_added_to_a_copied_graph_are_not_the_originals() -> None:
+def test_nodes_that_are_added_to_a_copied_graph_are_not_the_originals():
     one = routed_graph()
     before = one.draw()
     copied = copy.copy(one).add_generation("more", prompt="{query}").add_edge("more", END)
@@ -291,7 +287,7 @@ def test_nodes_that_are_added_to_a_copied_graph_are_not_the_originals() -> None:
     assert one.draw() == before
 
 
-def test_a_chain_of_agents_is_copied_without_the_calls_in_flight_and_without_its_memory() -> None:
+def test_a_chain_of_agents_is_copied_without_the_calls_in_flight_and_without_its_memory():
     has_answered, has_begun, goes_on = Event(), Event(), Event()
 
     class Waiting(FakeListChatModel):
@@ -318,16 +314,14 @@ def test_a_chain_of_agents_is_copied_without_the_calls_in_flight_and_without_its
     assert not copied.end_conversation("other")
 
 
-def test_an_agents_memory_is_copied_with_its_bound() -> None:
+def test_an_agents_memory_is_copied_with_its_bound():
     for again in (copy.copy, copy.deepcopy, DEEP["pickle"]):
         parts = again(AgentMemory(3, 400)).parts
         bounds = parts["conversations"].bound, parts["conversation_characters"].bound
         assert bounds == (3, 400)
 
 
-def test_a_planner_that_cannot_be_pickled_is_left_out_as_llamaindex_does_and_that_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_planner_that_cannot_be_pickled_is_left_out_as_llamaindex_does_and_that_is_logged(caplog):
     planner = ReusePlanner(token_counter=lambda text: 1, templates=TEMPLATES)
     for one in (ReuseLLM(inner=MockLLM(), planner=planner), ReusePostprocessor(planner=planner)):
         caplog.clear()
@@ -338,7 +332,7 @@ def test_a_planner_that_cannot_be_pickled_is_left_out_as_llamaindex_does_and_tha
         assert one.planner is planner
 
 
-def test_components_that_are_pickled_together_share_their_planner_again() -> None:
+def test_components_that_are_pickled_together_share_their_planner_again():
     planner, registry = ReusePlanner(), ContextRegistry()
     both = (
         ReuseLLM(inner=MockLLM(), planner=planner),
@@ -360,14 +354,12 @@ def test_components_that_are_pickled_together_share_their_planner_again() -> Non
     ],
     ids=["LangChain retriever", "LlamaIndex retriever", "LangChain runnable"],
 )
-def test_what_runs_on_a_workflow_engine_says_that_each_process_makes_its_own(
-    make: Any, again: Any
-) -> None:
+def test_what_runs_on_a_workflow_engine_says_that_each_process_makes_its_own(make, again):
     with pytest.raises(InvalidRequestError, match=r"WorkflowEngine cannot be copied .* make one"):
         again(make())
 
 
-def test_a_recorder_says_that_each_process_makes_its_own(tmp_path: Any) -> None:
+def test_a_recorder_says_that_each_process_makes_its_own(tmp_path):
     recorder = TraceRecorder(tmp_path)
     for again in (copy.copy, copy.deepcopy, DEEP["pickle"]):
         with pytest.raises(InvalidRequestError, match="open files; make one in each process"):
@@ -375,7 +367,7 @@ def test_a_recorder_says_that_each_process_makes_its_own(tmp_path: Any) -> None:
     recorder.close()
 
 
-def test_a_field_of_the_inner_model_is_configured_as_the_inner_models() -> None:
+def test_a_field_of_the_inner_model_is_configured_as_the_inner_models():
     model = ReuseChatModel(inner=Echo(responses=[]))
     field = ConfigurableField(id="t")
     configurable = model.configurable_fields(temperature=field)
@@ -385,7 +377,7 @@ def test_a_field_of_the_inner_model_is_configured_as_the_inner_models() -> None:
         model.configurable_fields(nothing=field)
 
 
-def test_calls_with_configured_fields_share_the_planner() -> None:
+def test_calls_with_configured_fields_share_the_planner():
     model = ReuseChatModel(inner=fake())
     configurable = model.configurable_fields(strategy=ConfigurableField(id="strategy"))
     for strategy in ("reuse", "none", "paper"):

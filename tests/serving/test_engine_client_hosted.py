@@ -49,7 +49,7 @@ def with_client(
     return asyncio.run(main())
 
 
-def test_answers_say_what_was_read_and_written(server: CachingServer) -> None:
+def test_answers_say_what_was_read_and_written(server):
     async def use(client: EngineClient, planner: ReusePlanner) -> None:
         for names in (("a", "b"), ("a", "c"), ("a", "d")):
             answer = await client.complete(planner.plan(request(*names)), max_tokens=9)
@@ -69,7 +69,7 @@ def test_answers_say_what_was_read_and_written(server: CachingServer) -> None:
     assert not server.refusals
 
 
-def test_streams_read_both_protocols(server: CachingServer) -> None:
+def test_streams_read_both_protocols(server):
     async def use(client: EngineClient, planner: ReusePlanner) -> str:
         stream = client.stream(planner.plan(request("a")), max_tokens=9)
         async with stream:
@@ -80,7 +80,7 @@ def test_streams_read_both_protocols(server: CachingServer) -> None:
     assert with_client(server, use) == server.answer
 
 
-def test_what_the_default_profile_sends_has_no_parts_and_no_key(server: CachingServer) -> None:
+def test_what_the_default_profile_sends_has_no_parts_and_no_key(server):
     async def use(client: EngineClient, planner: ReusePlanner) -> Plan:
         plan = planner.plan(request("a", "b"))
         await client.complete(plan, max_tokens=9)
@@ -94,7 +94,7 @@ def test_what_the_default_profile_sends_has_no_parts_and_no_key(server: CachingS
     assert not any(name.startswith("prompt_cache") for name in body)
 
 
-def test_marks_of_tools_count_and_a_literal_key_stays() -> None:
+def test_marks_of_tools_count_and_a_literal_key_stays():
     with caching_server("anthropic") as server:
         tools = [
             {"name": f"t{n}", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
@@ -125,7 +125,7 @@ def test_marks_of_tools_count_and_a_literal_key_stays() -> None:
         assert keys[0] == plain.affinity_id("secret") != plain.prompt_cache_key
 
 
-def test_the_group_is_named_in_the_header_that_a_router_reads(server: CachingServer) -> None:
+def test_the_group_is_named_in_the_header_that_a_router_reads(server):
     async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:
         for names in (("a", "b"), ("a", "c"), ("d",)):
             await client.complete(planner.plan(request(*names)), max_tokens=9)
@@ -137,7 +137,7 @@ def test_the_group_is_named_in_the_header_that_a_router_reads(server: CachingSer
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_pool_names_groups_too() -> None:
+def test_a_pool_names_groups_too():
     with caching_server("openai") as server:
 
         async def main() -> None:
@@ -150,7 +150,7 @@ def test_a_pool_names_groups_too() -> None:
         assert ids[0] == ids[1] != ids[2]
 
 
-def test_followers_wait_for_their_leader_where_the_cache_needs_it(server: CachingServer) -> None:
+def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
     running, most = 0, 0
 
     def meanwhile() -> None:
@@ -175,7 +175,7 @@ def test_followers_wait_for_their_leader_where_the_cache_needs_it(server: Cachin
         assert all(usage.read for usage in server.usages[1:])
 
 
-def test_anthropics_protocol_needs_the_longest_answer() -> None:
+def test_anthropics_protocol_needs_the_longest_answer():
     with caching_server("anthropic") as server:
 
         async def use(client: EngineClient, planner: ReusePlanner) -> None:
@@ -185,7 +185,7 @@ def test_anthropics_protocol_needs_the_longest_answer() -> None:
             with_client(server, use)
 
 
-def test_a_refusal_is_an_engine_error() -> None:
+def test_a_refusal_is_an_engine_error():
     with caching_server("anthropic") as server:
 
         async def use(client: EngineClient, planner: ReusePlanner) -> None:
@@ -198,7 +198,7 @@ def test_a_refusal_is_an_engine_error() -> None:
 
 @pytest.mark.parametrize("wrong", [{"protocol": "gemini"}, {"session_id": "user"},
                                    {"session_header": "a\nb"}])  # fmt: skip
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_refused(wrong):
     with pytest.raises(InvalidRequestError):
         EngineClient("http://engine", **wrong)
 
@@ -210,7 +210,7 @@ def read(*events: str) -> AnthropicReplyReader:
     return reader
 
 
-def test_tool_calls_and_thoughts_are_read() -> None:
+def test_tool_calls_and_thoughts_are_read():
     reader = read(
         '{"type": "message_start", "message": {"id": "m1", "usage": {"input_tokens": 3,'
         ' "cache_read_input_tokens": 5, "output_tokens": 1}}}',
@@ -239,12 +239,12 @@ def test_tool_calls_and_thoughts_are_read() -> None:
      '{"type": "content_block_start", "index": -1, "content_block": {"type": "tool_use"}}',
      '{"type": "content_block_delta", "delta": {"type": "text_delta", "text": 3}}'],
 )  # fmt: skip
-def test_broken_replies_are_refused(event: str) -> None:
+def test_broken_replies_are_refused(event):
     with pytest.raises(BrokenReplyError):
         read(event)
 
 
-def test_counts_that_cannot_be_right_are_unknown() -> None:
+def test_counts_that_cannot_be_right_are_unknown():
     reader = read(
         '{"type": "message_start", "message": {"usage": {"input_tokens": -3,'
         ' "cache_read_input_tokens": "many"}}}'
@@ -260,9 +260,7 @@ def shared(planner: ReusePlanner, number: int = 4) -> list[Plan]:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_calls_at_the_same_time_wait_for_the_one_that_writes(
-    server: CachingServer, is_streamed: bool
-) -> None:
+def test_calls_at_the_same_time_wait_for_the_one_that_writes(server, is_streamed):
     async def use(client: EngineClient, planner: ReusePlanner) -> None:
         async def ask(plan: Plan) -> None:
             if is_streamed:
@@ -278,7 +276,7 @@ def test_calls_at_the_same_time_wait_for_the_one_that_writes(
     assert [usage.read > 0 for usage in server.usages] == [False, True, True, True]
 
 
-def test_calls_do_not_wait_if_told_so(server: CachingServer) -> None:
+def test_calls_do_not_wait_if_told_so(server):
     everybody = threading.Barrier(4)
     server.before_first_token = lambda: everybody.wait(60)
 
@@ -290,12 +288,12 @@ def test_calls_do_not_wait_if_told_so(server: CachingServer) -> None:
             planner.plan(request(name))
         await dispatch(client, plans, leader_first=False, max_tokens=9)
         with pytest.raises(InvalidRequestError, match="leader_first"):
-            await client.complete(plans[0], leader_first="yes", max_tokens=9)  # type: ignore[arg-type]
+            await client.complete(plans[0], leader_first="yes", max_tokens=9)
 
     with_client(server, use)
 
 
-def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) -> None:
+def test_a_leader_that_fails_lets_its_followers_go(server):
     fails = [True]
 
     def fail() -> None:
@@ -312,7 +310,7 @@ def test_a_leader_that_fails_lets_its_followers_go(server: CachingServer) -> Non
     assert [isinstance(one, EngineError) for one in answers] == [True, False, False, False]
 
 
-def test_what_the_provider_says_of_a_miss_stands_beside_the_plans_own_reason() -> None:
+def test_what_the_provider_says_of_a_miss_stands_beside_the_plans_own_reason():
     with caching_server("anthropic") as server:
 
         async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:

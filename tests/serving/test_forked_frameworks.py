@@ -7,7 +7,6 @@ objects in all the ways that there are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -62,7 +61,7 @@ def vector_engine() -> WorkflowEngine:
     return WorkflowEngine(LangChainLLM(slow()), retriever, ReusePlanner())
 
 
-def test_a_workflow_engine_runs_in_children_forked_while_its_runs_are_under_way() -> None:
+def test_a_workflow_engine_runs_in_children_forked_while_its_runs_are_under_way():
     engine, graph = vector_engine(), one_shot(k=2)
 
     async def together(query: str, runs: int) -> list[str]:
@@ -81,7 +80,7 @@ def test_a_workflow_engine_runs_in_children_forked_while_its_runs_are_under_way(
     assert in_children(CHILDREN, child, load) == [["Yes."] * 6] * CHILDREN
 
 
-def test_what_frameworks_run_on_a_workflow_engine_answers_in_children() -> None:
+def test_what_frameworks_run_on_a_workflow_engine_answers_in_children():
     found = RunnableLambda(lambda query: [Document("one"), Document("two")])
     engine = WorkflowEngine(LangChainLLM(slow()), RetrieverStage(found), ReusePlanner())
     documents_, nodes = WorkflowRetriever(engine=engine), WorkflowNodeRetriever(engine=engine)
@@ -123,7 +122,7 @@ def emulated_pool() -> EnginePool:
     ],
     ids=["LangChain", "wrapped", "LlamaIndex", "pool"],
 )
-def test_a_chain_of_agents_answers_in_children(llm: Callable[[], Any], answer: str) -> None:
+def test_a_chain_of_agents_answers_in_children(llm, answer):
     chain = ChainOfAgents(llm=llm(), workers=2, concurrency=2)
 
     def ask(number: int) -> list[str]:
@@ -143,7 +142,7 @@ def test_a_chain_of_agents_answers_in_children(llm: Callable[[], Any], answer: s
     assert in_children(CHILDREN, ask, ask) == [[answer] * 5] * CHILDREN
 
 
-def test_langchain_models_answer_in_children_forked_while_loops_and_threads_call() -> None:
+def test_langchain_models_answer_in_children_forked_while_loops_and_threads_call():
     model = ReuseChatModel(inner=slow(), window_s=0.005)
 
     async def in_a_loop() -> list[str]:
@@ -169,7 +168,7 @@ def test_langchain_models_answer_in_children_forked_while_loops_and_threads_call
     assert in_children(CHILDREN, child, load) == [["Yes."] * 10] * CHILDREN
 
 
-def test_a_model_that_forks_in_its_own_call_answers_in_these_children() -> None:
+def test_a_model_that_forks_in_its_own_call_answers_in_these_children():
     class Forking(FakeListChatModel):
         def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
             if "fork" in str(messages):
@@ -191,7 +190,7 @@ def test_a_model_that_forks_in_its_own_call_answers_in_these_children() -> None:
     assert asyncio.run(together()) == [wanted] * 2
 
 
-def test_llamaindex_models_answer_in_children_forked_while_loops_and_threads_call() -> None:
+def test_llamaindex_models_answer_in_children_forked_while_loops_and_threads_call():
     model = ReuseLLM(inner=MockLLM(max_tokens=2), window_s=0.005)
     messages = [ChatMessage(role="user", content="Which?")]
 
@@ -208,7 +207,7 @@ def test_llamaindex_models_answer_in_children_forked_while_loops_and_threads_cal
     assert set(wanted) == {"text", "text text"}
 
 
-def test_chat_engines_go_on_in_children_under_ids_of_their_own() -> None:
+def test_chat_engines_go_on_in_children_under_ids_of_their_own():
     planner, model = ReusePlanner(), ReuseLLM(inner=MockLLM(max_tokens=2))
     engines = [
         ReuseChatEngine(LetterRetriever(), model, planner=planner, system_prompt="Be brief.")
@@ -244,7 +243,7 @@ def test_chat_engines_go_on_in_children_under_ids_of_their_own() -> None:
     assert len(set(in_children(CHILDREN, child, load))) == CHILDREN
 
 
-def test_memories_are_found_in_children() -> None:
+def test_memories_are_found_in_children():
     class Notes:
         def search(self, query: str, **options: Any) -> dict[str, Any]:
             return {"results": [{"id": n, "memory": letter_text(n)} for n in "abc"]}

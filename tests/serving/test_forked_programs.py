@@ -122,16 +122,12 @@ def run(folder: Path, program: str, *arguments: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_a_server_that_forks_workers_from_threads_and_loops_while_it_answers(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_forks_workers_from_threads_and_loops_while_it_answers(tmp_path):
     assert run(tmp_path, PREFORK) == [str([0] * 7)]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_pool_of_processes_shares_wrappers_and_is_told_to_make_its_own_clients(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_pool_of_processes_shares_wrappers_and_is_told_to_make_its_own_clients(tmp_path, method):
     answers, refusal, ids = run(tmp_path, POOL, method)
     assert answers == str([("Yes.", False)] * 2)
     assert refusal.startswith("EngineClient cannot be copied or pickled")

@@ -9,7 +9,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -49,7 +48,7 @@ def is_right(plan: Any) -> bool:
     )
 
 
-def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_their_own() -> None:
+def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_their_own():
     planner = ReusePlanner()
     conversation = planner.conversation("c", system="Be brief.")
     randoms = [random.Random(number) for number in range(4)]
@@ -78,7 +77,7 @@ def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_t
     assert len(set(everyone)) == len(everyone)
 
 
-def test_shadow_mode_goes_on_in_children() -> None:
+def test_shadow_mode_goes_on_in_children():
     planner = ReusePlanner(mode="shadow")
     randoms = [random.Random(number) for number in range(4)]
 
@@ -90,7 +89,7 @@ def test_shadow_mode_goes_on_in_children() -> None:
     assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
 
 
-def test_a_wrapped_langchain_model_answers_in_children() -> None:
+def test_a_wrapped_langchain_model_answers_in_children():
     model = ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), window_s=0.002)
     documents = [Document(block.text) for block in BLOCKS]
     randoms = [random.Random(number) for number in range(4)]
@@ -111,7 +110,7 @@ def test_a_wrapped_langchain_model_answers_in_children() -> None:
     assert answers == [["Yes."] * 6] * 30
 
 
-def test_a_wrapped_llamaindex_model_answers_in_children() -> None:
+def test_a_wrapped_llamaindex_model_answers_in_children():
     model = ReuseLLM(inner=MockLLM(max_tokens=1), window_s=0.002)
 
     def child(number: int) -> list[str]:
@@ -121,7 +120,7 @@ def test_a_wrapped_llamaindex_model_answers_in_children() -> None:
     assert answers == [["text", "text"]] * 30
 
 
-def test_children_dispatch_to_an_emulated_engine() -> None:
+def test_children_dispatch_to_an_emulated_engine():
     engine = EmulatedEngine(answer="In France.")
     transport = engine.transport()
 
@@ -211,8 +210,8 @@ def asking(client: EngineClient) -> Callable[[int], str]:
 
 
 def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_parents_loop(
-    server: CountingServer,
-) -> None:
+    server,
+):
     client = EngineClient(f"http://127.0.0.1:{server.server_port}", "m")
     ask = asking(client)
     assert ask(0) == "Yes."
@@ -223,9 +222,7 @@ def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_
     sync_bridge.run(client.aclose, lasting=True)
 
 
-def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(
-    server: CountingServer,
-) -> None:
+def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(server):
     """A connection that two processes share gives each the other's replies."""
     http = httpx.AsyncClient()
     url = f"http://127.0.0.1:{server.server_port}"
@@ -244,7 +241,7 @@ def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(
             (pool.complete, request),
         ):
             with pytest.raises(InvalidRequestError, match="make the http_client in each") as error:
-                asyncio.run(send(prompt))  # type: ignore[operator]
+                asyncio.run(send(prompt))
             errors.append(str(error.value))
         with pytest.raises(InvalidRequestError, match="make the http_client in each process"):
             asyncio.run(client.check_health())
@@ -258,7 +255,7 @@ def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(
     sync_bridge.run(http.aclose, lasting=True)
 
 
-def test_a_recorder_writes_what_each_child_sends_into_files_of_its_own(tmp_path: Path) -> None:
+def test_a_recorder_writes_what_each_child_sends_into_files_of_its_own(tmp_path):
     recorder = TraceRecorder(tmp_path)
 
     def child(number: int) -> str:

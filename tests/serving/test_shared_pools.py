@@ -47,9 +47,7 @@ async def caught_up(*all_pools: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-async def test_a_request_goes_where_another_pool_has_sent_its_documents(
-    tmp_path: Path, shares: bool
-) -> None:
+async def test_a_request_goes_where_another_pool_has_sent_its_documents(tmp_path, shares):
     log = SQLiteLog(tmp_path / "sent.sqlite") if shares else None
     one, other = pools(2, log)
     async with one, other:
@@ -59,7 +57,7 @@ async def test_a_request_goes_where_another_pool_has_sent_its_documents(
     assert routes == {where} if shares else len(routes) > 1
 
 
-async def test_each_engine_has_a_log_of_its_own() -> None:
+async def test_each_engine_has_a_log_of_its_own():
     one, other = pools(2, MemoryLogs())
     async with one, other:
         for first in FIRST:
@@ -70,7 +68,7 @@ async def test_each_engine_has_a_log_of_its_own() -> None:
         assert sum(replica.sharing.taken_in for replica in other.statistics()) == len(FIRST)
 
 
-async def test_orders_and_places_are_those_of_one_pool_for_all() -> None:
+async def test_orders_and_places_are_those_of_one_pool_for_all():
     requests = [asking(names) for names in ("abc", "cab", "bxa", "axb", "xyz", "zxb", "yxz")]
     [alone] = pools(1, None)
     sharing = pools(3, MemoryLogs())
@@ -83,7 +81,7 @@ async def test_orders_and_places_are_those_of_one_pool_for_all() -> None:
             await caught_up(*sharing)
 
 
-async def test_what_failed_at_an_engine_is_expected_there_by_no_pool() -> None:
+async def test_what_failed_at_an_engine_is_expected_there_by_no_pool():
     engines = network()
     options = {"planner": ReusePlanner(shared_log=MemoryLogs()), "attempts": 2}
     one, other = pool_on(engines, **options), pool_on(engines, **options)
@@ -96,7 +94,7 @@ async def test_what_failed_at_an_engine_is_expected_there_by_no_pool() -> None:
         assert [name for name, tokens in index_tokens(other).items() if tokens] == [served.replica]
 
 
-async def test_an_engine_that_is_added_shares_too() -> None:
+async def test_an_engine_that_is_added_shares_too():
     one, other = pools(2, MemoryLogs())
     async with one, other:
         for pool in (one, other):
@@ -118,9 +116,7 @@ def _process(folder: str, names: str, answers: Any) -> None:
     answers.send(asyncio.run(work()))
 
 
-def test_processes_that_come_and_go_send_the_same_documents_to_the_same_engine(
-    tmp_path: Path,
-) -> None:
+def test_processes_that_come_and_go_send_the_same_documents_to_the_same_engine(tmp_path):
     context = get_context("spawn")
     routes = []
     for names in ("xyz uvw rst", "zxy wuv tsr", "ayzx bwvu ctrs"):
@@ -133,15 +129,15 @@ def test_processes_that_come_and_go_send_the_same_documents_to_the_same_engine(
     assert routes[0] == routes[1] == routes[2]
 
 
-def test_a_log_that_has_none_for_each_engine_is_refused() -> None:
+def test_a_log_that_has_none_for_each_engine_is_refused():
     with pytest.raises(InvalidRequestError, match=r"of_engine\(name\).*several engines"):
         pools(1, MemoryLog())
     assert not isinstance(MemoryLog(), SharedLogs)
     with pytest.raises(InvalidRequestError, match="engine must be"):
-        ReusePlanner(shared_log=MemoryLogs()).sibling(3)  # type: ignore[arg-type]
+        ReusePlanner(shared_log=MemoryLogs()).sibling(3)
 
 
-async def test_without_logs_there_is_nothing_to_catch_up_with() -> None:
+async def test_without_logs_there_is_nothing_to_catch_up_with():
     [pool] = pools(1, None)
     async with pool:
         assert await pool.catch_up()
@@ -161,9 +157,7 @@ async def test_without_logs_there_is_nothing_to_catch_up_with() -> None:
     ],
     ids=range(6),
 )
-def test_the_file_of_an_engine_stands_beside_the_others(
-    tmp_path: Path, name: str, file: str
-) -> None:
+def test_the_file_of_an_engine_stands_beside_the_others(tmp_path, name, file):
     log = SQLiteLog(tmp_path / "sent.sqlite", max_entries=7)
     log.of_engine(name).append([b"one"])
     assert list(tmp_path.glob(file))

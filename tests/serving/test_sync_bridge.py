@@ -11,7 +11,7 @@ from ctxreuse.serving.aio import sync_bridge
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_what_is_asynchronous_runs_for_sync_callers(lasting: bool) -> None:
+def test_what_is_asynchronous_runs_for_sync_callers(lasting):
     async def work() -> int:
         await asyncio.sleep(0)
         return 3
@@ -24,7 +24,7 @@ def test_what_is_asynchronous_runs_for_sync_callers(lasting: bool) -> None:
     assert list(sync_bridge.iterate(pieces, lasting=lasting)) == [1, 2]
 
 
-def test_the_lasting_event_loop_is_the_same_for_every_call() -> None:
+def test_the_lasting_event_loop_is_the_same_for_every_call():
     async def loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
@@ -32,7 +32,7 @@ def test_the_lasting_event_loop_is_the_same_for_every_call() -> None:
     assert sync_bridge.run(loop, lasting=False) is not sync_bridge.run(loop, lasting=True)
 
 
-def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself() -> None:
+def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself():
     async def inner() -> str:
         return "done"
 
@@ -43,7 +43,7 @@ def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself() ->
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_errors_arrive_and_who_stops_early_cancels(lasting: bool) -> None:
+def test_errors_arrive_and_who_stops_early_cancels(lasting):
     ended: list[str] = []
 
     async def pieces() -> Any:
@@ -60,6 +60,6 @@ def test_errors_arrive_and_who_stops_early_cancels(lasting: bool) -> None:
         sync_bridge.run(fails, lasting=lasting)
     stream = sync_bridge.iterate(pieces, lasting=lasting)
     assert next(stream) == 1
-    stream.close()  # type: ignore[attr-defined]  # a generator
+    stream.close()  # a generator
     sync_bridge.run(lambda: asyncio.sleep(0.001), lasting=lasting)
     assert ended == ["cancelled"]

@@ -47,22 +47,20 @@ def ran(path: Path, last_words: str = "") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("last_words", "status"), [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
-def test_what_waits_when_a_process_ends_is_appended(
-    tmp_path: Path, last_words: str, status: int
-) -> None:
+def test_what_waits_when_a_process_ends_is_appended(tmp_path, last_words, status):
     path = tmp_path / "log"
     assert ran(path, last_words) == (status, "")
     assert told_in(path) == PLANS
 
 
-def test_a_process_that_is_killed_loses_only_what_waited(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_loses_only_what_waited(tmp_path):
     path = tmp_path / "log"
     killed, _ = ran(path, "planner.catch_up(); os.kill(os.getpid(), signal.SIGKILL)")
     assert killed < 0
     assert told_in(path) == PLANS
 
 
-def test_a_process_waits_a_second_at_most_for_a_log_that_is_locked(tmp_path: Path) -> None:
+def test_a_process_waits_a_second_at_most_for_a_log_that_is_locked(tmp_path):
     path = tmp_path / "log"
     locks = """
 planner.catch_up()
@@ -77,7 +75,7 @@ print(time.monotonic())
     assert told_in(path) == PLANS
 
 
-def test_a_process_does_not_wait_for_a_log_that_fails(tmp_path: Path) -> None:
+def test_a_process_does_not_wait_for_a_log_that_fails(tmp_path):
     fails = """
 planner.catch_up()
 class Failing:
@@ -103,18 +101,16 @@ def _plans(path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["spawn", "fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_processes_of_multiprocessing_tell_what_waits(tmp_path: Path, how: str) -> None:
+def test_processes_of_multiprocessing_tell_what_waits(tmp_path, how):
     path = tmp_path / "log"
-    child: Any = get_context(how).Process(  # type: ignore[attr-defined]
-        target=_plans, args=(path,)
-    )
+    child: Any = get_context(how).Process(target=_plans, args=(path,))
     child.start()
     child.join(60)
     assert child.exitcode == 0
     assert told_in(path) == PLANS
 
 
-def test_what_a_planner_that_is_gone_has_sent_is_told(tmp_path: Path) -> None:
+def test_what_a_planner_that_is_gone_has_sent_is_told(tmp_path):
     path = tmp_path / "log"
     _plans(path)
     gc.collect()
@@ -124,9 +120,7 @@ def test_what_a_planner_that_is_gone_has_sent_is_told(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_what_a_planner_that_is_gone_could_not_tell_is_said_to_be_lost(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_a_planner_that_is_gone_could_not_tell_is_said_to_be_lost(caplog):
     class Failing:
         secret = b""
 
@@ -146,9 +140,7 @@ def test_what_a_planner_that_is_gone_could_not_tell_is_said_to_be_lost(
         time.sleep(0.01)
 
 
-def test_a_plan_does_not_fail_where_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_does_not_fail_where_no_thread_can_be_started(tmp_path, monkeypatch):
     planner = ReusePlanner(shared_log=SQLiteLog(tmp_path / "log"))
 
     def refused(thread: threading.Thread) -> None:
@@ -164,7 +156,7 @@ def test_a_plan_does_not_fail_where_no_thread_can_be_started(
     assert planner.sharing.told == 1
 
 
-def test_exits_are_not_delayed_by_planners_without_anything_to_tell(tmp_path: Path) -> None:
+def test_exits_are_not_delayed_by_planners_without_anything_to_tell(tmp_path):
     status, begun = ran(tmp_path / "log", "planner.catch_up(); print(time.monotonic())")
     assert status == 0
     assert time.monotonic() - float(begun) < 0.9

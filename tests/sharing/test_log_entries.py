@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.planning.sharing import LostEntry, Marking, RatioEntry, SavedEntry, SentEntry
+from ctxreuse.planning.sharing import LostEntry, Marking, RatioEntry, SentEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 digests = st.binary(min_size=16, max_size=16)
@@ -58,18 +58,18 @@ entries = sent() | lost | st.builds(RatioEntry, digests, st.none() | digests, ra
 
 
 @given(entries, st.integers(0, 2**64 - 1))
-def test_an_entry_comes_back_as_it_was(entry: SavedEntry, number: int) -> None:
+def test_an_entry_comes_back_as_it_was(entry, number):
     assert decode(encode(WRITER, number, entry)) == (WRITER, number, entry)
 
 
 @given(sent())
-def test_the_blocks_come_back_in_the_retrievers_order(entry: SentEntry) -> None:
+def test_the_blocks_come_back_in_the_retrievers_order(entry):
     retrieved = list(entry.as_retrieved())
     assert [retrieved.index(key) for key in entry.keys] == list(entry.ranks)
     assert set(retrieved) == set(entry.keys)
 
 
-def test_entries_without_marks_are_those_of_the_earlier_version() -> None:
+def test_entries_without_marks_are_those_of_the_earlier_version():
     keys = BlockKey(b"a" * 16), BlockKey(b"b" * 16)
     told = b"s" * 16, keys, (7, 300), (1, 0), True, True
     sent = SentEntry(b"u" * 16, b"t" * 16, *told)
@@ -80,13 +80,13 @@ def test_entries_without_marks_are_those_of_the_earlier_version() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_entry(garbage: bytes) -> None:
+def test_garbage_is_no_entry(garbage):
     with pytest.raises(UnreadableEntryError):
         decode(garbage)
 
 
 @given(entries, st.data())
-def test_a_damaged_entry_is_none(entry: SavedEntry, data: st.DataObject) -> None:
+def test_a_damaged_entry_is_none(entry, data):
     written = bytearray(encode(WRITER, 1, entry))
     at = data.draw(st.integers(1, len(written) - 1))  # the first byte is the version
     written[at] ^= data.draw(st.integers(1, 255))
@@ -94,7 +94,7 @@ def test_a_damaged_entry_is_none(entry: SavedEntry, data: st.DataObject) -> None
         decode(bytes(written))
 
 
-def test_a_newer_version_says_what_to_do() -> None:
+def test_a_newer_version_says_what_to_do():
     body = b"\x04" + encode(WRITER, 1, LostEntry(bytes(16), bytes(16), None))[1:-4]
     with pytest.raises(UnreadableEntryError, match=r"version 4.*one version of ctxreuse"):
         decode(body + struct.pack("<I", zlib.crc32(body)))
@@ -120,6 +120,6 @@ def test_a_newer_version_says_what_to_do() -> None:
         SentEntry(bytes(16), bytes(16), None, (BlockKey(b"k" * 16),), (0,), (0,), False),
     ],
 )
-def test_what_no_planner_sends_is_no_entry(entry: SavedEntry) -> None:
+def test_what_no_planner_sends_is_no_entry(entry):
     with pytest.raises(UnreadableEntryError):
         decode(encode(WRITER, 1, entry))

@@ -54,7 +54,7 @@ def entries(numbers: range) -> list[bytes]:
     return [b"entry %d" % number for number in numbers]
 
 
-def test_what_is_appended_is_read_in_order_from_any_position(make: Callable[[], SharedLog]) -> None:
+def test_what_is_appended_is_read_in_order_from_any_position(make):
     log, other = make(), make()
     assert isinstance(log, SharedLog)
     empty = log.read("", 10)
@@ -71,7 +71,7 @@ def test_what_is_appended_is_read_in_order_from_any_position(make: Callable[[], 
     assert other.read(rest.position, 10).entries == entries(range(7, 8))
 
 
-def test_any_bytes_come_back_as_they_were(make: Callable[[], SharedLog]) -> None:
+def test_any_bytes_come_back_as_they_were(make):
     log = make()
     written = [b"", bytes(range(256)), b"\xff" * 3, b"x" * 100_000]
     log.append(written)
@@ -79,12 +79,12 @@ def test_any_bytes_come_back_as_they_were(make: Callable[[], SharedLog]) -> None
     assert log.read("", 10).entries == written
 
 
-def test_the_secret_is_the_same_for_all_who_open_it(make: Callable[[], SharedLog]) -> None:
+def test_the_secret_is_the_same_for_all_who_open_it(make):
     assert make().secret == make().secret == copy.copy(make()).secret
     assert 0 < len(make().secret) <= 64
 
 
-def test_a_planner_orders_by_what_another_one_has_sent(make: Callable[[], SharedLog]) -> None:
+def test_a_planner_orders_by_what_another_one_has_sent(make):
     one, other = ReusePlanner(shared_log=make()), ReusePlanner(shared_log=make())
     one.plan(asked("abc"))
     caught_up(one, other)
@@ -94,7 +94,7 @@ def test_a_planner_orders_by_what_another_one_has_sent(make: Callable[[], Shared
     assert one.sharing == SharingStatistics(told=2, taken_in=1)
 
 
-def test_prompts_are_those_of_one_planner_for_all(make: Callable[[], SharedLog]) -> None:
+def test_prompts_are_those_of_one_planner_for_all(make):
     requests = [asked("".join(letters)) for letters in ("abc", "cab", "bxa", "axb", "cxb", "abc")]
     alone, planners = ReusePlanner(), sharing(make(), 3)
     for number, request in enumerate(requests):
@@ -103,9 +103,7 @@ def test_prompts_are_those_of_one_planner_for_all(make: Callable[[], SharedLog])
         assert plan.messages() == alone.plan(request).messages()
 
 
-def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
-    make: Callable[[], SharedLog],
-) -> None:
+def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(make):
     [before] = sharing(make(), 1)
     for letters in ("abc", "cab", "bca", "xyz", "zab"):
         before.plan(asked(letters, system="Be brief."))
@@ -119,7 +117,7 @@ def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
             assert ours.messages() == theirs.messages()
 
 
-def test_garbage_of_others_is_left_out(make: Callable[[], SharedLog]) -> None:
+def test_garbage_of_others_is_left_out(make):
     log = make()
     one, other = sharing(log)
     log.append([b"", b"garbage", b"\x01" * 100, bytes(60)])
@@ -129,7 +127,7 @@ def test_garbage_of_others_is_left_out(make: Callable[[], SharedLog]) -> None:
     assert other.sharing.unreadable == 4
 
 
-def test_an_entry_that_was_appended_twice_is_taken_in_once(make: Callable[[], SharedLog]) -> None:
+def test_an_entry_that_was_appended_twice_is_taken_in_once(make):
     """As when the answer of a store was lost, and its client tries again."""
     log = make()
     append = log.append
@@ -138,7 +136,7 @@ def test_an_entry_that_was_appended_twice_is_taken_in_once(make: Callable[[], Sh
         append(written)
         append(written)
 
-    log.append = twice  # type: ignore[method-assign]
+    log.append = twice
     one, other = sharing(log)
     for letters in ("abc", "bca", "abc"):
         one.plan(asked(letters))
@@ -146,17 +144,17 @@ def test_an_entry_that_was_appended_twice_is_taken_in_once(make: Callable[[], Sh
     assert other.sharing.taken_in == 3
 
 
-def test_a_batch_is_appended_whole_or_not_at_all(make: Callable[[], SharedLog]) -> None:
+def test_a_batch_is_appended_whole_or_not_at_all(make):
     log = make()
     if isinstance(log, MemoryLog):
         pytest.skip("it takes anything")
     with pytest.raises(InvalidRequestError, match="an entry must be bytes"):
-        log.append([b"one", "two"])  # type: ignore[list-item]
+        log.append([b"one", "two"])
     assert log.read("", 10).entries == []
 
 
 @pytest.mark.parametrize("position", ["x", "-1", "1-", "٣", 3, None, "9" * 50])
-def test_what_is_no_position_is_refused(make: Callable[[], SharedLog], position: Any) -> None:
+def test_what_is_no_position_is_refused(make, position):
     log = make()
     if isinstance(log, MemoryLog):
         pytest.skip("it takes anything")
@@ -167,9 +165,7 @@ def test_what_is_no_position_is_refused(make: Callable[[], SharedLog], position:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_children_that_are_forked_know_what_their_parent_knew_and_go_on(
-    make_shared: Callable[[], SharedLog],
-) -> None:
+def test_children_that_are_forked_know_what_their_parent_knew_and_go_on(make_shared):
     planner, other = sharing(make_shared())
     planner.plan(asked("abc"))
     other.plan(asked("xyz"))
@@ -189,9 +185,7 @@ def test_children_that_are_forked_know_what_their_parent_knew_and_go_on(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_what_a_parent_tells_after_a_fork_is_taken_in_by_the_child(
-    make_shared: Callable[[], SharedLog],
-) -> None:
+def test_what_a_parent_tells_after_a_fork_is_taken_in_by_the_child(make_shared):
     [planner] = sharing(make_shared(), 1)
     planner.plan(asked("abc"))  # may wait to be told while the child is made
 
@@ -210,7 +204,7 @@ def _spawned(log: SharedLog, letters: str) -> None:
     caught_up(planner)
 
 
-def test_processes_that_are_spawned_share_it(make_shared: Callable[[], SharedLog]) -> None:
+def test_processes_that_are_spawned_share_it(make_shared):
     context = get_context("spawn")
     arguments = [(make_shared(), letters) for letters in ("abc", "xyz")]
     children = [context.Process(target=_spawned, args=one) for one in arguments]
@@ -225,7 +219,7 @@ def test_processes_that_are_spawned_share_it(make_shared: Callable[[], SharedLog
     assert order(planner.plan(asked("zyx"))) == "xyz"
 
 
-def test_copies_and_pickles_open_the_same_log(make_shared: Callable[[], SharedLog]) -> None:
+def test_copies_and_pickles_open_the_same_log(make_shared):
     log = make_shared()
     log.append([b"one"])
     for other in (copy.copy(log), copy.deepcopy(log), pickle.loads(pickle.dumps(log))):
@@ -233,9 +227,7 @@ def test_copies_and_pickles_open_the_same_log(make_shared: Callable[[], SharedLo
         assert other.read("", 10).entries == [b"one"]
 
 
-def test_what_is_kept_is_bounded_and_a_reader_that_is_behind_learns_it(
-    make_shared: Callable[[], SharedLog], tmp_path: Path
-) -> None:
+def test_what_is_kept_is_bounded_and_a_reader_that_is_behind_learns_it(make_shared, tmp_path):
     log: Any = make_shared()
     if isinstance(log, SQLiteLog):
         log = SQLiteLog(tmp_path / "small", max_entries=10)
@@ -251,9 +243,7 @@ def test_what_is_kept_is_bounded_and_a_reader_that_is_behind_learns_it(
     assert log.read(read.position, 10) == (read.position, [], False)
 
 
-def test_a_planner_says_once_that_it_is_behind(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_planner_says_once_that_it_is_behind(caplog, tmp_path):
     log = SQLiteLog(tmp_path / "log")
     one, other = sharing(log)
     one.plan(asked("abc"))
@@ -270,7 +260,7 @@ def test_a_planner_says_once_that_it_is_behind(
     assert len(said) == 2, "each planner says it once"
 
 
-def test_entries_that_come_again_behind_a_gap_are_not_doubled() -> None:
+def test_entries_that_come_again_behind_a_gap_are_not_doubled():
     """As when a server is replaced by a replica that had not got the last ones."""
     log = MemoryLog()
     one, other = sharing(log)
@@ -280,7 +270,7 @@ def test_entries_that_come_again_behind_a_gap_are_not_doubled() -> None:
     tokens = other.statistics()
     read, entries = log.read, list(log.entries)
     log.entries[:] = [entries[0]]
-    log.read = lambda position, most: (  # type: ignore[method-assign]
+    log.read = lambda position, most: (
         read("", most)._replace(has_gap=True) if int(position or 0) > len(log.entries)
         else read(position, most)
     )  # fmt: skip
@@ -292,7 +282,7 @@ def test_entries_that_come_again_behind_a_gap_are_not_doubled() -> None:
     assert other.sharing.taken_in == 4
 
 
-def test_a_log_that_can_only_be_read_is_read(make: Callable[[], SharedLog]) -> None:
+def test_a_log_that_can_only_be_read_is_read(make):
     log = make()
     one, other = sharing(log, 1)[0], None
     one.plan(asked("abc"))
@@ -303,7 +293,7 @@ def test_a_log_that_can_only_be_read_is_read(make: Callable[[], SharedLog]) -> N
     def refuse(written: object) -> None:
         raise OSError("the disk is full")
 
-    log.append = refuse  # type: ignore[method-assign]
+    log.append = refuse
     other.plan(asked("xyz"))
     assert not other.catch_up(0.3)
     assert order(other.plan(asked("cab"))) == "abc"
@@ -311,7 +301,7 @@ def test_a_log_that_can_only_be_read_is_read(make: Callable[[], SharedLog]) -> N
     assert other.sharing.untold == 2
 
 
-def test_garbage_of_any_size_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_of_any_size_is_logged_once(caplog):
     log = MemoryLog()
     log.entries += [bytes(size) for size in range(50)]
     log.entries.append(b"\x09" + encode(bytes(8), 1, LostEntry(bytes(16), bytes(16), 0))[1:])

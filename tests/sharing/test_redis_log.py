@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,7 @@ def assert_goes_on_alone(planner: ReusePlanner) -> None:
         assert order(plan) == "abc"
 
 
-def test_a_server_that_is_away_at_the_start_is_caught_up_with(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_away_at_the_start_is_caught_up_with(server, caplog):
     server.stop()
     one, other = sharing(log_at(server.url))
     assert_goes_on_alone(one)
@@ -63,7 +61,7 @@ def test_a_server_that_is_away_at_the_start_is_caught_up_with(
     assert (one.sharing.lost, one.sharing.untold) == (0, 0)
 
 
-def test_a_server_that_restarts_empty_is_told_what_comes_from_then_on(server: RedisServer) -> None:
+def test_a_server_that_restarts_empty_is_told_what_comes_from_then_on(server):
     one, other = sharing(log_at(server.url))
     one.plan(asked("abc"))
     caught_up(one, other)
@@ -79,9 +77,7 @@ def test_a_server_that_restarts_empty_is_told_what_comes_from_then_on(server: Re
 
 
 @pytest.mark.parametrize("how", ["FLUSHALL", "XTRIM", "an earlier clock"])
-def test_a_stream_that_loses_what_was_read_is_read_on(
-    server: RedisServer, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+def test_a_stream_that_loses_what_was_read_is_read_on(server, caplog, how):
     client = redis.Redis.from_url(server.url)
     one, other = sharing(log_at(server.url))
     one.plan(asked("abc"))
@@ -106,7 +102,7 @@ def test_a_stream_that_loses_what_was_read_is_read_on(
     assert len(lines) <= 2, "each planner says it once"
 
 
-def test_a_server_that_does_not_answer_keeps_no_plan(server: RedisServer) -> None:
+def test_a_server_that_does_not_answer_keeps_no_plan(server):
     one, other = sharing(log_at(server.url, timeout_s=0.2))
     one.plan(asked("abc"))
     caught_up(one, other)
@@ -150,9 +146,7 @@ def _locked(server: RedisServer) -> str:
 
 
 @pytest.mark.parametrize("spoil", [_wrong_type, _out_of_memory, _replica, _no_rights, _locked])
-def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(
-    server: RedisServer, caplog: pytest.LogCaptureFixture, spoil: Callable[[RedisServer], str]
-) -> None:
+def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(server, caplog, spoil):
     reason = spoil(server)
     log = log_at(server.url)
     planner = ReusePlanner(shared_log=log)
@@ -164,9 +158,7 @@ def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(
         log.append([b"one"])
 
 
-def test_entries_of_others_are_left_out_and_another_secret_is_said(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entries_of_others_are_left_out_and_another_secret_is_said(server, caplog):
     client = redis.Redis.from_url(server.url)
     client.xadd("ctxreuse", {"a field": "of another program"})
     client.xadd("ctxreuse", {b"\xff\x00": b"\xff" * 100_000})
@@ -187,7 +179,7 @@ def test_entries_of_others_are_left_out_and_another_secret_is_said(
     )
 
 
-def test_the_server_holds_no_text_and_no_plain_digest(server: RedisServer) -> None:
+def test_the_server_holds_no_text_and_no_plain_digest(server):
     [planner] = sharing(log_at(server.url), 1)
     planner.plan(asked("abc", tenant="a tenant", system="a system text"))
     caught_up(planner)
@@ -201,7 +193,7 @@ def test_the_server_holds_no_text_and_no_plain_digest(server: RedisServer) -> No
     assert asked("a").blocks[0].key not in held
 
 
-def test_a_user_needs_no_other_rights_than_the_documented_ones(server: RedisServer) -> None:
+def test_a_user_needs_no_other_rights_than_the_documented_ones(server):
     redis.Redis.from_url(server.url).acl_setuser(
         "planner",
         enabled=True,
@@ -217,9 +209,7 @@ def test_a_user_needs_no_other_rights_than_the_documented_ones(server: RedisServ
     assert one.sharing.faults == other.sharing.faults == 0
 
 
-def test_no_password_and_no_secret_is_shown(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_no_password_and_no_secret_is_shown(caplog, tmp_path):
     url = f"redis://user:{PASSWORD}@127.0.0.1:{free_port()}/0"
     log = log_at(url)
     planner = ReusePlanner(shared_log=log)
@@ -248,7 +238,7 @@ def test_no_password_and_no_secret_is_shown(
         "redis://host?db=x", "redis://host?protocol=x", "redis://[host",
     ],
 )  # fmt: skip
-def test_what_is_no_address_is_refused_without_showing_a_password(url: Any) -> None:
+def test_what_is_no_address_is_refused_without_showing_a_password(url):
     with pytest.raises(InvalidRequestError, match="url") as caught:
         log_at(url)
     assert PASSWORD not in str(caught.value)
@@ -258,25 +248,25 @@ def test_what_is_no_address_is_refused_without_showing_a_password(url: Any) -> N
 @pytest.mark.parametrize(
     "option", ["decode_responses=true", "socket_timeout=0", "password=x", "ssl_cert_reqs=none"]
 )
-def test_options_that_would_break_it_are_refused(option: str) -> None:
+def test_options_that_would_break_it_are_refused(option):
     with pytest.raises(InvalidRequestError, match=option.split("=")[0]):
         log_at(f"rediss://host?{option}")
 
 
 @pytest.mark.parametrize("secret", ["", "short", b"15 bytes, so no", None, 3])
-def test_a_secret_that_can_be_guessed_is_refused(secret: Any) -> None:
+def test_a_secret_that_can_be_guessed_is_refused(secret):
     with pytest.raises(InvalidRequestError, match="secret") as caught:
         log_at("redis://host", secret=secret)
     assert "so no" not in str(caught.value)
 
 
-def test_other_arguments_are_checked() -> None:
+def test_other_arguments_are_checked():
     for wrong in ({"stream": 3}, {"max_entries": 0}, {"timeout_s": 0}):
         with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
             log_at("redis://host", **wrong)
 
 
-def test_without_the_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_client_the_error_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "redis", None)
@@ -284,7 +274,7 @@ def test_without_the_client_the_error_says_what_to_install(monkeypatch: pytest.M
         log_at("redis://host")
 
 
-def test_tls_checks_the_certificate_and_the_name(tmp_path: Path) -> None:
+def test_tls_checks_the_certificate_and_the_name(tmp_path):
     made, key = certificate(tmp_path)
     port = free_port()
     options = (

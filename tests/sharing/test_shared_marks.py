@@ -49,7 +49,7 @@ def shown(plan: Plan) -> tuple[Any, ...]:
     return [one.id for one in plan.blocks], plan.marks, plan.expected_cached_tokens
 
 
-def test_a_second_worker_reads_what_the_first_has_written(log: SharedLog) -> None:
+def test_a_second_worker_reads_what_the_first_has_written(log):
     one, other = sharing(log, cache="anthropic")
     written(one)
     caught_up(one, other)
@@ -58,7 +58,7 @@ def test_a_second_worker_reads_what_the_first_has_written(log: SharedLog) -> Non
     assert one.plan(asked("abc", tenant="B"), now=10).expected_cached_tokens == 0
 
 
-def test_planners_that_share_a_log_mark_as_one_planner_for_all(log: SharedLog) -> None:
+def test_planners_that_share_a_log_mark_as_one_planner_for_all(log):
     alone, planners = ReusePlanner(cache="anthropic"), sharing(log, cache="anthropic")
     read = 0
     for number, letters in enumerate(["abc", "abd", "cab", "bae", "abd", "abc", "dab"] * 3):
@@ -69,12 +69,12 @@ def test_planners_that_share_a_log_mark_as_one_planner_for_all(log: SharedLog) -
     assert read > 20_000
 
 
-def test_adapters_of_all_processes_plan_by_one_clock() -> None:
+def test_adapters_of_all_processes_plan_by_one_clock():
     assert abs(clock.now() - time.time()) < 60
     assert clock.now() <= clock.now()
 
 
-def test_what_another_worker_has_written_expires(log: SharedLog) -> None:
+def test_what_another_worker_has_written_expires(log):
     one, other = sharing(log, cache="anthropic")
     written(one, now=1_000)
     caught_up(one, other)
@@ -86,16 +86,14 @@ def test_what_another_worker_has_written_expires(log: SharedLog) -> None:
 
 
 @pytest.mark.parametrize("apart", [-5_000_000, 5_000_000])
-def test_nothing_is_expected_of_a_worker_whose_clock_is_another(
-    log: SharedLog, apart: float
-) -> None:
+def test_nothing_is_expected_of_a_worker_whose_clock_is_another(log, apart):
     one, other = sharing(log, cache="anthropic")
     written(one, now=6_000_000)
     caught_up(one, other)
     assert other.plan(asked("abc"), now=6_000_000 + apart).expected_cached_tokens == 0
 
 
-def test_a_plan_that_was_never_sent_is_expected_by_nobody(log: SharedLog) -> None:
+def test_a_plan_that_was_never_sent_is_expected_by_nobody(log):
     one, other = sharing(log, cache="anthropic")
     failed = written(one)
     one.evict([failed.request_id])
@@ -105,9 +103,7 @@ def test_a_plan_that_was_never_sent_is_expected_by_nobody(log: SharedLog) -> Non
 
 
 @pytest.mark.parametrize(("taken_back", "ends"), [([0], 500), ([1], 300), ([0, 1], 0), ([1, 0], 0)])
-def test_what_is_taken_back_was_never_written_and_what_was_sent_is(
-    taken_back: list[int], ends: int
-) -> None:
+def test_what_is_taken_back_was_never_written_and_what_was_sent_is(taken_back, ends):
     for now in (ends - 1, ends + 1):
         planner = ReusePlanner(cache="anthropic")
         plans = [written(planner), planner.plan(asked("abc"), now=200)]
@@ -119,7 +115,7 @@ def test_what_is_taken_back_was_never_written_and_what_was_sent_is(
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(0, 0), (2, 0), (3, 2_700)])
-def test_what_is_told_as_trimmed_is_expected_up_to_there(blocks: int, expected: int) -> None:
+def test_what_is_told_as_trimmed_is_expected_up_to_there(blocks, expected):
     planner = ReusePlanner(cache="anthropic")
     planner.trim(written(planner).request_id, blocks)
     assert planner.plan(asked("abc"), now=1).expected_cached_tokens == expected
@@ -153,9 +149,7 @@ def do(planner: ReusePlanner, wanted: list[Any], now: float) -> tuple[list[Any],
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, steps)
-def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(
-    tmp_path: Path, first: list[Any], second: list[Any]
-) -> None:
+def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(tmp_path, first, second):
     def counter(text: str) -> int:
         return 1_100
 
@@ -168,7 +162,7 @@ def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(
     assert do(after, second, now) == do(before, second, now)
 
 
-def test_entries_and_files_without_marks_have_the_earlier_version(tmp_path: Path) -> None:
+def test_entries_and_files_without_marks_have_the_earlier_version(tmp_path):
     log = MemoryLog()
     one, marked = sharing(log, 1) + sharing(log, 1, cache="openai")
     planner = ReusePlanner()
@@ -188,7 +182,7 @@ def test_entries_and_files_without_marks_have_the_earlier_version(tmp_path: Path
     assert (tmp_path / "marked").read_bytes()[14] == snapshot.VERSION
 
 
-def test_what_the_engine_has_told_of_lengths_is_saved(tmp_path: Path) -> None:
+def test_what_the_engine_has_told_of_lengths_is_saved(tmp_path):
     before = ReusePlanner()
     for system in (None, "Be brief."):
         for number in range(40):

@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> SQLiteLog:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(first: int) -> None:
+def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(first):
     log = MemoryLog()
     log.error = TimeoutError()  # so that neither knows of the other, however slow this machine is
     planners = one, other = sharing(log)
@@ -50,7 +50,7 @@ def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(f
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_a_repeat_keeps_its_prompt_in_all_processes(log: SQLiteLog) -> None:
+def test_a_repeat_keeps_its_prompt_in_all_processes(log):
     one, other = sharing(log)
     one.plan(asked("ba"), "none")
     prompt = one.plan(asked("ab"), "none").messages()
@@ -60,7 +60,7 @@ def test_a_repeat_keeps_its_prompt_in_all_processes(log: SQLiteLog) -> None:
     assert other.plan(asked("ab")).messages() == one.plan(asked("ab")).messages() == prompt
 
 
-def test_tenants_stay_apart(log: SQLiteLog) -> None:
+def test_tenants_stay_apart(log):
     one, other = sharing(log)
     one.plan(asked("abc", tenant="A"))
     caught_up(one, other)
@@ -69,7 +69,7 @@ def test_tenants_stay_apart(log: SQLiteLog) -> None:
     assert order(other.plan(asked("cba", tenant="A"))) == "abc"
 
 
-def test_conversations_are_not_shared(log: SQLiteLog) -> None:
+def test_conversations_are_not_shared(log):
     one, other = sharing(log)
     chat = one.conversation("c")
     chat.plan(asked("ab").blocks, "Which?")
@@ -84,7 +84,7 @@ def test_conversations_are_not_shared(log: SQLiteLog) -> None:
 
 
 @pytest.mark.parametrize("how", ["evicted", "trimmed"])
-def test_what_the_engine_has_lost_is_told(log: SQLiteLog, how: str) -> None:
+def test_what_the_engine_has_lost_is_told(log, how):
     one, other = sharing(log)
     plan = one.plan(asked("abc"))
     caught_up(one, other)
@@ -98,7 +98,7 @@ def test_what_the_engine_has_lost_is_told(log: SQLiteLog, how: str) -> None:
     assert left == (0 if how == "evicted" else other.cached_tokens(asked("a"))) < whole
 
 
-def test_ids_of_requests_are_each_planners_own(log: SQLiteLog) -> None:
+def test_ids_of_requests_are_each_planners_own(log):
     one, other = sharing(log)
     for planner, letters in ((one, "abc"), (other, "xyz")):
         planner.plan(asked(letters, request_id="request-0"))
@@ -109,7 +109,7 @@ def test_ids_of_requests_are_each_planners_own(log: SQLiteLog) -> None:
     assert other.cached_tokens(asked("abc")) == 0
 
 
-def test_the_file_is_for_its_owner_and_shows_no_text(log: SQLiteLog, tmp_path: Path) -> None:
+def test_the_file_is_for_its_owner_and_shows_no_text(log, tmp_path):
     [one] = sharing(log, 1)
     one.plan(asked("abc", tenant="a tenant", system="a system text"))
     caught_up(one)
@@ -122,9 +122,7 @@ def test_the_file_is_for_its_owner_and_shows_no_text(log: SQLiteLog, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["fails", "garbage", "a folder"])
-def test_a_log_that_cannot_be_used_costs_no_plan(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
+def test_a_log_that_cannot_be_used_costs_no_plan(tmp_path, caplog, kind):
     log: Any = MemoryLog()
     if kind == "fails":
         log.error = OSError("the disk is full")
@@ -146,7 +144,7 @@ def test_a_log_that_cannot_be_used_costs_no_plan(
     assert "says" not in said.message
 
 
-def test_a_log_that_comes_back_is_caught_up_with() -> None:
+def test_a_log_that_comes_back_is_caught_up_with():
     log = MemoryLog()
     one, other = sharing(log)
     log.error = TimeoutError()
@@ -158,9 +156,7 @@ def test_a_log_that_comes_back_is_caught_up_with() -> None:
     assert one.sharing.untold == one.sharing.lost == 0
 
 
-def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(monkeypatch):
     log = MemoryLog()
     one, other = sharing(log)
     for letters in ("abc", "xyz", "def"):
@@ -180,7 +176,7 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
     assert other.cached_tokens(asked("def")) > 0
 
 
-def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_to_tell_is_dropped_and_counted(monkeypatch):
     from ctxreuse.sharing import exchange
 
     monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
@@ -193,9 +189,7 @@ def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
     assert planner.sharing.lost == 4
 
 
-def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(monkeypatch):
     from ctxreuse.sharing import exchange
 
     monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
@@ -207,7 +201,7 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
         assert go_on.wait(WAIT_S)
         append(entries)
 
-    log.append = slowly  # type: ignore[method-assign]
+    log.append = slowly
     planner = ReusePlanner(shared_log=log)
     planner.plan(asked("a"))
     assert is_appending.wait(WAIT_S)
@@ -219,9 +213,7 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
     assert len(log.entries) == 4
 
 
-def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of(monkeypatch):
     log, is_ordering, go_on = MemoryLog(), threading.Event(), threading.Event()
     one, other = sharing(log)
     one.plan(asked("ab"))
@@ -243,7 +235,7 @@ def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of
     assert other.sharing.taken_in == 2
 
 
-def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
+def test_planning_does_not_wait_for_a_log_that_is_slow():
     log, go_on = MemoryLog(), threading.Event()
     append = log.append
 
@@ -251,7 +243,7 @@ def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
         assert go_on.wait(WAIT_S)
         append(entries)
 
-    log.append = slowly  # type: ignore[method-assign]
+    log.append = slowly
     planner = ReusePlanner(shared_log=log)
     for letters in ("abc", "bca"):
         planner.plan(asked(letters))
@@ -261,7 +253,7 @@ def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
     assert planner.sharing.told == 2
 
 
-def test_the_thread_ends_with_the_planner() -> None:
+def test_the_thread_ends_with_the_planner():
     log = MemoryLog()
     planners = sharing(log, 3)
     for planner in planners:
@@ -273,7 +265,7 @@ def test_the_thread_ends_with_the_planner() -> None:
     until(lambda: not any(one is not None and one.is_alive() for one in threads))
 
 
-def test_copies_and_pickles_share_the_log(log: SQLiteLog) -> None:
+def test_copies_and_pickles_share_the_log(log):
     [one] = sharing(log, 1)
     one.plan(asked("abc"))
     caught_up(one)
@@ -282,7 +274,7 @@ def test_copies_and_pickles_share_the_log(log: SQLiteLog) -> None:
         assert order(other.plan(asked("cba"))) == "abc"
 
 
-def test_a_planner_without_a_log_shares_nothing() -> None:
+def test_a_planner_without_a_log_shares_nothing():
     planner = ReusePlanner()
     planner.plan(asked("abc"))
     assert planner.catch_up()
@@ -290,16 +282,16 @@ def test_a_planner_without_a_log_shares_nothing() -> None:
 
 
 @pytest.mark.parametrize("log", [3, "a path", object()])
-def test_what_is_no_log_is_refused(log: Any) -> None:
+def test_what_is_no_log_is_refused(log):
     with pytest.raises(InvalidRequestError, match="shared_log"):
         ReusePlanner(shared_log=log)
     with pytest.raises(InvalidRequestError, match="shadow"):
         ReusePlanner(shared_log=MemoryLog(), mode="shadow")
     with pytest.raises(InvalidRequestError, match="path"):
-        SQLiteLog(3)  # type: ignore[arg-type]
+        SQLiteLog(3)
 
 
-def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path):
     with pytest.raises(InvalidRequestError, match="a folder that exists"):
         SQLiteLog(tmp_path / "nowhere" / "log")
     (tmp_path / "log.key").write_bytes(b"short")
@@ -307,7 +299,7 @@ def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path: Path) -> N
         SQLiteLog(tmp_path / "log")
 
 
-def test_a_file_that_another_program_locks_is_waited_for(log: SQLiteLog, tmp_path: Path) -> None:
+def test_a_file_that_another_program_locks_is_waited_for(log, tmp_path):
     [planner] = sharing(log, 1)
     planner.plan(asked("abc"))
     caught_up(planner)
@@ -327,7 +319,7 @@ def test_a_file_that_another_program_locks_is_waited_for(log: SQLiteLog, tmp_pat
         max_size=12,
     )
 )
-def test_whoever_plans_nothing_is_lost_or_doubled(asked_of: list[tuple[int, str, str]]) -> None:
+def test_whoever_plans_nothing_is_lost_or_doubled(asked_of):
     log = MemoryLog()
     planners = sharing(log, 3)
     for number, letters, tenant in asked_of:

@@ -71,8 +71,8 @@ def do(planner: ReusePlanner, asked_of: list[Any]) -> list[tuple[Any, int]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, steps, steps, st.sampled_from([None, 300]))
 def test_prompts_are_those_that_the_planner_before_would_have_sent(
-    tmp_path: Path, first: list[Any], second: list[Any], third: list[Any], capacity: int | None
-) -> None:
+    tmp_path, first, second, third, capacity
+):
     before = ReusePlanner(capacity_tokens=capacity)
     do(before, first)
     after = reloaded(before, tmp_path, capacity_tokens=capacity)
@@ -81,7 +81,7 @@ def test_prompts_are_those_that_the_planner_before_would_have_sent(
     assert do(again, third) == do(before, third)
 
 
-def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path: Path) -> None:
+def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path):
     before = ReusePlanner()
     for letters in ("abc", "cab", "xyz", "bca"):
         before.plan(asked(letters))
@@ -96,7 +96,7 @@ def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path: Pat
     assert ours.cached_as_retrieved == theirs.cached_as_retrieved > 0
 
 
-def test_a_saved_planner_is_not_changed(tmp_path: Path) -> None:
+def test_a_saved_planner_is_not_changed(tmp_path):
     planner, other = ReusePlanner(), ReusePlanner()
     for one in (planner, other):
         one.plan(asked("abc"))
@@ -104,7 +104,7 @@ def test_a_saved_planner_is_not_changed(tmp_path: Path) -> None:
     assert planner.plan(asked("cab")).messages() == other.plan(asked("cab")).messages()
 
 
-def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_path: Path) -> None:
+def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_path):
     before = ReusePlanner()
     before.plan(asked("abc"))
     after = reloaded(before, tmp_path)
@@ -117,7 +117,7 @@ def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_pa
 
 
 @pytest.mark.parametrize("request_id", [10**5_000, True, "\ud800", "x" * 10_000], ids=range(4))
-def test_any_id_of_a_request_can_be_saved_and_evicted(tmp_path: Path, request_id: Any) -> None:
+def test_any_id_of_a_request_can_be_saved_and_evicted(tmp_path, request_id):
     for planner in (ReusePlanner(), ReusePlanner(shared_log=MemoryLog())):
         planner.plan(asked("abc", request_id=request_id))
         assert planner.evict([request_id]).requests == 1
@@ -127,9 +127,7 @@ def test_any_id_of_a_request_can_be_saved_and_evicted(tmp_path: Path, request_id
     assert reloaded(planner, tmp_path).cached_tokens(asked("abc")) == 0
 
 
-def test_without_a_file_the_planner_is_empty_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_file_the_planner_is_empty_and_the_log_says_so(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         planner = ReusePlanner.load(tmp_path / "sent", strict=True, annotate=False)
     assert planner.statistics().requests == 0
@@ -138,7 +136,7 @@ def test_without_a_file_the_planner_is_empty_and_the_log_says_so(
     assert order(reloaded(planner, tmp_path).plan(asked("cab"))) == "abc"
 
 
-def test_settings_are_those_of_the_new_process(tmp_path: Path) -> None:
+def test_settings_are_those_of_the_new_process(tmp_path):
     before = ReusePlanner()
     before.plan(asked("abc"))
     after = reloaded(before, tmp_path, annotate=False, capacity_tokens=10_000)
@@ -146,7 +144,7 @@ def test_settings_are_those_of_the_new_process(tmp_path: Path) -> None:
     assert (order(plan), plan.order_annotation) == ("abc", None)
 
 
-def test_copies_and_siblings_of_a_loaded_planner_have_seen_nothing(tmp_path: Path) -> None:
+def test_copies_and_siblings_of_a_loaded_planner_have_seen_nothing(tmp_path):
     before = ReusePlanner()
     before.plan(asked("abc"))
     after = reloaded(before, tmp_path)
@@ -154,7 +152,7 @@ def test_copies_and_siblings_of_a_loaded_planner_have_seen_nothing(tmp_path: Pat
         assert one.cached_tokens(asked("abc")) == 0
 
 
-def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path: Path) -> None:
+def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path):
     planner = ReusePlanner()
     planner.plan(asked("abc", tenant="a tenant", system="a system text", request_id="an id of it"))
     planner.save(tmp_path / "sent")
@@ -167,7 +165,7 @@ def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path: Path) -> None:
         assert text not in content
 
 
-def test_tenants_stay_apart(tmp_path: Path) -> None:
+def test_tenants_stay_apart(tmp_path):
     before = ReusePlanner()
     before.plan(asked("abc", tenant="A"))
     after = reloaded(before, tmp_path)
@@ -176,10 +174,10 @@ def test_tenants_stay_apart(tmp_path: Path) -> None:
     assert order(after.plan(asked("cba", tenant="A"))) == "abc"
 
 
-def test_what_is_saved_is_bounded_and_a_tenant_with_less_loses_nothing(tmp_path: Path) -> None:
+def test_what_is_saved_is_bounded_and_a_tenant_with_less_loses_nothing(tmp_path):
     planner = ReusePlanner()
     bounds = Bounds(journal_blocks=30)
-    planner._planning._tenants = Tenants(None, bounds)  # type: ignore[union-attr]
+    planner._planning._tenants = Tenants(None, bounds)
     planner.plan(asked("abc", tenant="small"))
     for number in range(50):
         planner.plan(asked(f"{LETTERS[number % 6]}xyz", tenant="large"))
@@ -201,9 +199,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, caplog, how):
     before, path = ReusePlanner(), tmp_path / "sent"
     before.plan(asked("abc"))
     before.save(path)
@@ -220,7 +216,7 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(
 
 
 @pytest.mark.parametrize("how", ["missing", "another", "short", "a folder"])
-def test_a_key_that_does_not_fit_is_named(tmp_path: Path, how: str) -> None:
+def test_a_key_that_does_not_fit_is_named(tmp_path, how):
     before, path, key = ReusePlanner(), tmp_path / "sent", tmp_path / "sent.key"
     before.plan(asked("abc"))
     before.save(path)
@@ -235,7 +231,7 @@ def test_a_key_that_does_not_fit_is_named(tmp_path: Path, how: str) -> None:
     assert (how == "missing") == (not key.exists()), "none is made for a file that is there"
 
 
-def test_a_loaded_planner_is_saved_with_its_own_key(tmp_path: Path) -> None:
+def test_a_loaded_planner_is_saved_with_its_own_key(tmp_path):
     before = ReusePlanner()
     before.plan(asked("abc"))
     after = reloaded(before, tmp_path)
@@ -248,15 +244,13 @@ def test_a_loaded_planner_is_saved_with_its_own_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [3, None, b"bytes", "a\0b", "\ud800", object()])
-def test_what_is_no_path_is_refused(path: Any) -> None:
+def test_what_is_no_path_is_refused(path):
     for call in (ReusePlanner().save, ReusePlanner.load):
         with pytest.raises(InvalidRequestError, match="path is"):
             call(path)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
     planner = ReusePlanner()
     with pytest.raises(InvalidRequestError, match="a folder that exists"):
         planner.save(tmp_path / "nowhere" / "sent")
@@ -275,7 +269,7 @@ def _full(_: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_planners_with_a_log_or_in_shadow_mode_say_what_to_do_instead(tmp_path: Path) -> None:
+def test_planners_with_a_log_or_in_shadow_mode_say_what_to_do_instead(tmp_path):
     for options, words in (({"shared_log": MemoryLog()}, "catch_up"), ({"mode": "shadow"}, "mode")):
         with pytest.raises(InvalidRequestError, match=words):
             ReusePlanner(**options).save(tmp_path / "sent")
@@ -293,9 +287,7 @@ def written_with_the_key(path: Path, body: bytes) -> None:
 
 @examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 60))
-def test_even_with_the_key_garbage_is_one_error(
-    tmp_path: Path, garbage: bytes, at: int, cut: int
-) -> None:
+def test_even_with_the_key_garbage_is_one_error(tmp_path, garbage, at, cut):
     before, path = ReusePlanner(), tmp_path / "sent"
     before.plan(asked("abc"))
     before.save(path)
@@ -309,7 +301,7 @@ def test_even_with_the_key_garbage_is_one_error(
     assert planner.statistics().requests <= 1 + len(garbage) // 50
 
 
-def test_a_length_that_is_a_lie_allocates_nothing(tmp_path: Path) -> None:
+def test_a_length_that_is_a_lie_allocates_nothing(tmp_path):
     planner, path = ReusePlanner(), tmp_path / "sent"
     planner.save(path)
     for lie in (b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f" + b"x" * 100, b"\0" * 4_000):
@@ -318,7 +310,7 @@ def test_a_length_that_is_a_lie_allocates_nothing(tmp_path: Path) -> None:
             ReusePlanner.load(path, strict=True)
 
 
-def test_the_entries_of_a_file_are_those_that_were_written(tmp_path: Path) -> None:
+def test_the_entries_of_a_file_are_those_that_were_written(tmp_path):
     sent = SentEntry(b"u" * 16, b"t" * 16, None, (BlockKey(b"k" * 16),), (3,), (0,), True)
     entries = [sent, LostEntry(b"u" * 16, b"t" * 16, None), LostEntry(b"v" * 16, b"t" * 16, 2)]
     path = tmp_path / "sent"

@@ -16,7 +16,7 @@ from ctxreuse.sharing import SharingStatistics, SQLiteLog
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
-def test_children_that_are_forked_while_the_file_is_used_read_and_write_it(tmp_path: Path) -> None:
+def test_children_that_are_forked_while_the_file_is_used_read_and_write_it(tmp_path):
     for number in range(8):  # while it is opened, made, written, read
         path = tmp_path / f"log {number}"
         planner = ReusePlanner(shared_log=SQLiteLog(path))
@@ -35,8 +35,8 @@ def test_children_that_are_forked_while_the_file_is_used_read_and_write_it(tmp_p
 
 
 def test_a_child_that_is_forked_while_the_file_is_locked_says_that_it_shares_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, caplog
+):
     [planner] = sharing(SQLiteLog(tmp_path / "log"), 1)
     planner.plan(asked("abc"))
     caught_up(planner)
@@ -55,9 +55,7 @@ def test_a_child_that_is_forked_while_the_file_is_locked_says_that_it_shares_not
     assert planner.catch_up(WAIT_S)
 
 
-def test_a_process_that_changes_its_folder_goes_on_with_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_changes_its_folder_goes_on_with_the_same_file(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     log = SQLiteLog("log")
@@ -68,7 +66,7 @@ def test_a_process_that_changes_its_folder_goes_on_with_the_same_file(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_what_others_write_into_the_table_is_left_out(tmp_path: Path) -> None:
+def test_what_others_write_into_the_table_is_left_out(tmp_path):
     one, other = sharing(SQLiteLog(tmp_path / "log"))
     one.plan(asked("abc"))
     caught_up(one)
@@ -81,9 +79,7 @@ def test_what_others_write_into_the_table_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_then", [1, 5])
-def test_a_file_that_is_deleted_is_made_anew_and_read_from_its_beginning(
-    tmp_path: Path, by_then: int
-) -> None:
+def test_a_file_that_is_deleted_is_made_anew_and_read_from_its_beginning(tmp_path, by_then):
     log = SQLiteLog(tmp_path / "log")
     log.append([b"before"] * 3)
     position = log.read("", 10).position
@@ -97,9 +93,7 @@ def test_a_file_that_is_deleted_is_made_anew_and_read_from_its_beginning(
     assert log.read(read.position, 10) == (read.position, [], False)
 
 
-def test_a_file_that_cannot_be_used_is_named_with_what_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path, caplog):
     (tmp_path / "log").write_bytes(b"no database" * 500)
     planner = ReusePlanner(shared_log=SQLiteLog(tmp_path / "log"))
     planner.plan(asked("abc"))

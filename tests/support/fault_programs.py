@@ -22,7 +22,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_openai import ChatOpenAI
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import LetterRetriever, letter_text
 
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
@@ -158,7 +158,7 @@ class Chain(Program):
         model: Any = ChatOpenAI(
             model="emulated",
             base_url="http://engine/v1",
-            api_key="none",  # type: ignore[arg-type]
+            api_key="none",
             http_client=self.engine.http,
             http_async_client=self.engine.ahttp,
             max_retries=0,

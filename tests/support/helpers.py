@@ -92,7 +92,7 @@ class NamedEnds(RequestEnds):
         return list(self.name_of.values())
 
 
-radix_tree.RequestEnds = NamedEnds  # type: ignore[misc]  # in all tests that import this
+radix_tree.RequestEnds = NamedEnds  # in all tests that import this
 radix_tree._NO_REQUESTS = NamedEnds(NodeTree())
 
 

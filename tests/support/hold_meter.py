@@ -26,7 +26,7 @@ class MeteredLock:
     def __init__(
         self, planner: ReusePlanner, tenant: str = "", between: Callable[[], object] | None = None
     ) -> None:
-        state = planner._planning._tenants.known(tenant)  # type: ignore[union-attr]
+        state = planner._planning._tenants.known(tenant)
         assert state is not None
         self._state = state
         self._lock = state.lock
@@ -56,7 +56,7 @@ class MeteredLock:
 
     def during(self, call: Callable[[], Any]) -> Any:
         """Return what a call returns, and measure its holds."""
-        self._state.lock = self  # type: ignore[assignment]
+        self._state.lock = self
         try:
             with self._steps:
                 return call()

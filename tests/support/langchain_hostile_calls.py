@@ -38,7 +38,7 @@ def plain_model(answer: Handler) -> ChatOpenAI:
     return ChatOpenAI(
         model="emulated",
         base_url="http://engine/v1",
-        api_key="none",  # type: ignore[arg-type]
+        api_key="none",
         http_client=client,
         http_async_client=aclient,
         stream_usage=True,

@@ -202,7 +202,7 @@ def openai_model(engine: EmulatedEngine, **fields: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model="emulated",
         base_url="http://engine/v1",
-        api_key="none",  # type: ignore[arg-type]
+        api_key="none",
         http_client=httpx.Client(transport=engine.transport(httpx)),
         http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
         stream_usage=True,

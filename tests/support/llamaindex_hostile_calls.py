@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, Completi
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_llm_helpers import context
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY

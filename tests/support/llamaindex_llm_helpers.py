@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner

@@ -70,7 +70,7 @@ class ListVectorStore(BasePydanticVectorStore):
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         self.asked.append(query)
-        session = query.filters.filters[0].value if query.filters else None  # type: ignore[union-attr]
+        session = query.filters.filters[0].value if query.filters else None
         found = [
             node
             for node in self.nodes[::-1]

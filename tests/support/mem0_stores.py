@@ -93,7 +93,7 @@ def mem0_offline(kind: Any) -> Any:
     from mem0.embeddings.base import EmbeddingBase
     from qdrant_client import QdrantClient
 
-    class WordEmbedding(EmbeddingBase):  # type: ignore[misc]
+    class WordEmbedding(EmbeddingBase):
         def __init__(self) -> None:
             """Need no configuration."""
 

@@ -27,7 +27,7 @@ SMALL = Bounds(
 def bounded(bounds: Bounds = SMALL) -> ReusePlanner:
     """Return a planner that remembers little."""
     planner = ReusePlanner(token_counter=lambda text: len(text) + 20)
-    planner._planning._tenants = Tenants(None, bounds)  # type: ignore[union-attr]
+    planner._planning._tenants = Tenants(None, bounds)
     return planner
 
 

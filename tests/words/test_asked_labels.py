@@ -29,8 +29,8 @@ SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content
     ],
 )
 def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_none(
-    of_request: bool | None, of_planner: bool | None, alone: str, in_conversation: str
-) -> None:
+    of_request, of_planner, alone, in_conversation
+):
     planner = ReusePlanner(labels=of_planner)
     for history, content in ((None, alone), ([], in_conversation)):
         plan = planner.plan(ContextRequest(TEXTS, "q?", history=history, labels=of_request))
@@ -48,13 +48,11 @@ def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_non
         ReusePlanner(trim_overlaps=True),
     ],
 )
-def test_words_that_name_labels_keep_them_though_a_request_does_without(
-    planner: ReusePlanner,
-) -> None:
+def test_words_that_name_labels_keep_them_though_a_request_does_without(planner):
     assert planner.plan(ContextRequest(TEXTS, "q?", labels=False)).is_labelled
 
 
-def test_a_ranking_by_labels_says_which_blocks_have_them_where_they_are_shown_without() -> None:
+def test_a_ranking_by_labels_says_which_blocks_have_them_where_they_are_shown_without():
     planner = ReusePlanner(templates=PAPER_TEMPLATES, labels=False)
     texts = [f"Text {number}. " * 50 for number in range(3)]
     planner.plan(ContextRequest(texts, "q?"))
@@ -68,19 +66,19 @@ def test_a_ranking_by_labels_says_which_blocks_have_them_where_they_are_shown_wi
 
 
 @pytest.mark.parametrize("asked", ["request", "planner", "neither"])
-def test_what_stands_without_a_label_is_shown_again_under_one(asked: str) -> None:
+def test_what_stands_without_a_label_is_shown_again_under_one(asked):
     planner = ReusePlanner(labels=True if asked == "planner" else None)
     labels = True if asked == "request" else None
     request = ContextRequest(TEXTS, "q?", history=SHOWN, labels=labels)
     assert planner.plan(request).content == LABELLED
 
 
-def test_what_stands_without_a_label_is_left_out_of_a_turn_without_labels() -> None:
+def test_what_stands_without_a_label_is_left_out_of_a_turn_without_labels():
     plan = ReusePlanner().plan(ContextRequest(TEXTS, "q?", history=SHOWN, labels=False))
     assert plan.content == "q?"
     assert len(plan.references) == 2
 
 
-def test_what_names_labels_is_refused_without_them() -> None:
+def test_what_names_labels_is_refused_without_them():
     with pytest.raises(InvalidRequestError, match="trim_overlaps names blocks by their labels"):
         ReusePlanner(trim_overlaps=True, labels=False)

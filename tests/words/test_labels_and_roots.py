@@ -27,7 +27,7 @@ def opening(letters: str, conversation_id: str = "c", **fields: Any) -> ContextR
     return alone(letters, history=[], conversation_id=conversation_id, **fields)
 
 
-def test_labels_stand_where_later_turns_point_to_them() -> None:
+def test_labels_stand_where_later_turns_point_to_them():
     planner = ReusePlanner()
     assert not planner.plan(alone("ab")).is_labelled
     assert planner.plan(opening("cd")).is_labelled
@@ -37,7 +37,7 @@ def test_labels_stand_where_later_turns_point_to_them() -> None:
     assert not ReusePlanner(deduplicate=False).plan(opening("ab")).is_labelled
 
 
-def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so() -> None:
+def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so():
     planner = ReusePlanner()
     planner.plan(opening("ab", tokens=100))
     joined = planner.plan(alone("ba", tokens=100))
@@ -47,7 +47,7 @@ def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so() -> None
 
 
 @pytest.mark.parametrize("tokens", [100, 1_000])
-def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens: int) -> None:
+def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens):
     planner = ReusePlanner()
     first = planner.plan(alone("ab", tokens=tokens))
     planner.plan(opening("abc", tokens=tokens))
@@ -60,7 +60,7 @@ def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens: int) -> No
         assert again.expected_cached_tokens == tokens * len(sent.blocks)
 
 
-def test_short_blocks_that_find_nothing_get_no_labels() -> None:
+def test_short_blocks_that_find_nothing_get_no_labels():
     planner = ReusePlanner()
     planner.plan(opening("ab", tokens=100))
     assert not planner.plan(alone("cd", tokens=100)).is_labelled
@@ -68,28 +68,28 @@ def test_short_blocks_that_find_nothing_get_no_labels() -> None:
     assert not planner.plan(alone("gh", system="Another text.")).is_labelled
 
 
-def test_what_is_sent_as_retrieved_depends_on_nothing_that_was_sent() -> None:
+def test_what_is_sent_as_retrieved_depends_on_nothing_that_was_sent():
     planner = ReusePlanner()
     planner.plan(opening("ab"))
     assert not planner.plan(alone("ab"), "none").is_labelled
     assert not planner.plan_batch([alone("ab"), opening("cd")], "none").plans[0].is_labelled
 
 
-def test_a_batch_has_one_form_for_each_system_text() -> None:
+def test_a_batch_has_one_form_for_each_system_text():
     requests = [alone("ba"), opening("ab"), alone("cd", system="Another text.")]
     plans = ReusePlanner().plan_batch(requests).in_input_order()
     assert [one.is_labelled for one in plans] == [True, True, False]
     assert [block.id for block in plans[0].blocks] == [block.id for block in plans[1].blocks]
 
 
-def test_labels_alone_explain_why_blocks_are_computed_again() -> None:
+def test_labels_alone_explain_why_blocks_are_computed_again():
     planner = ReusePlanner()
     planner.plan(alone("ab"))
     explained = planner.plan(opening("ab")).explain()
     assert (explained.cause, explained.lost_tokens) == (Cause.other_labels, 2_000)
 
 
-def test_a_planner_that_starts_from_a_file_knows_which_prompts_had_labels(tmp_path: Any) -> None:
+def test_a_planner_that_starts_from_a_file_knows_which_prompts_had_labels(tmp_path):
     planner = ReusePlanner()
     asked = [opening("ab"), alone("cd", labels=False), alone("ba"), alone("dc", labels=False)]
     for one in asked:
@@ -132,9 +132,7 @@ requests = st.builds(
 
 
 @given(st.lists(requests, max_size=12), st.sampled_from(("reuse", "paper", "none")), st.booleans())
-def test_what_is_expected_in_the_cache_begins_an_earlier_prompt(
-    asked: list[ContextRequest], strategy: Any, is_batch: bool
-) -> None:
+def test_what_is_expected_in_the_cache_begins_an_earlier_prompt(asked, strategy, is_batch):
     planner, sent = ReusePlanner(), []
     plans = (
         planner.plan_batch(asked, strategy).plans

@@ -25,9 +25,7 @@ def order(plan: Any) -> str:
 
 
 @pytest.mark.parametrize(("tokens", "sent"), [(WORDS + 1, "a"), (WORDS, "edcba")])
-def test_a_cached_block_comes_first_where_it_saves_more_than_the_words_cost(
-    tokens: int, sent: str
-) -> None:
+def test_a_cached_block_comes_first_where_it_saves_more_than_the_words_cost(tokens, sent):
     planner = ReusePlanner(templates=LONG_WORDS)
     planner.plan(asked("a", tokens))
     plan = planner.plan(asked("edcba", tokens))
@@ -35,7 +33,7 @@ def test_a_cached_block_comes_first_where_it_saves_more_than_the_words_cost(
     assert (plan.order_annotation is None) == (sent == "edcba")
 
 
-def test_what_is_cached_in_the_retrievers_order_stays_in_it() -> None:
+def test_what_is_cached_in_the_retrievers_order_stays_in_it():
     planner = ReusePlanner()
     planner.plan(asked("ab", 100))
     planner.plan(asked("cd", 100))
@@ -45,14 +43,14 @@ def test_what_is_cached_in_the_retrievers_order_stays_in_it() -> None:
     assert (order(longer), longer.expected_cached_tokens) == ("cdx", 200)
 
 
-def test_without_words_every_saving_counts() -> None:
+def test_without_words_every_saving_counts():
     planner = ReusePlanner(annotate=False)
     planner.plan(asked("a", 17))
     plan = planner.plan(asked("cba", 17))
     assert (order(plan)[0], plan.order_annotation) == ("a", None)
 
 
-def test_a_batch_moves_blocks_only_where_enough_is_shared_by_it() -> None:
+def test_a_batch_moves_blocks_only_where_enough_is_shared_by_it():
     for tokens, is_moved in ((WORDS, False), (WORDS + 1, True)):
         planner = ReusePlanner(templates=LONG_WORDS)
         batch = planner.plan_batch([asked("uvxya", tokens), asked("stzwa", tokens)])
@@ -61,7 +59,7 @@ def test_a_batch_moves_blocks_only_where_enough_is_shared_by_it() -> None:
         assert is_moved or orders == ["uvxya", "stzwa"]
 
 
-def test_a_ranking_names_the_best_by_their_places() -> None:
+def test_a_ranking_names_the_best_by_their_places():
     planner = ReusePlanner()
     planner.plan(asked("gfedcba", 100))
     plan = planner.plan(asked("abcdefg", 100))
@@ -70,7 +68,7 @@ def test_a_ranking_names_the_best_by_their_places() -> None:
     assert "[Doc_" not in plan.content
 
 
-def test_nothing_is_said_where_the_best_stand_first() -> None:
+def test_nothing_is_said_where_the_best_stand_first():
     planner = ReusePlanner()
     planner.plan(asked("abced", 100))
     plan = planner.plan(asked("abcde", 100))
@@ -81,7 +79,7 @@ def test_nothing_is_said_where_the_best_stand_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["c", None])
-def test_another_process_leaves_out_what_a_history_shows(name: str | None) -> None:
+def test_another_process_leaves_out_what_a_history_shows(name):
     first = ReusePlanner().plan(asked("ab", 100, history=[], conversation_id="c"))
     history = [*first.messages(), {"role": "assistant", "content": "That one."}]
     later = ReusePlanner().plan(asked("bca", 100, history=history, conversation_id=name))
@@ -94,7 +92,7 @@ def test_another_process_leaves_out_what_a_history_shows(name: str | None) -> No
     )
 
 
-def test_what_the_assistant_repeats_or_others_altered_is_shown_again() -> None:
+def test_what_the_assistant_repeats_or_others_altered_is_shown_again():
     text = "The whole text of a."
     for message in (
         {"role": "assistant", "content": text},

@@ -55,17 +55,17 @@ def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
     return used.plan(RetrievedItems(documents(letters), "?", scope))
 
 
-def test_the_document_behind_the_others_ranks_them_by_their_places() -> None:
+def test_the_document_behind_the_others_ranks_them_by_their_places():
     *shown, note = moved("cab")
     assert letters_of(shown) == "abc"
     assert note.page_content == "Read documents 3, 1, 2 first."
 
 
-def test_only_the_best_five_are_named() -> None:
+def test_only_the_best_five_are_named():
     assert moved("gabcdef")[-1].page_content == "Read documents 7, 1, 2 first."
 
 
-def test_a_document_that_comes_twice_has_two_places() -> None:
+def test_a_document_that_comes_twice_has_two_places():
     used = planner()
     used.plan(RetrievedItems(documents("ab"), "?", NO_SCOPE))
     found = [document("b"), document("a", page=1), document("a", page=2)]
@@ -79,7 +79,7 @@ def test_a_document_that_comes_twice_has_two_places() -> None:
     assert [shown[place].metadata.get("page") for place in (2, 0, 1)] == [None, 1, 2]
 
 
-def test_what_was_taken_away_has_no_place() -> None:
+def test_what_was_taken_away_has_no_place():
     a, b, c = moved("cba", "metadata")
 
     def ranking(*kept: Document) -> str | None:
@@ -97,7 +97,7 @@ def test_what_was_taken_away_has_no_place() -> None:
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
-def test_one_line_says_where_all_left_out_documents_stand(annotation: Any) -> None:
+def test_one_line_says_where_all_left_out_documents_stand(annotation):
     line = "See also [Doc_2], [Doc_1] above."
     assert format_context(second_turn("bca", annotation)) == f"[Doc_3] {C}\n\n{line}"
     assert format_context(second_turn("ba", annotation)) == line
@@ -105,14 +105,14 @@ def test_one_line_says_where_all_left_out_documents_stand(annotation: Any) -> No
     assert note.page_content == line
 
 
-def test_sorted_again_the_line_is_said_once() -> None:
+def test_sorted_again_the_line_is_said_once():
     first, second, note = second_turn("cbda")
     assert format_context([second, first, note]) == (
         f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nSee also [Doc_2], [Doc_1] above."
     )
 
 
-def test_documents_that_a_history_shows_without_labels_are_not_left_out() -> None:
+def test_documents_that_a_history_shows_without_labels_are_not_left_out():
     scope = RequestScope(history=[{"role": "user", "content": f"{A}\n\n{B}\n\nWhich?"}])
     used = planner()
     shown = used.plan(RetrievedItems(documents("ba"), "?", scope))
@@ -123,9 +123,7 @@ def test_documents_that_a_history_shows_without_labels_are_not_left_out() -> Non
 
 
 @pytest.mark.parametrize("most_ranked", [1, 2, 5, None])
-def test_a_prompt_that_ranks_documents_without_labels_counts_as_planned_before(
-    most_ranked: int | None,
-) -> None:
+def test_a_prompt_that_ranks_documents_without_labels_counts_as_planned_before(most_ranked):
     templates = Templates(most_ranked=most_ranked)
     used = ReusePlanner(templates=templates)
     model = ReuseChatModel(inner=RecordingModel(), planner=used, window_s=0)
@@ -135,7 +133,7 @@ def test_a_prompt_that_ranks_documents_without_labels_counts_as_planned_before(
     assert model.prompt_statistics.without_context == 0
 
 
-def test_a_wrapped_model_shows_labels_as_given_and_says_so_in_its_plan() -> None:
+def test_a_wrapped_model_shows_labels_as_given_and_says_so_in_its_plan():
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
     for letters in ("ab", "ba"):
@@ -150,7 +148,7 @@ def sent(messages: Any) -> list[Any]:
     return PointingStep(DEFAULT_TEMPLATES, ContextRegistry(), FailOpen("test")).messages(messages)
 
 
-def test_a_tool_result_points_to_all_that_stands_above_in_one_line() -> None:
+def test_a_tool_result_points_to_all_that_stands_above_in_one_line():
     agent, model = agent_with(
         ReuseMiddleware(), [calls("ab"), calls("bca"), calls("ba"), done()], search_tool()
     )
@@ -167,7 +165,7 @@ def test_a_tool_result_points_to_all_that_stands_above_in_one_line() -> None:
     assert [one["content"] for one in model.seen[-1] if one["role"] == "tool"] == shown
 
 
-def test_a_block_that_does_not_stand_above_any_more_is_shown_between_two_lines() -> None:
+def test_a_block_that_does_not_stand_above_any_more_is_shown_between_two_lines():
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("ab"), calls("c"), calls("acb"), done()], search_tool()
     )
@@ -182,7 +180,7 @@ def test_a_block_that_does_not_stand_above_any_more_is_shown_between_two_lines()
     )
 
 
-def test_what_is_sent_is_known_as_planned_by_a_wrapped_model() -> None:
+def test_what_is_sent_is_known_as_planned_by_a_wrapped_model():
     registry = ContextRegistry()
     middleware = ReuseMiddleware(registry=registry, retriever=LetterRetriever())
     agent, _ = agent_with(middleware, [calls("ba"), done()], search_tool())
@@ -198,7 +196,7 @@ def test_what_is_sent_is_known_as_planned_by_a_wrapped_model() -> None:
     assert model.prompt_statistics.not_recognised == 0
 
 
-def test_a_retriever_tool_with_a_document_prompt_of_its_own_ends_in_the_line() -> None:
+def test_a_retriever_tool_with_a_document_prompt_of_its_own_ends_in_the_line():
     named = PromptTemplate.from_template("Source: {source}\n{page_content}")
     tool = search_tool(document_prompt=named)
     agent, _ = agent_with(ReuseMiddleware(), [calls("ab"), calls("bca"), done()], tool)

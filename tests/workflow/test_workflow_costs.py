@@ -33,7 +33,7 @@ def loads(seed: int, count: int) -> list[ScanLoad]:
 
 @examples(20)
 @given(st.integers(0, 1_000), st.sampled_from((0.1, 1.0, 10.0)))
-def test_what_scans_take_is_learned_and_follows_the_machine(seed: int, pace: float) -> None:
+def test_what_scans_take_is_learned_and_follows_the_machine(seed, pace):
     costs = ScanCosts(dimension=64)
     for load in loads(seed, 400):
         costs.observe(load, float(RATES @ load))
@@ -45,9 +45,7 @@ def test_what_scans_take_is_learned_and_follows_the_machine(seed: int, pace: flo
 
 @examples(60)
 @given(st.lists(st.tuples(st.integers(0, 99), SECONDS), max_size=60))
-def test_no_cost_is_negative_or_no_number_whatever_was_measured(
-    measured: list[tuple[int, float]],
-) -> None:
+def test_no_cost_is_negative_or_no_number_whatever_was_measured(measured):
     costs = ScanCosts(dimension=8)
     for seed, seconds in measured:
         [load] = loads(seed, 1)
@@ -60,14 +58,14 @@ def test_no_cost_is_negative_or_no_number_whatever_was_measured(
     assert (np.diff(seconds_of) >= 0.0).all()
 
 
-def test_clusters_cost_together_what_their_scan_costs() -> None:
+def test_clusters_cost_together_what_their_scan_costs():
     costs = ScanCosts(dimension=8)
     sizes, sharing = np.array([10, 200, 3_000]), np.array([1, 4, 2])
     load = ScanLoad(int(sharing.sum()), int(sizes.sum()), int(sizes @ sharing))
     assert costs.seconds_of_clusters(sizes, sharing).sum() == pytest.approx(costs.seconds(load))
 
 
-def test_one_long_interruption_does_not_spoil_what_was_learned() -> None:
+def test_one_long_interruption_does_not_spoil_what_was_learned():
     costs = ScanCosts(dimension=64)
     for load in loads(0, 400):
         costs.observe(load, float(RATES @ load))
@@ -78,7 +76,7 @@ def test_one_long_interruption_does_not_spoil_what_was_learned() -> None:
     assert costs.seconds(load) < 2.0 * float(RATES @ load)
 
 
-def test_what_took_no_time_for_a_while_may_take_some_again() -> None:
+def test_what_took_no_time_for_a_while_may_take_some_again():
     costs = ScanCosts(dimension=64)
     for load in loads(0, 400):
         costs.observe(load, 0.0)
@@ -88,9 +86,7 @@ def test_what_took_no_time_for_a_while_may_take_some_again() -> None:
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 500), st.floats(0.0, 1_000.0), st.integers(1, 32))
-def test_no_other_sub_stage_has_a_shorter_wait(
-    overhead_s: float, searches: int, arriving_per_s: float, workers: int
-) -> None:
+def test_no_other_sub_stage_has_a_shorter_wait(overhead_s, searches, arriving_per_s, workers):
     """Part of a sub-stage for each newcomer, the overhead of all of them for all searches."""
     best = sub_stage_s(overhead_s, searches, arriving_per_s, workers)
     assert 0.001 <= best <= 0.1
@@ -103,7 +99,7 @@ def test_no_other_sub_stage_has_a_shorter_wait(
         assert cost(best) <= cost(float(other)) * (1 + 1e-9)
 
 
-def test_a_rate_is_that_of_late() -> None:
+def test_a_rate_is_that_of_late():
     rate = ArrivalRate(window_s=1.0)
     assert rate.per_s(5.0) == 0.0
     for number in range(100):
@@ -112,7 +108,7 @@ def test_a_rate_is_that_of_late() -> None:
     assert rate.per_s(15.0) < 0.01
 
 
-def test_a_mean_moves_towards_the_latest_values() -> None:
+def test_a_mean_moves_towards_the_latest_values():
     mean = MovingMean(1.0, weight=0.5)
     mean.add(3.0)
     mean.add(4.0)

@@ -84,7 +84,7 @@ class Asked(SteadyLLM):
 
 
 @virtual_time
-async def test_a_run_gives_its_answer_its_state_its_way_and_its_time() -> None:
+async def test_a_run_gives_its_answer_its_state_its_way_and_its_time():
     async with engine_over() as engine:
         result = await engine.run(guess_first(), "Why")
         plain = plainly(guess_first(), "Why")
@@ -95,7 +95,7 @@ async def test_a_run_gives_its_answer_its_state_its_way_and_its_time() -> None:
 
 
 @virtual_time
-async def test_inputs_are_given_by_name_and_missing_ones_are_told() -> None:
+async def test_inputs_are_given_by_name_and_missing_ones_are_told():
     graph = of_function(
         lambda state: f"{state['one']}, {state['other']}", inputs=("one", "other"), name="two"
     )
@@ -111,7 +111,7 @@ async def test_inputs_are_given_by_name_and_missing_ones_are_told() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_events_come_in_order_and_end_with_the_result() -> None:
+def test_events_come_in_order_and_end_with_the_result():
     async def main() -> list[Any]:
         async with engine_over(options=EAGER) as engine:
             events = [event async for event in engine.stream(guess_first(), "Why")]
@@ -146,18 +146,18 @@ def test_events_come_in_order_and_end_with_the_result() -> None:
 
 
 @virtual_time
-async def test_a_batch_keeps_the_order_of_its_jobs() -> None:
+async def test_a_batch_keeps_the_order_of_its_jobs():
     jobs = [(graph, f"q {number}") for number in range(5) for graph in (rag(), guess_first())]
     async with engine_over() as engine:
         results = await engine.arun_batch(jobs)
-        assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]  # type: ignore[union-attr]
+        assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]
         assert await engine.arun_batch([]) == []
         given = await engine.arun_batch([(rag(), {"input": "Why"})])
-        assert given[0].answer == plainly(rag(), "Why").answer  # type: ignore[union-attr]
+        assert given[0].answer == plainly(rag(), "Why").answer
 
 
 @virtual_time
-async def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_its_place() -> None:
+async def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_its_place():
     def fail(state: Any) -> Any:
         raise ValueError("no")
 
@@ -179,22 +179,22 @@ async def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_i
 
 @pytest.mark.parametrize("job", [rag(), ("graph",), "ab", (rag(), "x", "y")])
 @virtual_time
-async def test_a_job_that_is_no_pair_is_refused(job: Any) -> None:
+async def test_a_job_that_is_no_pair_is_refused(job):
     async with engine_over() as engine:
         with pytest.raises(InvalidRequestError, match="a job must be a pair of a graph and"):
             await engine.arun_batch([job])
 
 
-def test_a_batch_is_run_from_code_that_is_not_asynchronous() -> None:
+def test_a_batch_is_run_from_code_that_is_not_asynchronous():
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever())
     jobs = [(rag(), f"q {number}") for number in range(4)]
     for _ in range(2):
         results = engine.run_batch(jobs, progress=False)
-        assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]  # type: ignore[union-attr]
+        assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]
     asyncio.run(engine.aclose())
 
 
-def test_an_engine_is_used_in_one_event_loop_after_another() -> None:
+def test_an_engine_is_used_in_one_event_loop_after_another():
     options = WorkflowOptions(max_in_flight=1)
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever(), options=options)
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_an_engine_is_used_in_one_event_loop_after_another() -> None:
 
 
 @virtual_time
-async def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival() -> None:
+async def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival():
     began: list[str] = []
 
     async def slow(state: Any) -> str:
@@ -231,7 +231,7 @@ async def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival
 
 
 @virtual_time
-async def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
+async def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds():
     async def slow(state: Any) -> str:
         await asyncio.sleep(1.0)
         return "done"
@@ -242,13 +242,13 @@ async def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
         )
         first, second, third = results
         assert isinstance(third, DeadlineError)
-        assert [round(one.seconds, 2) for one in (first, second)] == [1.0, 2.0]  # type: ignore[union-attr]
+        assert [round(one.seconds, 2) for one in (first, second)] == [1.0, 2.0]
         metrics = engine.metrics()
         assert (metrics.finished, metrics.failed, metrics.cancelled) == (2, 1, 0)
 
 
 @virtual_time
-async def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more() -> None:
+async def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more():
     llm = SteadyLLM()
     engine = engine_over(llm=llm, options=WorkflowOptions(max_in_flight=2))
     running = [asyncio.ensure_future(engine.run(guess_first(), f"q {n}")) for n in range(4)]
@@ -266,7 +266,7 @@ async def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more() -> No
 
 
 @virtual_time
-async def test_who_waits_for_a_run_goes_on_when_the_engine_is_closed() -> None:
+async def test_who_waits_for_a_run_goes_on_when_the_engine_is_closed():
     engine = engine_over()
     told = []
 
@@ -288,7 +288,7 @@ async def test_who_waits_for_a_run_goes_on_when_the_engine_is_closed() -> None:
 
 
 @virtual_time
-async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own() -> None:
+async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own():
     async with engine_over() as engine:
         seen = []
 
@@ -310,7 +310,7 @@ async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own() -> None:
 
 @pytest.mark.parametrize("deadline_s", [-1, float("nan"), "soon"])
 @virtual_time
-async def test_a_deadline_that_is_no_time_is_refused(deadline_s: Any) -> None:
+async def test_a_deadline_that_is_no_time_is_refused(deadline_s):
     async with engine_over() as engine:
         with pytest.raises(InvalidRequestError, match="deadline_s must be a number of seconds"):
             await engine.run(rag(), "Why", deadline_s=deadline_s)
@@ -318,7 +318,7 @@ async def test_a_deadline_that_is_no_time_is_refused(deadline_s: Any) -> None:
 
 
 @virtual_time
-async def test_metrics_count_what_was_done() -> None:
+async def test_metrics_count_what_was_done():
     options = WorkflowOptions(speculation="off", speculative_retrieval=False, workers=1)
     async with engine_over(options=options) as engine:
         for question in ("Why", "Who"):
@@ -340,7 +340,7 @@ async def test_metrics_count_what_was_done() -> None:
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> None:
+async def test_a_timeline_shows_each_stage_and_what_became_of_speculation():
     async with engine_over(options=EAGER) as engine:
         for number in range(6):
             await engine.run(rag(), f"q {number}")
@@ -360,7 +360,7 @@ async def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> N
 
 @pytest.mark.parametrize("workers", [1, 2])
 @virtual_time
-async def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
+async def test_a_preview_that_stays_the_same_is_launched_from(workers):
     options = WorkflowOptions(speculation="stable", workers=workers)
     async with engine_over(options=options) as engine:
         for number in range(10):
@@ -369,7 +369,7 @@ async def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> N
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_speculation_that_is_right_makes_the_run_faster() -> None:
+def test_a_speculation_that_is_right_makes_the_run_faster():
     async def seconds(options: WorkflowOptions) -> list[float]:
         async with engine_over(options=options) as engine:
             return [(await engine.run(rag(k=1), f"q {number}")).seconds for number in range(10)]
@@ -380,9 +380,7 @@ def test_a_speculation_that_is_right_makes_the_run_faster() -> None:
 
 
 @virtual_time
-async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(monkeypatch):
     records: list[Any] = []
     begin = executor.SearchExecutor.begin
 
@@ -419,9 +417,7 @@ async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
 
 
 @virtual_time
-async def test_a_tenants_many_sessions_take_no_other_tenants_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_tenants_many_sessions_take_no_other_tenants_away(monkeypatch):
     monkeypatch.setattr(services, "_MOST_SESSIONS", 6)
     monkeypatch.setattr(services, "_MOST_SESSION_BYTES", 5_000)
     async with engine_over() as engine:
@@ -437,14 +433,14 @@ async def test_a_tenants_many_sessions_take_no_other_tenants_away(
         assert engine._services.last_search("quiet", "s", "default") is not None
 
 
-def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same() -> None:
+def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same():
     """Neither vectors nor results are kept by text, so times and counters cannot tell, either."""
 
     async def work_of_b(query_of_a: str) -> tuple[list[list[str]], int, int, int]:
         options = WorkflowOptions(speculation="always", workers=1)
         async with engine_over(options=options) as engine:
             await engine.run(rag(), query_of_a, session="s", tenant="a")
-            embedded = engine._services.executors["default"].retriever._embedder.batches  # type: ignore[attr-defined]
+            embedded = engine._services.executors["default"].retriever._embedder.batches
             embedded.clear()
             before = engine.metrics()
             await engine.run(rag(), "Why is it", session="s", tenant="b")
@@ -460,9 +456,7 @@ def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same(
 
 
 @virtual_time
-async def test_a_search_right_behind_another_one_knows_what_that_has_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_search_right_behind_another_one_knows_what_that_has_found(monkeypatch):
     records: list[Any] = []
     begin = executor.SearchExecutor.begin
 
@@ -488,7 +482,7 @@ async def test_a_search_right_behind_another_one_knows_what_that_has_found(
 
 
 @virtual_time
-async def test_each_tenant_is_planned_for_on_its_own() -> None:
+async def test_each_tenant_is_planned_for_on_its_own():
     llm = Asked()
     plain = WorkflowOptions(speculation="off")
     async with engine_over(llm=llm, planner=ReusePlanner(), options=plain) as engine:
@@ -503,7 +497,7 @@ async def test_each_tenant_is_planned_for_on_its_own() -> None:
 
 
 @virtual_time
-async def test_documents_that_were_sent_before_come_in_the_same_order_again() -> None:
+async def test_documents_that_were_sent_before_come_in_the_same_order_again():
     blocks = [
         ContextBlock(id=f"d{number}", text=200 * f"passage {number}. ") for number in range(3)
     ]
@@ -518,7 +512,7 @@ async def test_documents_that_were_sent_before_come_in_the_same_order_again() ->
 
 
 @virtual_time
-async def test_a_node_asks_the_retriever_that_it_names() -> None:
+async def test_a_node_asks_the_retriever_that_it_names():
     graph = WorkflowGraph(name="both")
     graph.add_retrieval("near", query="{input}", k=2, output="near")
     graph.add_retrieval("words", query="{input}", k=2, output="words", retriever="keyword")
@@ -543,7 +537,7 @@ async def test_a_node_asks_the_retriever_that_it_names() -> None:
 
 
 @virtual_time
-async def test_one_search_without_a_graph_gives_documents_and_how_near_they_are() -> None:
+async def test_one_search_without_a_graph_gives_documents_and_how_near_they_are():
     async with engine_over() as engine:
         result = await engine.retrieve("Why", 4)
         assert list(result.documents) == plain_search("Why", 4)
@@ -554,7 +548,7 @@ async def test_one_search_without_a_graph_gives_documents_and_how_near_they_are(
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query() -> None:
+async def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query():
     options = WorkflowOptions(speculation="off")
     async with engine_over(options=options) as engine:
         for number in range(12):
@@ -577,7 +571,7 @@ async def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query()
         ({"options": {}}, r"options must be WorkflowOptions, not \{\}"),
     ],
 )
-def test_an_engine_is_not_made_of_something_else(arguments: Any, message: str) -> None:
+def test_an_engine_is_not_made_of_something_else(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         WorkflowEngine(**{"llm": SteadyLLM(), **arguments})
 
@@ -593,21 +587,21 @@ def test_an_engine_is_not_made_of_something_else(arguments: Any, message: str) -
         ({"speculation": "often"}, "speculation must be one of adaptive, always, stable, off"),
     ],
 )
-def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidRequestError, match=message):
         WorkflowOptions(**options)
 
 
 @virtual_time
-async def test_something_else_than_a_graph_is_refused() -> None:
+async def test_something_else_than_a_graph_is_refused():
     async with engine_over() as engine:
         with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
-            await engine.run("rag", "Why")  # type: ignore[arg-type]
+            await engine.run("rag", "Why")
         assert engine.metrics().runs == 0
 
 
 @virtual_time
-async def test_the_users_index_is_left_as_it_was() -> None:
+async def test_the_users_index_is_left_as_it_was():
     index = corpus_index()
     before = (index.nprobe, index.parallel_mode, index.ntotal)
     async with engine_over() as engine:

@@ -245,16 +245,14 @@ def run_all(scenario: Scenario) -> tuple[list[Any], Watched]:
 
 @examples(60)
 @given(scenarios())
-def test_runs_give_what_plain_execution_gives(scenario: Scenario) -> None:
+def test_runs_give_what_plain_execution_gives(scenario):
     outcomes, _ = run_all(scenario)
     assert outcomes == [expected(job, scenario) for job in scenario.jobs]
 
 
 @examples(50)
 @given(scenarios(impatient=True))
-def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
-    scenario: Scenario,
-) -> None:
+def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(scenario):
     outcomes, _ = run_all(scenario)
     for job, given_ in zip(scenario.jobs, outcomes, strict=True):
         if given_ is not None:
@@ -265,9 +263,7 @@ def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
 
 @examples(25)
 @given(scenarios())
-def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked(
-    scenario: Scenario,
-) -> None:
+def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked(scenario):
     commit = SpeculativeGeneration.commit
 
     def checked(self: Any, node: str, visit: int, request: Any) -> Any:
@@ -292,7 +288,7 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
     assert outcomes == [expected(job, scenario) for job in scenario.jobs]
 
 
-def test_nothing_is_shown_that_is_only_expected() -> None:
+def test_nothing_is_shown_that_is_only_expected():
     """All is launched from wrong previews; what a reader sees is of the committed stages alone."""
 
     options = WorkflowOptions(max_wasted_share=1.0)
@@ -325,7 +321,7 @@ def test_nothing_is_shown_that_is_only_expected() -> None:
     ]
 
 
-def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
+def test_enough_random_scenarios_speculate_split_and_go_round():
     kinds: Counter[str] = Counter()
 
     @settings(max_examples=80, database=None, derandomize=True)
@@ -344,7 +340,7 @@ def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
         kinds["round"] += any(
             isinstance(one, Outcome) and max(one.visits.values()) > 1 for one in outcomes
         )
-        tier = watched.engine._retrievers["default"].hot  # type: ignore[union-attr]
+        tier = watched.engine._retrievers["default"].hot
         kinds["swapped"] += tier is not None and tier.counters.swaps > 1
 
     count()

@@ -126,7 +126,7 @@ def asking(retriever: str, k: int = 3) -> WorkflowGraph:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_retriever_that_raises_fails_its_run_and_no_other(is_async: bool) -> None:
+def test_a_retriever_that_raises_fails_its_run_and_no_other(is_async):
     async def later(query: str, k: int) -> Any:
         await asyncio.sleep(0.001)
         raise OSError("the database is gone")
@@ -143,7 +143,7 @@ def test_a_retriever_that_raises_fails_its_run_and_no_other(is_async: bool) -> N
 
 @pytest.mark.parametrize("pieces", [0, 1])
 @pytest.mark.usefixtures("eager")
-def test_a_stream_that_breaks_fails_its_run_and_no_other(pieces: int) -> None:
+def test_a_stream_that_breaks_fails_its_run_and_no_other(pieces):
     class Breaking(SteadyLLM):
         async def stream(self, prompt: Any, params: Any) -> Any:
             if "broken" not in str(prompt):
@@ -165,7 +165,7 @@ def test_a_stream_that_breaks_fails_its_run_and_no_other(pieces: int) -> None:
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_a_stream_that_breaks_in_a_speculation_fails_nothing() -> None:
+async def test_a_stream_that_breaks_in_a_speculation_fails_nothing():
     """The first answer to each question breaks at once: it is the speculative one."""
 
     class BreakingOnce(SteadyLLM):
@@ -216,9 +216,7 @@ async def test_a_stream_that_breaks_in_a_speculation_fails_nothing() -> None:
         ),
     ],
 )
-def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(
-    router: Any, message: str
-) -> None:
+def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(router, message):
     graph = WorkflowGraph(name="routed").add_generation("say", prompt="<<{input}>>", max_visits=3)
     graph.add_edge(START, "say").add_edge("say", router)
     error = beside_others(engine_over, graph)
@@ -227,7 +225,7 @@ def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(
     assert error.node == "say"
 
 
-def test_a_function_that_fails_is_named_whatever_it_raises() -> None:
+def test_a_function_that_fails_is_named_whatever_it_raises():
     for raised in (KeyError("x"), StateKeyError("no key"), TimeoutError(), DeadlineError("late")):
         error = beside_others(engine_over, of_function(raising(raised)))
         assert isinstance(error, StageError), raised
@@ -235,7 +233,7 @@ def test_a_function_that_fails_is_named_whatever_it_raises() -> None:
         assert error.__cause__ is raised
 
 
-def test_a_node_that_fails_stops_those_beside_it() -> None:
+def test_a_node_that_fails_stops_those_beside_it():
     async def late(state: Any) -> Any:
         await asyncio.sleep(0.012)
         raise ValueError("no")
@@ -248,7 +246,7 @@ def test_a_node_that_fails_stops_those_beside_it() -> None:
     assert str(error) == "node 'own' of workflow 'wide' failed on visit 1 with ValueError: no"
 
 
-def test_a_node_that_is_visited_too_often_is_named() -> None:
+def test_a_node_that_is_visited_too_often_is_named():
     graph = WorkflowGraph().add_generation("say", prompt="<<{input}>>", max_visits=2)
     graph.add_edge(START, "say").add_edge("say", lambda state: "say", ["say", END])
     error = beside_others(engine_over, graph)
@@ -256,7 +254,7 @@ def test_a_node_that_is_visited_too_often_is_named() -> None:
     assert error.node == "say"
 
 
-def test_an_index_without_vectors_finds_nothing() -> None:
+def test_an_index_without_vectors_finds_nothing():
     empty = faiss.IndexIVFFlat(faiss.IndexFlatL2(DIMENSION), DIMENSION, 4)
     empty.cp.min_points_per_centroid = 1
     empty.train(np.random.default_rng(0).normal(size=(100, DIMENSION)).astype(np.float32))
@@ -269,13 +267,13 @@ def test_an_index_without_vectors_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("k", [601, 10**4])
-def test_more_than_there_is_gives_all_that_is_probed(k: int) -> None:
+def test_more_than_there_is_gives_all_that_is_probed(k):
     result = beside_others(engine_over, rag(k), "all of it")
     assert list(result.state["docs"]) == plain_search("all of it", k)
     assert len(result.state["docs"]) < len(BLOCKS)
 
 
-def test_an_absurd_k_gives_all_that_is_probed() -> None:
+def test_an_absurd_k_gives_all_that_is_probed():
     class Guarded(VectorRetriever):
         """Refuses what would take the machine's memory."""
 
@@ -287,7 +285,7 @@ def test_an_absurd_k_gives_all_that_is_probed() -> None:
                 assert k <= len(BLOCKS), "no search finds more than there is"
                 return scan(vectors, rows, clusters, k)
 
-            self.index.scan = guarded  # type: ignore[method-assign]
+            self.index.scan = guarded
 
     result = beside_others(lambda: engine_over(Guarded()), rag(10**5), "all of it")
     assert list(result.state["docs"]) == plain_search("all of it", 10**5)
@@ -303,7 +301,7 @@ class Choosy(WordEmbedder):
 
 
 @virtual_time
-async def test_a_query_that_cannot_be_embedded_fails_its_run() -> None:
+async def test_a_query_that_cannot_be_embedded_fails_its_run():
     async with engine_over(VectorRetriever(corpus_index(), BLOCKS, Choosy())) as engine:
         with pytest.raises(StageError) as caught:
             await engine.run(rag(), "broken")
@@ -316,7 +314,7 @@ async def test_a_query_that_cannot_be_embedded_fails_its_run() -> None:
 
 
 @virtual_time
-async def test_a_query_that_cannot_be_embedded_fails_no_other_run() -> None:
+async def test_a_query_that_cannot_be_embedded_fails_no_other_run():
     retrievers = VectorRetriever(corpus_index(), BLOCKS, Choosy())
     async with engine_over(retrievers) as engine:
         jobs = [(rag(), text) for text in ("first", "fine", "broken", "fine too")]
@@ -330,7 +328,7 @@ async def test_a_query_that_cannot_be_embedded_fails_no_other_run() -> None:
 
 
 @virtual_time
-async def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
+async def test_a_vector_that_is_not_finite_is_an_error_of_the_stage():
     class Broken(WordEmbedder):
         def embed(self, texts: Any) -> Any:
             return np.nan * super().embed(texts)
@@ -341,7 +339,7 @@ async def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
 
 
 @virtual_time
-async def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fails_between_scans_fails_the_searches(monkeypatch):
     monkeypatch.setattr(scheduler.ScanCosts, "observe", raising(RuntimeError("no fit")))
     async with engine_over() as engine:
         with pytest.raises(StageError, match="no fit"):
@@ -350,7 +348,7 @@ async def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("speculative", [False, True])
 @virtual_time
-async def test_an_embedder_of_the_wrong_shape_is_an_error_of_the_stage(speculative: bool) -> None:
+async def test_an_embedder_of_the_wrong_shape_is_an_error_of_the_stage(speculative):
     class Wrong(WordEmbedder):
         def embed(self, texts: Any) -> Any:
             return super().embed([*texts, "one more"])
@@ -364,7 +362,7 @@ async def test_an_embedder_of_the_wrong_shape_is_an_error_of_the_stage(speculati
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -> None:
+async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one():
     retriever = corpus_retriever()
     scan, scans = retriever.index.scan, iter(range(10**6))
 
@@ -373,7 +371,7 @@ async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -
             raise OSError("the disk is gone")
         return scan(*arguments)
 
-    retriever.index.scan = failing  # type: ignore[method-assign]
+    retriever.index.scan = failing
     async with engine_over(retriever, options=EAGER) as engine:
         jobs = [(shape(), f"other {number}") for number in range(4) for shape in (rag, hyde)]
         results = await engine.arun_batch(jobs, return_exceptions=True)
@@ -383,14 +381,14 @@ async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one() -
             assert isinstance(error, StageError)
             assert str(error.__cause__) == "the disk is gone"
         for job, result in zip(jobs, results, strict=True):
-            assert result in failed or result.answer == plainly(*job)  # type: ignore[union-attr]
+            assert result in failed or result.answer == plainly(*job)
         assert (await engine.run(rag(), "later")).answer == plainly(rag(), "later")
         await assert_idle(engine)
 
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it() -> None:
+async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it():
     """Previews hold blocks that results do not; what goes wrong with them is of no interest."""
 
     def block(number: int) -> Any:
@@ -414,9 +412,7 @@ async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it() -> Non
 
 
 @virtual_time
-async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(monkeypatch):
     planner = ReusePlanner()
     monkeypatch.setattr(planner, "plan", raising(RuntimeError("no plan")))
     plain = WorkflowOptions(speculation="off")
@@ -426,14 +422,14 @@ async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(
         assert metrics.planning_failures == metrics.planning_faults == 1
 
 
-def test_a_history_that_cannot_be_kept_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_cannot_be_kept_fails_nothing(monkeypatch):
     retriever = corpus_retriever()
     monkeypatch.setattr(retriever.index, "vectors_of", raising(OSError("the disk is gone")))
     result = beside_others(lambda: engine_over(retriever), rag(), "Why", session="one")
     assert result.answer == plainly(rag(), "Why")
 
 
-def test_a_model_that_fails_before_it_streams_fails_its_run() -> None:
+def test_a_model_that_fails_before_it_streams_fails_its_run():
     class Refusing(SteadyLLM):
         def stream(self, prompt: Any, params: Any) -> Any:
             if "broken" in str(prompt):
@@ -446,7 +442,7 @@ def test_a_model_that_fails_before_it_streams_fails_its_run() -> None:
     )
 
 
-def test_a_model_that_cancels_itself_fails_its_run_instead_of_cancelling_it() -> None:
+def test_a_model_that_cancels_itself_fails_its_run_instead_of_cancelling_it():
     class Cancelling(SteadyLLM):
         async def stream(self, prompt: Any, params: Any) -> Any:
             if "broken" in str(prompt):
@@ -465,9 +461,7 @@ def test_a_model_that_cancels_itself_fails_its_run_instead_of_cancelling_it() ->
     ("deadline_s", "been_through"),
     [(0.001, "none"), (0.008, "none"), (0.02, "none"), (0.03, "none"), (0.045, "'search'")],
 )
-def test_a_deadline_that_expires_at_any_time_leaves_nothing(
-    deadline_s: float, been_through: str
-) -> None:
+def test_a_deadline_that_expires_at_any_time_leaves_nothing(deadline_s, been_through):
     """The search takes some 35 ms; what is only expected is under way from 10 ms on."""
 
     async def main() -> int:
@@ -491,7 +485,7 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(
 
 @pytest.mark.usefixtures("eager")
 @virtual_time
-async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other() -> None:
+async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other():
     llm = SteadyLLM(lambda: 0.011)
     async with engine_over(llm=llm, options=EAGER, pause=lambda: 0.003) as engine:
         expected = plainly(guess_first(), "other")
@@ -514,7 +508,7 @@ async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_n
 
 
 @virtual_time
-async def test_a_reader_who_leaves_early_cancels_the_run() -> None:
+async def test_a_reader_who_leaves_early_cancels_the_run():
     llm = SteadyLLM()
     async with engine_over(llm=llm) as engine:
         for kind in (NodeStarted, TextDelta):
@@ -528,7 +522,7 @@ async def test_a_reader_who_leaves_early_cancels_the_run() -> None:
 
 
 @virtual_time
-async def test_a_failure_that_no_reader_waits_for_is_no_noise() -> None:
+async def test_a_failure_that_no_reader_waits_for_is_no_noise():
     async with engine_over() as engine:
         events = engine.stream(of_function(raising(ValueError("no"))), "Why")
         async with aclosing(events):
@@ -548,8 +542,8 @@ async def test_a_failure_that_no_reader_waits_for_is_no_noise() -> None:
     speculation=st.sampled_from(("adaptive", "always", "stable", "off")),
 )
 def test_whatever_streams_break_each_run_is_right_or_names_the_node(
-    broken: set[int], pieces: int, seed: int, speculation: Any
-) -> None:
+    broken, pieces, seed, speculation
+):
     draw = Random(seed)
 
     async def main() -> None:
@@ -589,7 +583,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
         in_virtual_time(main())
 
 
-async def test_no_thread_and_no_task_outlives_the_engine() -> None:
+async def test_no_thread_and_no_task_outlives_the_engine():
     def threads() -> set[str]:
         return {one.name for one in threading.enumerate() if "ctxreuse-workflow" in one.name}
 
@@ -606,7 +600,7 @@ async def test_no_thread_and_no_task_outlives_the_engine() -> None:
     assert not threads()
 
 
-def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it() -> None:
+def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it():
     retriever = corpus_retriever()
     scan = retriever.index.scan
 
@@ -614,7 +608,7 @@ def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it() -> None
         time.sleep(0.02)
         return scan(*arguments)
 
-    retriever.index.scan = slow  # type: ignore[method-assign]
+    retriever.index.scan = slow
     options = WorkflowOptions(workers=1, speculation="off")
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), retriever, options=options)
     with pytest.raises(DeadlineError):

@@ -68,7 +68,7 @@ def certain_pairs(tier: GpuTier, queries: np.ndarray, k: int) -> np.ndarray:
 
 @metrics
 @pytest.mark.parametrize("k", [1, 5, 400])
-def test_clusters_on_the_device_are_searched_as_faiss_does(torch: Any, metric: str, k: int):
+def test_clusters_on_the_device_are_searched_as_faiss_does(torch, metric, k):
     searched = IVFIndex(shared_index(metric))
     expected = every_pair(searched, QUERIES, k)
     tier = on_device(searched, list(range(0, NLIST, 2)))
@@ -86,9 +86,7 @@ def test_clusters_on_the_device_are_searched_as_faiss_does(torch: Any, metric: s
     k=st.integers(1, 50),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_the_vectors_results_are_those_of_faiss(
-    metric: str, scale: float, shift: float, dimension: int, k: int, seed: int
-):
+def test_whatever_the_vectors_results_are_those_of_faiss(metric, scale, shift, dimension, k, seed):
     pytest.importorskip("torch")
     random = np.random.default_rng(seed)
     vectors = ((random.normal(size=(400, dimension)) + shift) * scale).astype(np.float32)
@@ -106,7 +104,7 @@ def test_whatever_the_vectors_results_are_those_of_faiss(
 
 
 @metrics
-def test_equal_scores_at_the_end_are_left_to_faiss(torch: Any, metric: str):
+def test_equal_scores_at_the_end_are_left_to_faiss(torch, metric):
     vectors = np.repeat(some_vectors()[:20], 30, axis=0)
     searched = IVFIndex(build_index(metric, vectors, nlist=2))
     expected = every_pair(searched, QUERIES, 7)
@@ -117,9 +115,7 @@ def test_equal_scores_at_the_end_are_left_to_faiss(torch: Any, metric: str):
 
 
 @metrics
-def test_more_candidates_within_the_margin_than_there_is_room_for_are_left_to_faiss(
-    torch: Any, metric: str
-):
+def test_more_candidates_within_the_margin_than_there_is_room_for_are_left_to_faiss(torch, metric):
     random = np.random.default_rng(0)
     vectors = (1 + 1e-6 * random.normal(size=(300, DIMENSION))).astype(np.float32)
     searched = IVFIndex(build_index(metric, vectors, nlist=1))
@@ -131,7 +127,7 @@ def test_more_candidates_within_the_margin_than_there_is_room_for_are_left_to_fa
 
 
 @metrics
-def test_queries_that_are_no_numbers_are_left_to_faiss(torch: Any, metric: str):
+def test_queries_that_are_no_numbers_are_left_to_faiss(torch, metric):
     searched = IVFIndex(shared_index(metric))
     queries = QUERIES[:3].copy()
     queries[1], queries[2] = np.nan, np.inf
@@ -142,7 +138,7 @@ def test_queries_that_are_no_numbers_are_left_to_faiss(torch: Any, metric: str):
     assert certain.any(axis=1).tolist() == [True, False, False]
 
 
-def test_rows_come_back_in_the_order_in_which_they_were_asked(torch: Any):
+def test_rows_come_back_in_the_order_in_which_they_were_asked(torch):
     searched = IVFIndex(shared_index("L2"))
     random = np.random.default_rng(0)
     rows, clusters = random.integers(0, 12, 60), random.integers(-1, NLIST, 60)
@@ -151,7 +147,7 @@ def test_rows_come_back_in_the_order_in_which_they_were_asked(torch: Any):
     assert_same(searched.scan(QUERIES, rows, clusters, 4), *expected)
 
 
-def test_many_rows_are_scored_in_blocks(torch: Any, monkeypatch: pytest.MonkeyPatch):
+def test_many_rows_are_scored_in_blocks(torch, monkeypatch):
     searched = IVFIndex(shared_index("L2"))
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, list(range(NLIST)))
@@ -159,7 +155,7 @@ def test_many_rows_are_scored_in_blocks(torch: Any, monkeypatch: pytest.MonkeyPa
     assert_same(every_pair(searched, QUERIES, 5), *expected)
 
 
-def test_products_of_less_precision_are_not_trusted(torch: Any):
+def test_products_of_less_precision_are_not_trusted(torch):
     searched = IVFIndex(shared_index("L2"))
     tier = on_device(searched, [3])
     before = torch.get_float32_matmul_precision()
@@ -171,9 +167,7 @@ def test_products_of_less_precision_are_not_trusted(torch: Any):
     assert certain_pairs(tier, QUERIES, 5).all()
 
 
-def test_products_whose_precision_torch_cannot_tell_are_not_trusted(
-    torch: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_products_whose_precision_torch_cannot_tell_are_not_trusted(torch, monkeypatch):
     def mixed_settings() -> str:
         raise RuntimeError("you have used mix of the legacy and new APIs")
 
@@ -182,7 +176,7 @@ def test_products_whose_precision_torch_cannot_tell_are_not_trusted(
     assert not certain_pairs(tier, QUERIES, 5).any()
 
 
-def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch: Any):
+def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch):
     searched = IVFIndex(shared_index("L2"))
     tier = on_device(searched, [3])
     tier.build()
@@ -191,7 +185,7 @@ def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch: Any):
     assert searched._serving.scanner is None
 
 
-def test_clusters_can_be_hot_in_both_tiers(torch: Any):
+def test_clusters_can_be_hot_in_both_tiers(torch):
     searched = IVFIndex(shared_index("L2"))
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, [1, 2, 3])
@@ -211,7 +205,7 @@ def test_compressed_vectors_are_refused():
     assert type(fastest_tier(IVFIndex(index), 1)) is HotTier
 
 
-def test_without_torch_the_tier_is_in_ram(monkeypatch: pytest.MonkeyPatch):
+def test_without_torch_the_tier_is_in_ram(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     searched = IVFIndex(shared_index("L2"))
     assert not gpu_is_usable()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import faiss
 import numpy as np
@@ -45,7 +44,7 @@ def stock_search(index: faiss.Index, queries: np.ndarray, k: int, nprobe: int) -
 @metrics
 @pytest.mark.parametrize("k", [1, 5, 300, SIZE + 7])
 @pytest.mark.parametrize("threads", [None, 1, 2])
-def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric: str, k: int, threads: int | None):
+def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric, k, threads):
     searched = IVFIndex(shared_index(metric), threads=threads)
     clusters = searched.nearest_clusters(QUERIES, 8)
     expected = stock_search(shared_index(metric), QUERIES, k, 8)
@@ -81,7 +80,7 @@ def test_a_scan_does_not_wait_for_python_at_each_row():
 
 
 @metrics
-def test_each_row_holds_the_best_of_its_cluster_alone(metric: str):
+def test_each_row_holds_the_best_of_its_cluster_alone(metric):
     searched = IVFIndex(shared_index(metric))
     rows, clusters = np.array([3, 0, 3]), np.array([7, 20, 1])
     found = searched.scan(QUERIES, rows, clusters, 4)
@@ -100,9 +99,7 @@ def test_each_row_holds_the_best_of_its_cluster_alone(metric: str):
     seed=st.integers(0, 2**32 - 1),
     parts=st.integers(1, 6),
 )
-def test_order_and_split_of_a_search_do_not_change_its_result(
-    metric: str, k: int, nprobe: int, seed: int, parts: int
-):
+def test_order_and_split_of_a_search_do_not_change_its_result(metric, k, nprobe, seed, parts):
     searched = IVFIndex(shared_index(metric))
     queries = QUERIES[:4]
     clusters = searched.nearest_clusters(queries, nprobe).ravel()
@@ -117,7 +114,7 @@ def test_order_and_split_of_a_search_do_not_change_its_result(
 
 
 @metrics
-def test_of_vectors_that_tie_the_smaller_ids_are_found_whatever_the_order(metric: str):
+def test_of_vectors_that_tie_the_smaller_ids_are_found_whatever_the_order(metric):
     vectors = np.repeat(some_vectors()[:40], 9, axis=0)
     searched = IVFIndex(build_index(metric, vectors, nlist=4))
     queries = QUERIES[:2]
@@ -136,7 +133,7 @@ def test_of_vectors_that_tie_the_smaller_ids_are_found_whatever_the_order(metric
 
 
 @metrics
-def test_no_cluster_and_an_empty_cluster_give_nothing(metric: str):
+def test_no_cluster_and_an_empty_cluster_give_nothing(metric):
     index = build_index(metric)
     index.invlists.resize(5, 0)
     searched = IVFIndex(index)
@@ -148,7 +145,7 @@ def test_no_cluster_and_an_empty_cluster_give_nothing(metric: str):
 
 
 @metrics
-def test_a_query_of_no_numbers_finds_nothing_and_leaves_the_others_alone(metric: str):
+def test_a_query_of_no_numbers_finds_nothing_and_leaves_the_others_alone(metric):
     searched = IVFIndex(shared_index(metric))
     queries = QUERIES[:3].copy()
     queries[1] = np.nan
@@ -160,7 +157,7 @@ def test_a_query_of_no_numbers_finds_nothing_and_leaves_the_others_alone(metric:
 
 
 @metrics
-def test_infinite_queries_are_searched_without_an_error(metric: str):
+def test_infinite_queries_are_searched_without_an_error(metric):
     searched = IVFIndex(shared_index(metric))
     queries = np.full((1, DIMENSION), np.inf, dtype=np.float32)
     assert searched.nearest_clusters(queries, 4).shape == (1, 4)
@@ -168,9 +165,7 @@ def test_infinite_queries_are_searched_without_an_error(metric: str):
 
 
 @metrics
-def test_the_nearest_clusters_of_a_query_do_not_depend_on_its_batch(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_nearest_clusters_of_a_query_do_not_depend_on_its_batch(metric, monkeypatch):
     # far from the origin roundings are large enough to change the order
     monkeypatch.setattr(faiss.cvar, "distance_compute_blas_threshold", 20)
     searched = IVFIndex(build_index(metric, some_vectors() + np.float32(300)))
@@ -181,7 +176,7 @@ def test_the_nearest_clusters_of_a_query_do_not_depend_on_its_batch(
 
 
 @metrics
-def test_the_nearest_clusters_are_those_of_the_stock_quantizer(metric: str):
+def test_the_nearest_clusters_are_those_of_the_stock_quantizer(metric):
     searched = IVFIndex(shared_index(metric))
     _, expected = searched.faiss_index.quantizer.search(QUERIES, 9)
     np.testing.assert_array_equal(searched.nearest_clusters(QUERIES, 9), expected)
@@ -213,7 +208,7 @@ def test_no_rows_and_no_queries_are_an_empty_result():
 
 
 @metrics
-def test_the_index_is_described(metric: str):
+def test_the_index_is_described(metric):
     index = shared_index(metric)
     searched = IVFIndex(index)
     assert (searched.dimension, searched.size, searched.nlist) == (DIMENSION, SIZE, NLIST)
@@ -226,7 +221,7 @@ def test_the_index_is_described(metric: str):
 
 
 @metrics
-def test_the_settings_of_the_index_and_of_the_thread_are_neither_used_nor_changed(metric: str):
+def test_the_settings_of_the_index_and_of_the_thread_are_neither_used_nor_changed(metric):
     index = build_index(metric)
     index.nprobe, index.parallel_mode = 3, 1
     lists, threads = int(index.invlists.this), faiss.omp_get_max_threads()
@@ -266,7 +261,7 @@ def test_an_id_that_is_not_in_the_cluster_is_named():
 
 
 @pytest.mark.parametrize("by_residual", [True, False])
-def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual: bool):
+def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual):
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatL2(DIMENSION),
         DIMENSION,
@@ -295,7 +290,7 @@ def test_a_handle_of_the_general_type_will_do():
 
 @metrics
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_an_index_in_a_file_is_searched_alike(metric: str, memory_map: bool, tmp_path: Path):
+def test_an_index_in_a_file_is_searched_alike(metric, memory_map, tmp_path):
     path = tmp_path / "vectors.faiss"
     faiss.write_index(shared_index(metric), str(path))
     searched = IVFIndex.read(path, memory_map=memory_map)
@@ -310,7 +305,7 @@ def test_an_index_in_a_file_is_searched_alike(metric: str, memory_map: bool, tmp
     )
 
 
-def test_a_file_that_is_no_index_is_named(tmp_path: Path):
+def test_a_file_that_is_no_index_is_named(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("no index")
     for wrong in (path, tmp_path / "missing"):
@@ -352,13 +347,13 @@ def test_a_file_that_is_no_index_is_named(tmp_path: Path):
         ),
     ],
 )
-def test_an_index_that_cannot_be_searched_in_steps_is_refused(index: object, message: str):
+def test_an_index_that_cannot_be_searched_in_steps_is_refused(index, message):
     with pytest.raises(InvalidRequestError, match=message):
         IVFIndex(index)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
-def test_threads_must_be_a_positive_number(threads: object):
+def test_threads_must_be_a_positive_number(threads):
     with pytest.raises(InvalidRequestError, match="threads must be an integer from 1"):
         IVFIndex(shared_index("L2"), threads=threads)
 
@@ -381,7 +376,7 @@ def test_threads_must_be_a_positive_number(threads: object):
         ((QUERIES, [0], [0], 2.0), "k must be an integer from 1"),
     ],
 )
-def test_wrong_arguments_of_a_scan_are_named(arguments: tuple, message: str):
+def test_wrong_arguments_of_a_scan_are_named(arguments, message):
     searched = IVFIndex(shared_index("L2"))
     with pytest.raises(InvalidRequestError, match=message):
         searched.scan(*arguments)
@@ -432,7 +427,7 @@ def test_a_scanner_searches_the_clusters_that_it_holds_and_faiss_what_it_is_not_
     assert_same(searched.scan(QUERIES, rows, clusters, 2), *stock)
 
 
-def test_without_faiss_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_faiss_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[workflow\]"):
         IVFIndex(object())

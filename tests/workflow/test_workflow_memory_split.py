@@ -86,7 +86,7 @@ rates = st.integers(0, 50)
 
 @examples(100)
 @given(data=st.data(), total=st.integers(0, 200), least=st.integers(0, 200))
-def test_no_other_split_has_a_larger_throughput(data: st.DataObject, total: int, least: int):
+def test_no_other_split_has_a_larger_throughput(data, total, least):
     least = min(least, total)
     tables = []
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_no_other_split_has_a_larger_throughput(data: st.DataObject, total: int,
         (([1], [1], [[-1]]), "completed must hold finite numbers from 0"),
     ],
 )
-def test_a_table_that_makes_no_sense_is_refused(arguments: tuple, message: str):
+def test_a_table_that_makes_no_sense_is_refused(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         ThroughputTable(*arguments)
 
@@ -134,7 +134,7 @@ def test_a_table_that_makes_no_sense_is_refused(arguments: tuple, message: str):
         ({"retrievals_per_run": "2"}, "retrievals_per_run must be a positive number"),
     ],
 )
-def test_wrong_numbers_are_named(arguments: dict, message: str):
+def test_wrong_numbers_are_named(arguments, message):
     table = over_memory([0], [1])
     given_arguments = {"total_bytes": 100, "arriving_runs": 1} | arguments
     with pytest.raises(InvalidRequestError, match=message):

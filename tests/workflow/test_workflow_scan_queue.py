@@ -118,8 +118,8 @@ orders = st.permutations(range(CLUSTERS)).flatmap(
 @examples(80)
 @given(st.data(), st.integers(0, 99), st.booleans(), st.sampled_from((1, 4)), st.integers(1, 3))
 def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
-    data: st.DataObject, seed: int, higher_is_better: bool, kept: int, shared_by: int
-) -> None:
+    data, seed, higher_is_better, kept, shared_by
+):
     corpus = Corpus(seed, higher_is_better)
     queue = corpus.queue(shared_by=shared_by)
     draw = Random(data.draw(st.integers(0, 2**16), label="seed of what happens"))
@@ -203,7 +203,7 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     assert all(search.slot == -1 for search in all_searches if search.is_gone)
 
 
-def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins() -> None:
+def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins():
     queue = Corpus(0, False).queue()
     late, early = search_for(1, [0, 1, 2], due=2.0), search_for(2, [2, 3, 1], due=1.0)
     queue.add(late)
@@ -219,7 +219,7 @@ def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins() -> None:
     assert following.clusters.tolist() == [0]
 
 
-def test_only_the_most_urgent_share_a_scan() -> None:
+def test_only_the_most_urgent_share_a_scan():
     queue = Corpus(0, False).queue(shared_by=2)
     searches = [search_for(number, [4], due=float(-number)) for number in range(5)]
     for search in searches:
@@ -233,7 +233,7 @@ def test_only_the_most_urgent_share_a_scan() -> None:
     ]
 
 
-def test_a_batch_fits_its_budget_but_is_never_empty() -> None:
+def test_a_batch_fits_its_budget_but_is_never_empty():
     costs = ScanCosts(DIMENSION)
     queue = Corpus(0, False).queue()
     queue.add(search_for(1, range(CLUSTERS)))
@@ -246,7 +246,7 @@ def test_a_batch_fits_its_budget_but_is_never_empty() -> None:
     assert costs.seconds(second.load) <= 2.5 * costs.seconds(first.load)
 
 
-def test_a_search_without_codes_is_done_at_once() -> None:
+def test_a_search_without_codes_is_done_at_once():
     queue = Corpus(0, False).queue()
     for clusters in ([], [CLUSTERS - 1]):
         search = search_for(1, clusters)
@@ -259,7 +259,7 @@ def test_a_search_without_codes_is_done_at_once() -> None:
     assert sorted(queue._free) == list(range(16))
 
 
-def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned() -> None:
+def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned():
     corpus = Corpus(0, False)
     queue = corpus.queue()
     left = search_for(1, [0, 1])
@@ -274,7 +274,7 @@ def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned() 
     assert all(found_by(queue, search) == [] for search in others)
 
 
-def test_a_larger_k_keeps_what_others_have_found() -> None:
+def test_a_larger_k_keeps_what_others_have_found():
     corpus = Corpus(0, True)
     queue = corpus.queue()
     small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
@@ -291,7 +291,7 @@ def test_a_larger_k_keeps_what_others_have_found() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
-def test_it_is_known_when_the_best_changed_last(order: list[int]) -> None:
+def test_it_is_known_when_the_best_changed_last(order):
     corpus = Corpus(3, False)
     queue = corpus.queue()
     search = search_for(1, order)
@@ -310,7 +310,7 @@ def test_it_is_known_when_the_best_changed_last(order: list[int]) -> None:
 FULL = [cluster for cluster in range(CLUSTERS) if Corpus(0, False).members[cluster]]
 
 
-def test_what_ends_a_search_is_scanned_without_what_only_others_need() -> None:
+def test_what_ends_a_search_is_scanned_without_what_only_others_need():
     queue = Corpus(0, False).queue()
     early = search_for(1, FULL[:2], due=1.0)
     late = search_for(2, FULL[1:], due=2.0)
@@ -326,9 +326,7 @@ def test_what_ends_a_search_is_scanned_without_what_only_others_need() -> None:
 
 
 @pytest.mark.parametrize(("overhead_s", "ended"), [(0.0, 1), (1e-9, 1), (100.0, 3)])
-def test_a_batch_ends_several_searches_where_its_overhead_costs_more(
-    overhead_s: float, ended: int
-) -> None:
+def test_a_batch_ends_several_searches_where_its_overhead_costs_more(overhead_s, ended):
     queue = Corpus(0, False).queue()
     for number in range(3):
         queue.add(search_for(number, FULL[3 * number : 3 * number + 3], due=float(number)))
@@ -341,9 +339,7 @@ def test_a_batch_ends_several_searches_where_its_overhead_costs_more(
     ("pause_at", "pause_every", "parts"),
     [(2, 0, [2, len(FULL) - 2]), (3, 2, [3] + [2] * ((len(FULL) - 3) // 2)), (0, 0, [len(FULL)])],
 )
-def test_batches_end_where_their_search_wants_to_be_looked_at(
-    pause_at: int, pause_every: int, parts: list[int]
-) -> None:
+def test_batches_end_where_their_search_wants_to_be_looked_at(pause_at, pause_every, parts):
     queue = Corpus(0, False).queue()
     search = search_for(1, FULL)
     search.pause_at, search.pause_every = pause_at, pause_every
@@ -354,7 +350,7 @@ def test_batches_end_where_their_search_wants_to_be_looked_at(
     assert sizes == parts + [1] * (len(FULL) - sum(parts))
 
 
-def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits() -> None:
+def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits():
     queue = Corpus(0, False).queue()
     awaited, ahead = search_for(1, FULL, due=1.0), search_for(2, FULL, due=float("inf"))
     queue.add(ahead)

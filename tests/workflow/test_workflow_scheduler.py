@@ -26,9 +26,7 @@ def ticking_scheduler() -> SearchScheduler:
 
 
 @given(seed=st.integers(0, 9_999), searches=st.integers(40, 120))
-def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
-    seed: int, searches: int
-) -> None:
+def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed, searches):
     draw = Random(seed)
     scheduler = ticking_scheduler()
     jobs: list[Job] = []
@@ -76,7 +74,7 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
     assert sorted(scheduler._queue._free) == list(range(len(scheduler._queue._found)))
 
 
-def test_where_many_wait_batches_are_chosen_several_at_a_time() -> None:
+def test_where_many_wait_batches_are_chosen_several_at_a_time():
     scheduler = ticking_scheduler()
     for number in range(40):
         scheduler.add(SearchHandle(f"passage {number}", 3, float(number)))
@@ -93,7 +91,7 @@ def test_where_many_wait_batches_are_chosen_several_at_a_time() -> None:
     assert len(scheduler) == 0
 
 
-def test_without_a_last_search_the_nearest_cluster_comes_first() -> None:
+def test_without_a_last_search_the_nearest_cluster_comes_first():
     scheduler = ticking_scheduler()
     search = SearchHandle("passage 1", 3, 0.0)
     scheduler.add(search)

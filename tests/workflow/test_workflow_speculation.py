@@ -38,7 +38,7 @@ def after(changes: Any) -> PreviewStability:
 
 @examples(60)
 @given(st.lists(parts, max_size=60))
-def test_a_later_preview_is_never_less_likely_to_be_final(changes: list[float]) -> None:
+def test_a_later_preview_is_never_less_likely_to_be_final(changes):
     stability = after(changes)
     probabilities = [stability.probability(progress) for progress in np.linspace(0.0, 1.0, 50)]
     assert probabilities == sorted(probabilities)
@@ -48,7 +48,7 @@ def test_a_later_preview_is_never_less_likely_to_be_final(changes: list[float]) 
 
 
 @given(st.integers(2, 31))
-def test_what_always_happens_becomes_certain(part: int) -> None:
+def test_what_always_happens_becomes_certain(part):
     stability = after([part / 32] * 300)
     assert stability.probability(part / 32) > 0.98
     assert stability.probability((part - 1) / 32) < 0.02
@@ -57,17 +57,17 @@ def test_what_always_happens_becomes_certain(part: int) -> None:
     assert not stability.is_worth_it((part - 0.5) / 32)
 
 
-def test_nothing_is_launched_where_previews_are_hardly_ever_final() -> None:
+def test_nothing_is_launched_where_previews_are_hardly_ever_final():
     stability = after([1.0] * 300)
     assert not any(stability.is_worth_it(progress) for progress in np.linspace(0.0, 0.99, 50))
 
 
-def test_what_was_seen_long_ago_counts_no_more() -> None:
+def test_what_was_seen_long_ago_counts_no_more():
     stability = after([1.0] * 300 + [0.1] * 300)
     assert stability.probability(0.2) > 0.98
 
 
-def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_waiting_gains() -> None:
+def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_waiting_gains():
     stability = PreviewStability()
     assert not stability.is_recalled_worth_it()
     for _ in range(100):
@@ -79,7 +79,7 @@ def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_wait
 
 
 @pytest.mark.parametrize("rule", [None, "Always", 1, ["off"]])
-def test_an_unknown_rule_is_refused(rule: Any) -> None:
+def test_an_unknown_rule_is_refused(rule):
     with pytest.raises(InvalidRequestError, match="adaptive, always, stable, off, not "):
         WorkflowOptions(speculation=rule)
 
@@ -126,7 +126,7 @@ def launched(
     in_virtual_time(main())
 
 
-def test_the_very_request_gets_the_speculative_answer() -> None:
+def test_the_very_request_gets_the_speculative_answer():
     def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
         assert (ahead.ids, services.speculation.launched) == ((0, 1), 1)
         answer = ahead.commit("answer", 1, request)
@@ -153,7 +153,7 @@ def test_the_very_request_gets_the_speculative_answer() -> None:
         ("answer", 1, {"llm": SteadyLLM()}),
     ],
 )
-def test_any_other_request_gets_none(node: str, visit: int, changes: dict[str, Any]) -> None:
+def test_any_other_request_gets_none(node, visit, changes):
     def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
         values = {name: getattr(request, name) for name in request.__slots__}
         other = GenerationRequest(**{**values, **changes})
@@ -166,7 +166,7 @@ def test_any_other_request_gets_none(node: str, visit: int, changes: dict[str, A
 
 
 @pytest.mark.parametrize("options", [{"max_generations": 0}, {"max_wasted_share": 0.0}])
-def test_nothing_is_launched_beyond_the_limits(options: dict[str, Any]) -> None:
+def test_nothing_is_launched_beyond_the_limits(options):
     def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
         if "max_wasted_share" in options:
             assert services.speculation.launched == 1  # nothing has been wasted yet

@@ -51,9 +51,7 @@ def bytes_of(searched: IVFIndex, *clusters: int) -> int:
 @metrics
 @examples(15)
 @given(sets=st.lists(st.sets(st.integers(0, NLIST - 1)), min_size=1, max_size=4))
-def test_results_do_not_depend_on_which_clusters_are_hot(
-    files: Path, metric: str, sets: list[set[int]]
-):
+def test_results_do_not_depend_on_which_clusters_are_hot(files, metric, sets):
     searched = IVFIndex.read(files / metric)
     clusters = searched.nearest_clusters(QUERIES, 20)
     expected = scan_all(IVFIndex(shared_index(metric)), QUERIES, clusters, 7)
@@ -179,7 +177,7 @@ def test_an_empty_cluster_is_never_held():
     assert rebuild(tier) == (6,)
 
 
-def test_scans_in_other_threads_go_on_while_sets_are_swapped(files: Path):
+def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):
     searched = IVFIndex.read(files / "L2", threads=1)
     clusters = searched.nearest_clusters(QUERIES, NLIST)
     expected = scan_all(searched, QUERIES, clusters, 5)
@@ -219,6 +217,6 @@ def test_scans_in_other_threads_go_on_while_sets_are_swapped(files: Path):
         ({"capacity_bytes": 1, "decay": "half"}, "decay must be from 0 to 1, not 'half'"),
     ],
 )
-def test_wrong_settings_are_named(arguments: dict, message: str):
+def test_wrong_settings_are_named(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         HotTier(IVFIndex(shared_index("L2")), **arguments)

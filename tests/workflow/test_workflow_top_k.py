@@ -94,7 +94,7 @@ def test_what_was_given_is_not_changed():
 
 
 @pytest.mark.parametrize(("higher", "worst"), [(True, -LARGEST), (False, LARGEST)])
-def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher: bool, worst: float):
+def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher, worst):
     assert worst_score(higher) == worst
     found = nothing_found((2, 1), higher)
     assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
@@ -103,9 +103,7 @@ def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher: bool, worst:
 
 @examples(100)
 @given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans())
-def test_groups_equal_a_plain_sort_of_each(
-    given_candidates: list[tuple[int, float, int]], k: int, higher: bool
-):
+def test_groups_equal_a_plain_sort_of_each(given_candidates, k, higher):
     found = merged(given_candidates, k, higher)
     for group in range(5):
         expected = sorted(
@@ -123,9 +121,7 @@ def test_groups_equal_a_plain_sort_of_each(
 
 @examples(50)
 @given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans(), data=st.data())
-def test_merging_in_parts_equals_merging_at_once(
-    given_candidates: list[tuple[int, float, int]], k: int, higher: bool, data: st.DataObject
-):
+def test_merging_in_parts_equals_merging_at_once(given_candidates, k, higher, data):
     shuffled = data.draw(st.permutations(given_candidates))
     cut = data.draw(st.integers(0, len(shuffled)))
     carried = merged(shuffled[:cut], k, higher)
