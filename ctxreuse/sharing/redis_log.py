@@ -7,6 +7,8 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ssl import SSLSocket
+from traceback import walk_tb
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,9 +30,9 @@ _SCHEMES = ("redis", "rediss", "unix")
 _URL_OPTIONS = ("db", "protocol", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 DEFAULT_STREAM = "ctxreuse"
 _LEAST_SECRET = 16
-_SECRET_BYTES = 32
 FIELD_MARK = b"ctxreuse-"
 """The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
+_Found = list[tuple[bytes, Mapping[bytes, bytes]]]
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 _REMEDIES = {
@@ -99,13 +101,15 @@ class RedisLog(FixedSettings):
             raise MissingExtraError("RedisLog", "redis") from error
         self._redis = redis
         self._url = _checked_url(url)
-        self._given_secret = _checked_secret(secret)
-        self.secret = hashlib.blake2b(
-            self._given_secret, digest_size=_SECRET_BYTES, person=b"ctxreuse log"
-        ).digest()
         self._stream = checked_kind("stream", stream, str, "a string")
-        self._max_entries = checked_integer("max_entries", max_entries, 1)
-        self._timeout_s = checked_number("timeout_s", timeout_s, 0.001)
+        self._options: dict[str, Any] = {
+            "secret": _checked_secret(secret),
+            "max_entries": checked_integer("max_entries", max_entries, 1),
+            "timeout_s": checked_number("timeout_s", timeout_s, 0.001),
+        }
+        self.secret = hashlib.blake2b(
+            self._options["secret"], digest_size=32, person=b"ctxreuse log"
+        ).digest()
         # tells entries that were written with another secret, which would say nothing here
         fingerprint = hashlib.blake2b(b"fingerprint", digest_size=8, key=self.secret)
         self._field = FIELD_MARK + fingerprint.hexdigest().encode()
@@ -117,14 +121,7 @@ class RedisLog(FixedSettings):
         return f"RedisLog({shown_url(self._url)!r}, stream={self._stream!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made_with(
-            RedisLog,
-            self._url,
-            secret=self._given_secret,
-            stream=self._stream,
-            max_entries=self._max_entries,
-            timeout_s=self._timeout_s,
-        )
+        return made_with(RedisLog, self._url, stream=self._stream, **self._options)
 
     def _leave_parent(self) -> None:
         leave_to_parent(self._client)
@@ -137,13 +134,7 @@ class RedisLog(FixedSettings):
             InvalidRequestError: wrong type.
         """
         checked_kind("name", name, str, "a string")
-        return RedisLog(
-            self._url,
-            secret=self._given_secret,
-            stream=f"{self._stream}:{name}",
-            max_entries=self._max_entries,
-            timeout_s=self._timeout_s,
-        )
+        return RedisLog(self._url, stream=f"{self._stream}:{name}", **self._options)
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.
@@ -157,7 +148,7 @@ class RedisLog(FixedSettings):
             checked_kind("an entry", one, bytes, "bytes")
         with self._errors("written"), self._connected().pipeline(transaction=True) as steps:
             for one in listed:
-                steps.xadd(self._stream, {self._field: one}, maxlen=self._max_entries)
+                steps.xadd(self._stream, {self._field: one}, maxlen=self._options["max_entries"])
             steps.execute()
 
     def read(self, position: str, most: int) -> LogRead:
@@ -182,20 +173,13 @@ class RedisLog(FixedSettings):
             return self._as_read("", found[:most] or self._range("-", most), has_gap=True)
         return self._as_read(position, found[:most])
 
-    def _range(self, start: str, most: int) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+    def _range(self, start: str, most: int) -> _Found:
         with self._errors("read"):
-            found: list[Any] = self._connected().xrange(self._stream, min=start, count=most)
+            found: _Found = self._connected().xrange(self._stream, min=start, count=most)
             return found
 
-    def _as_read(
-        self,
-        position: str,
-        found: Sequence[tuple[bytes, Mapping[bytes, bytes]]],
-        *,
-        has_gap: bool = False,
-    ) -> LogRead:
-        if found:
-            position = found[-1][0].decode()
+    def _as_read(self, position: str, found: _Found, *, has_gap: bool = False) -> LogRead:
+        position = found[-1][0].decode() if found else position
         return LogRead(position, [self._entry(fields) for _, fields in found], has_gap)
 
     def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:
@@ -217,15 +201,15 @@ class RedisLog(FixedSettings):
             from redis.backoff import NoBackoff
             from redis.retry import Retry
 
+            # a connection that was idle for long may be closed
             again = Retry(NoBackoff(), 1, supported_errors=(self._redis.ConnectionError,))
-            secure = {"ssl_check_hostname": True} if self._url.startswith("rediss:") else {}
-            self._client = self._redis.Redis.from_url(
-                self._url,
-                socket_timeout=self._timeout_s,
-                socket_connect_timeout=self._timeout_s,
-                retry=again,  # a connection that was idle for long may be closed
-                **secure,
-            )
+            timeout_s = self._options["timeout_s"]
+            options = {"retry": again, "socket_timeout": timeout_s}
+            options["socket_connect_timeout"] = timeout_s
+            if self._url.startswith("rediss:"):
+                options["ssl_check_hostname"] = True
+                options["connection_class"] = _closing_half_made(self._redis.SSLConnection)
+            self._client = self._redis.Redis.from_url(self._url, **options)
         return self._client
 
     @contextmanager
@@ -235,6 +219,22 @@ class RedisLog(FixedSettings):
             yield
         except self._redis.RedisError as error:
             raise SharedLogError(f"{self!r} cannot be {done}: {_reason(error)}") from error
+
+
+def _closing_half_made(connection: type[Any]) -> type[Any]:
+    """Return a class of TLS connections that leave no socket open where a server hangs up."""
+
+    class Closing(connection):  # type: ignore[misc]
+        def _connect(self) -> Any:
+            try:
+                return super()._connect()
+            except OSError as error:  # some versions of `ssl` leave their socket open here
+                for frame, _ in walk_tb(error.__traceback__):
+                    if isinstance(made := frame.f_locals.get("self"), SSLSocket):
+                        made.close()
+                raise
+
+    return Closing
 
 
 def is_redis_url(text: str) -> bool:
