@@ -239,17 +239,6 @@ async def test_a_planner_that_loses_a_call_is_found_out():
     assert [type(error) for error in answers] == [AssertionError, AssertionError]
 
 
-async def test_when_the_first_is_cancelled_the_others_are_planned():
-    planner = Planner(window_s=0.005)
-    first, *others = [asyncio.create_task(planner.acall(item)) for item in "cab"]
-    await asyncio.sleep(0)  # not longer, or a slow machine closes the window first
-    assert planner.waiting() == 3
-    first.cancel()
-    assert await asyncio.gather(*others) == ["plan of a", "plan of b"]
-    assert planner.batches == [["a", "b"]]
-    assert planner.dropped == []  # it was never planned
-
-
 async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_dropped_once():
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "cab"}
@@ -276,18 +265,6 @@ async def test_who_is_cancelled_with_the_release_token_passes_it_on():
     with pytest.raises(asyncio.CancelledError):
         await tasks["a"]
     assert planner.dropped == ["plan of a"]
-
-
-async def test_all_may_be_cancelled():
-    planner = Planner(window_s=0.005)
-    tasks = [asyncio.create_task(planner.acall(item)) for item in "ab"]
-    await asyncio.sleep(0)
-    assert planner.waiting() == 2
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert await planner.acall("c") == "plan of c"
-    assert planner.batches == [["c"]]
 
 
 def test_a_closed_event_loop_does_not_hold_up_others():

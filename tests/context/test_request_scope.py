@@ -1,7 +1,6 @@
 import asyncio
 import contextvars
 import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import user
 
-import ctxreuse
 from ctxreuse.context.scope import NO_SCOPE, RequestScope, current_scope, request_context
 from ctxreuse.errors import InvalidRequestError
 
@@ -28,10 +26,6 @@ settings = st.fixed_dictionaries(
 def test_nobody_said_anything_by_default():
     assert current_scope() is NO_SCOPE
     assert (NO_SCOPE.tenant, NO_SCOPE.conversation_id, NO_SCOPE.history) == (None, None, None)
-
-
-def test_the_package_exports_it():
-    assert ctxreuse.request_context is request_context
 
 
 def test_what_is_said_holds_inside_and_only_there():
@@ -93,34 +87,6 @@ def test_inner_scopes_inherit_what_they_do_not_say():
         with request_context(history=[]):
             assert current_scope() == RequestScope("a", "c", ())
         assert current_scope() == RequestScope("a", "c", HELLO)
-
-
-def test_a_new_tenant_inherits_neither_conversation_nor_history():
-    with request_context(tenant="a", conversation_id="c", history=HELLO):
-        with request_context(tenant="b"):
-            assert current_scope() == RequestScope("b", None, None)
-        with request_context(tenant="b", conversation_id="c"):
-            assert current_scope() == RequestScope("b", "c", None)
-        with request_context(tenant=""):
-            assert current_scope() == RequestScope("", None, None)
-
-
-def test_going_back_to_the_first_tenant_does_not_bring_its_conversation_back():
-    with (
-        request_context(tenant="a", conversation_id="c", history=HELLO),
-        request_context(tenant="b"),
-        request_context(tenant="a"),
-    ):
-        assert current_scope() == RequestScope("a", None, None)
-
-
-def test_another_conversation_does_not_inherit_the_history():
-    with request_context(tenant="a", conversation_id="1", history=HELLO):
-        for other in ("2", 1):
-            with request_context(conversation_id=other):
-                assert current_scope() == RequestScope("a", other, None)
-        with request_context(conversation_id="2", history=[]):
-            assert current_scope() == RequestScope("a", "2", ())
 
 
 def test_tenant_conversation_and_history_can_be_said_one_after_the_other():
@@ -230,22 +196,6 @@ async def test_a_task_keeps_the_scope_in_which_it_was_made():
         assert await task == scope
 
 
-async def test_a_scope_set_in_a_task_does_not_leak_to_its_parent():
-    inside, leave = asyncio.Event(), asyncio.Event()
-
-    async def serve():
-        with request_context(tenant="a"):
-            inside.set()
-            await leave.wait()
-
-    task = asyncio.create_task(serve())
-    await inside.wait()
-    assert current_scope() is NO_SCOPE
-    leave.set()
-    await task
-    assert current_scope() is NO_SCOPE
-
-
 async def test_a_cancelled_task_leaves_no_scope_behind():
     after = []
 
@@ -343,18 +293,3 @@ def test_a_thread_sees_the_scope_only_if_it_copies_the_context():
         copied = contextvars.copy_context()
         assert pool.submit(copied.run, current_scope).result() is scope
         assert pool.submit(current_scope).result() is NO_SCOPE
-
-
-def test_threads_do_not_see_each_others_scopes():
-    together = threading.Barrier(4)
-
-    def serve(number):
-        with request_context(tenant=f"t{number}"):
-            together.wait(timeout=10)
-            seen = current_scope()
-            together.wait(timeout=10)
-        return seen, current_scope()
-
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(serve, range(4)))
-    assert answers == [(RequestScope(f"t{number}"), NO_SCOPE) for number in range(4)]

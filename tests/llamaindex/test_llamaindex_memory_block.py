@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from adapter_conformance import FaultyPlanner
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
@@ -197,10 +198,6 @@ class TestReuseMemoryBlock:
         assert scopes == [RequestScope("one", "c", ())]
 
     async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self):
-        class Faulty(ReusePlanner):
-            def plan(self, *args: Any, **kwargs: Any) -> Any:
-                raise RuntimeError("a fault of ours")
-
         postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
         shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
         with request_context(conversation_id="c", history=[]):
@@ -218,7 +215,7 @@ class TestReuseMemoryBlock:
         block = ReuseMemoryBlock(memory=Kept())
         assert await block.aget([user("ca")]) == f"{labelled('c')}\n\n{words}"
         assert await block.aget([user("a")]) == words
-        faulty = ReuseMemoryBlock(memory=Kept(), planner=Faulty())
+        faulty = ReuseMemoryBlock(memory=Kept(), planner=FaultyPlanner())
         assert await faulty.aget([user("ca")]) == f"{letter_text('c')}\n\n{words}"
 
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
@@ -310,11 +307,7 @@ class TestReuseMemoryBlock:
         assert block.faults == 0
 
     async def test_a_planning_fault_lets_memories_through_as_found(self):
-        class Faulty(ReusePlanner):
-            def plan(self, *args: Any, **kwargs: Any) -> Any:
-                raise RuntimeError("a fault of ours")
-
-        block = ReuseMemoryBlock(memory=LetterMemory(), planner=Faulty())
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=FaultyPlanner())
         assert await block.aget([user("ba")]) == f"{letter_text('b')}\n\n{letter_text('a')}"
         assert block.faults == 1
 
@@ -344,11 +337,6 @@ class TestReuseMemoryBlock:
         too_long = estimate_tokens(content) - estimate_tokens(labelled("ab"))
         assert await block.atruncate(content, too_long) == labelled("ab")
         assert planner.previews <= 5, "the logarithm of 26"
-
-    async def test_without_a_planner_each_block_makes_its_own(self):
-        for word in ("abc", "cba"):
-            block = ReuseMemoryBlock(memory=LetterMemory(), planner=None)
-            assert await block.aget([user(word)]) == labelled(word)
 
     async def test_truncating_takes_the_lowest_ranked_away(self):
         planner = ReusePlanner()

@@ -24,7 +24,7 @@ from llama_index.core.schema import (
 )
 from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
 
-from ctxreuse import ReusePlanner, Templates, request_context
+from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
@@ -90,18 +90,20 @@ class DrivenPostprocessor:
         return nodes
 
 
-class TestReusePostprocessor(AdapterConformance):
-    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenPostprocessor:
-        return DrivenPostprocessor(planner, annotation)
-
-    def test_append_puts_the_annotation_behind_the_documents(self):
+class NodesConform(AdapterConformance):
+    def test_append_puts_the_annotation_behind_the_documents(self) -> None:
         """No node holds it: see test_llamaindex_synthesis."""
         adapter = self.adapter(ReusePlanner(), "append")
         adapter.run(documents("abc"), "q?")
         assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
 
-    def test_the_papers_words_say_which_labels_the_documents_have(self):
+    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
         """They stand where the other words do: see test_llamaindex_synthesis."""
+
+
+class TestReusePostprocessor(NodesConform):
+    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenPostprocessor:
+        return DrivenPostprocessor(planner, annotation)
 
 
 class FixedRetriever(BaseRetriever):
@@ -145,18 +147,9 @@ class DrivenRetriever:
         return self._inner.nodes == self._inner.copies
 
 
-class TestReuseRetriever(AdapterConformance):
+class TestReuseRetriever(NodesConform):
     def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenRetriever:
         return DrivenRetriever(planner, annotation)
-
-    def test_append_puts_the_annotation_behind_the_documents(self):
-        """No node holds it: see test_llamaindex_synthesis."""
-        adapter = self.adapter(ReusePlanner(), "append")
-        adapter.run(documents("abc"), "q?")
-        assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
-
-    def test_the_papers_words_say_which_labels_the_documents_have(self):
-        """They stand where the other words do: see test_llamaindex_synthesis."""
 
 
 class TestPlannedNodes:
@@ -453,73 +446,6 @@ class TestFormatContext:
             "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
         )
         assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
-
-    def test_without_annotation_the_order_is_not_told(self):
-        postprocessor = ReusePostprocessor(annotation="off")
-        postprocessor.postprocess_nodes(letter_nodes("abc"))
-        planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
-        assert "priority" not in format_context(planned)
-
-    def test_what_was_taken_away_is_not_in_the_ranking(self):
-        postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
-        postprocessor.postprocess_nodes(letter_nodes("abc"))
-        planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
-        text = format_context([planned[0], planned[2]], MetadataMode.NONE)
-        assert text == (
-            f"[Doc_1] {letter_text('a')}\n\n[Doc_3] {letter_text('d')}\n\n"
-            "Read documents 3, 1 first."
-        )
-
-    def test_nodes_in_another_order_than_planned_are_shown_as_given(self):
-        nodes = [NodeWithScore(node=one.node) for one in letter_nodes("ab")]
-        planned = ReusePostprocessor().postprocess_nodes(nodes)
-        text = format_context(planned[::-1], MetadataMode.NONE)
-        assert text == f"[Doc_1] {letter_text('b')}\n\n[Doc_2] {letter_text('a')}"
-
-    def test_location_annotations_stand_where_the_retriever_ranked_the_block(self):
-        planner = ReusePlanner()
-        history = sent_history(planner, "ab")
-        with request_context(conversation_id="c", history=history):
-            planned = ReusePostprocessor(planner=planner).postprocess_nodes(letter_nodes("cbd"))
-        assert format_context(planned, MetadataMode.NONE) == (
-            f"[Doc_3] {letter_text('c')}\n\n"
-            "Please refer to [Doc_2] in the previous conversation.\n\n"
-            f"[Doc_4] {letter_text('d')}"
-        )
-
-    def test_location_annotations_are_kept_where_other_nodes_came_between(self):
-        planner = ReusePlanner()
-        history = sent_history(planner, "ab")
-        with request_context(conversation_id="c", history=history):
-            planned = ReusePostprocessor(planner=planner).postprocess_nodes(letter_nodes("cb"))
-        assert format_context([*planned, *letter_nodes("x")], MetadataMode.NONE) == (
-            f"[Doc_1] {letter_text('c')}\n\n[Doc_2] {letter_text('x')}\n\n"
-            "Please refer to [Doc_2] in the previous conversation."
-        )
-
-    def test_a_text_that_is_left_out_because_a_chunk_repeats_it_is_shown_once(self):
-        planner = ReusePlanner(trim_overlaps=True)
-        end = "the end of the first chunk, which the second repeats. " * 3
-        chunks = [
-            NodeWithScore(node=TextNode(id_="1", text="first " * 30 + end)),
-            NodeWithScore(node=TextNode(id_="2", text=end + "second " * 30)),
-        ]
-        planned = ReusePostprocessor(planner=planner).postprocess_nodes(chunks)
-        assert [one.text for one in planned] == [one.text for one in chunks]
-        text = format_context(planned)
-        assert text.count(end.strip()) == 1
-        assert "[Doc_2] (continues [Doc_1]) " in text
-        assert end in format_context(planned[1:]), "it is not shown before any more"
-        planned[0].node.set_content("first, edited")
-        assert f"[Doc_2] {end}" in format_context(planned), "nor does it stand there now"
-
-    def test_other_templates_are_used(self):
-        templates = Templates(label="<{ordinal}>", block="{label}: {text}", separator="\n")
-        text = format_context(letter_nodes("ab"), MetadataMode.NONE, templates)
-        assert text == f"<1>: {letter_text('a')}\n<2>: {letter_text('b')}"
-
-    def test_no_nodes_make_no_text(self):
-        assert format_context([]) == ""
 
     @pytest.mark.parametrize("nodes", ["text", None, [TextNode(text="no score")]])
     def test_something_else_than_nodes_is_refused(self, nodes):

@@ -123,13 +123,6 @@ def test_prompts_with_different_salts_share_nothing():
     assert [cached(engine, body) for body in bodies] == [0, 0, 12, 0, 12]
 
 
-def test_a_small_cache_evicts_and_keeps_one_block_back():
-    engine = EmulatedEngine(block_size=4, capacity_tokens=5 * 4, answer="")
-    assert [cached(engine, chat_body()) for _ in range(2)] == [0, 12]  # just fits
-    assert cached(engine, chat_body("Where are you?")) == 4
-    assert cached(engine, chat_body()) == 4
-
-
 def test_an_answer_is_cached_for_the_next_turn_without_its_last_token():
     engine = EmulatedEngine(block_size=1, answer="In France it is.")
     first = chat_body()

@@ -160,13 +160,6 @@ async def test_a_stream_that_breaks_after_a_piece_raises():
     assert arrivals(network) == {"a": 1, "b": 0}
 
 
-async def test_a_stream_that_is_refused_raises():
-    async with pool_on(network_of(a=[400], b=None)) as pool:
-        with pytest.raises(EngineError, match="status 400"):
-            await anext(pool.stream(asking("x"), replica="a"))
-        assert [one.failed for one in pool.statistics()] == [0, 0]
-
-
 async def test_a_stream_that_is_left_early_leaves_nothing_behind():
     network = Network(a=EmulatedEngine(answer="one two three"))
     async with pool_on(network, failures=1) as pool:
@@ -178,14 +171,6 @@ async def test_a_stream_that_is_left_early_leaves_nothing_behind():
         assert state_of(pool, "a") == "up"
         with pytest.raises(EngineError, match="has not ended"):
             stream.served  # noqa: B018 - it raises
-
-
-async def test_a_stream_of_which_nothing_was_asked_is_not_sent():
-    network = network_of(a=None)
-    async with pool_on(network) as pool:
-        async with pool.stream(asking("x")):
-            pass
-        assert (queues(pool), network.sent) == (IDLE, [])
 
 
 async def test_who_takes_too_long_is_left_for_another():
@@ -306,36 +291,6 @@ async def test_one_request_tries_an_engine_that_has_rested():
         gate.opened.set()
         assert (await trial).replica == "a"
         assert pool.available() == ("a", "b")
-
-
-async def test_each_rest_is_twice_as_long_until_a_request_succeeds():
-    clock = Clock()
-    network = network_of(a=[503, 503, 503, None, 503], b=None)
-    rests = []
-    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
-        for _ in range(5):
-            await pool.complete(asking("x"), replica="a")
-            began = clock.now
-            while state_of(pool, "a") == "resting":
-                clock.now += 1
-            rests.append(clock.now - began)
-        assert pool.generation("a") == 2  # it opened twice; trials that fail find nothing new
-    assert rests == [10, 20, 40, 0, 10]
-
-
-async def test_a_trial_that_is_cancelled_leaves_the_way_to_another():
-    clock = Clock()
-    gate = Gate()
-    network = Network(a=EmulatedEngine(fail=[503], answer=gate), b=EmulatedEngine())
-    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
-        await pool.complete(asking("x"), replica="a")
-        clock.now = 10
-        trial = asyncio.create_task(pool.complete(asking("x", "slow"), replica="a"))
-        await until(lambda: gate.waiting == 1)
-        trial.cancel()
-        await asyncio.wait([trial])
-        assert (state_of(pool, "a"), pool.available()) == ("on trial", ("a", "b"))
-        assert (await pool.complete(asking("x"), replica="a")).replica == "a"
 
 
 async def test_an_older_request_that_is_cancelled_does_not_end_the_trial():
