@@ -161,17 +161,6 @@ def test_metadata_that_cannot_be_copied_goes_through_as_retrieved_and_is_counted
     assert retriever.faults == 1
 
 
-def test_two_documents_with_one_text_and_different_metadata_both_come_back():
-    twins = [document("a", page=1), document("a", page=2), document("b")]
-    retriever = ReuseRetriever(retriever=GivenRetriever(), annotation="metadata")
-    found = retriever.invoke("q", documents=twins)
-    assert [(one.metadata.get("page"), one.metadata["ctxreuse"]["label"]) for one in found] == [
-        (1, "[Doc_1]"),
-        (2, "[Doc_1]"),
-        (None, "[Doc_2]"),
-    ]
-
-
 def test_any_runnable_from_a_string_to_documents_can_be_inside():
     retriever = ReuseRetriever(retriever=RunnableLambda(documents))
     assert letters_of(retriever.invoke("abc")) == "abc"
@@ -262,10 +251,6 @@ async def test_an_async_batch_gives_what_a_batch_gives():
     assert await reuse_retriever().abatch(queries) == reuse_retriever().batch(queries)
 
 
-def test_an_empty_batch_is_empty():
-    assert reuse_retriever().batch([]) == []
-
-
 def test_a_batchs_callbacks_see_the_documents_as_retrieved():
     runs = Runs()
     reuse_retriever().batch(["abc", "dcb"], {"callbacks": [runs], "max_concurrency": 1})
@@ -310,15 +295,6 @@ def test_results_that_are_no_documents_go_through_as_retrieved():
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: ["just text"]))
     assert retriever.invoke("q") == ["just text"]
     assert retriever.faults == 1
-
-
-def test_the_tenant_in_the_config_keeps_orders_apart():
-    retriever = reuse_retriever(annotation="metadata")
-    one: RunnableConfig = {"configurable": {"tenant": "one"}}
-    two: RunnableConfig = {"configurable": {"tenant": "two"}}
-    retriever.invoke("abc", one)
-    assert letters_of(retriever.invoke("dcb", two)) == "dcb"
-    assert letters_of(retriever.invoke("dcb", one)) != "dcb"
 
 
 async def test_the_config_of_the_chain_around_it_says_whose_request_it_is():
@@ -402,10 +378,6 @@ def test_misspelt_options_are_refused():
         reuse_retriever(annotations="off")
 
 
-def test_with_annotations_off_nothing_is_left_out():
-    assert letters_of(second_turn(reuse_retriever(annotation="off"), "cb")) == "cb"
-
-
 PROMPT = ChatPromptTemplate.from_messages([("system", "Use this:\n{context}"), ("user", "{input}")])
 
 
@@ -465,12 +437,3 @@ def test_a_chains_batch_reaches_the_batch_of_the_retriever():
     chain = reuse_retriever() | format_context
     first, _, last = chain.batch(["abc", "xyz", "dcb"])
     assert first.split("\n\n")[:2] == last.split("\n\n")[:2]
-
-
-def test_the_planner_may_be_left_out():
-    assert ReuseRetriever(retriever=LetterRetriever()).planner is not reuse_retriever().planner
-
-
-def test_something_that_is_no_retriever_is_refused():
-    with pytest.raises(ValueError, match="retriever"):
-        ReuseRetriever(retriever="docs")
