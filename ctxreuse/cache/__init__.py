@@ -3,13 +3,9 @@
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.cache.kv_events.event_sync import KVEventStatistics, KVEventSync
-from ctxreuse.cache.metrics import EngineMetrics as EngineMetrics
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.cache.prompt_ends import block_ends
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
-
-ShadowCache = CapacityTracker
-"""The former name of `CapacityTracker`."""
 
 __all__ = [
     "BlockLevelCache",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import NamedTuple
 
-from ctxreuse.context.billed_tokens import BilledTokens as BilledTokens
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import encoded
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import (

@@ -117,10 +117,6 @@ class PrefixCacheMetrics:
         return min(max(hits / queries, 0.0), 1.0) if queries else 0.0
 
 
-EngineMetrics = PrefixCacheMetrics
-"""The former name of `PrefixCacheMetrics`."""
-
-
 def _samples(text: str) -> Iterator[tuple[str, _Labels, float]]:
     """Yield name (without vLLM's prefix and `_total`), labels and value of each sample."""
     for line in text.split("\n"):

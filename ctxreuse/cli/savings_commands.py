@@ -286,8 +286,6 @@ def bench(
     contextpilot_python: Annotated[
         str | None,
         typer.Option(
-            "--contextpilot-python",
-            "--peer-python",
             help="A Python that has the published contextpilot package, which then takes part.",
         ),
     ] = None,

@@ -13,7 +13,6 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.savings import Savings as Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, added_tokens
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 

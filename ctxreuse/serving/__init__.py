@@ -14,11 +14,6 @@ from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import ReplicaStatus
 from ctxreuse.serving.pool.replica_factory import EngineSpec
 
-Engine = EngineSpec
-"""The former name of `EngineSpec`."""
-Served = PoolResult
-"""The former name of `PoolResult`."""
-
 __all__ = [
     "Answered",
     "Completion",

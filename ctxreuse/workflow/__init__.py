@@ -50,9 +50,6 @@ from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
-EngineOptions = WorkflowOptions
-"""The former name of `WorkflowOptions`."""
-
 __all__ = [
     "END",
     "START",

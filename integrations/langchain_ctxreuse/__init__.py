@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
     from langchain_ctxreuse.reuse_store import ReuseStore
-    from langchain_ctxreuse.workflow.retrieval_chain import LinkedChain as LinkedChain
     from langchain_ctxreuse.workflow.retrieval_chain import SpeculativeRAGChain, WorkflowRetriever
     from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
     from langchain_ctxreuse.workflow.workflow_runnable import WorkflowRunnable
@@ -49,7 +48,6 @@ __all__ = [
 _ON_DEMAND = {
     "LangChainLLM": "workflow.served_components",
     "SpeculativeRAGChain": "workflow.retrieval_chain",
-    "LinkedChain": "workflow.retrieval_chain",  # the former name
     "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",

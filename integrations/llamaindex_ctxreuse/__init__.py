@@ -28,9 +28,6 @@ from llamaindex_ctxreuse.nodes.node_plans import by_rank, cited_nodes, format_co
 
 if TYPE_CHECKING:
     from llamaindex_ctxreuse.workflow.engine_components import (
-        LinkedQueryEngine as LinkedQueryEngine,
-    )
-    from llamaindex_ctxreuse.workflow.engine_components import (
         LlamaIndexLLM,
         RetrieverStage,
         SpeculativeRAGQueryEngine,
@@ -56,7 +53,6 @@ __all__ = [
 
 _ON_DEMAND = {
     "SpeculativeRAGQueryEngine": "workflow.engine_components",
-    "LinkedQueryEngine": "workflow.engine_components",  # the former name
     "LlamaIndexLLM": "workflow.engine_components",
     "RetrieverStage": "workflow.engine_components",
     "WorkflowRetriever": "workflow.engine_components",

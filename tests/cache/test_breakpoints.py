@@ -9,7 +9,8 @@ from caching_provider import Provider, count_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache.breakpoints import BilledTokens, BreakpointCache, PromptPiece
+from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
+from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.errors import InvalidRequestError
 

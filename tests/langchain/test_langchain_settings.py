@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -238,19 +237,3 @@ def test_a_retriever_that_is_wrapped_already_is_refused(bound):
 def test_a_model_that_is_called_through_a_wrapper_is_refused():
     with pytest.raises(ValueError, match=r"inner is what as_inner\(\) returned; pass the model"):
         ReuseChatModel(inner=chat_model().as_inner())
-
-
-def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant(caplog):
-    llm: Any = FakeListChatModel(responses=["Yes."])
-    mistakes: list[tuple[Callable[..., Any], str]] = [
-        (lambda: ReuseChatModel(llm), r"did you mean ReuseChatModel\(inner=\.\.\.\)\?"),
-        (lambda: ReuseChatModel(model=llm), r"no argument 'model'; did you mean inner=\.\.\.\?"),
-        (lambda: ReuseChatModel(llm=llm), r"no argument 'llm'; did you mean inner=\.\.\.\?"),
-        (lambda: ReuseRetriever(found()), r"did you mean ReuseRetriever\(retriever=\.\.\.\)\?"),
-        (lambda: ReuseRetriever(base=found()), r"'base'; did you mean retriever=\.\.\.\?"),
-        (lambda: ReuseCompressor(ReusePlanner()), r"did you mean ReuseCompressor\(planner="),
-    ]
-    for mistake, words in mistakes:
-        with pytest.raises(TypeError, match=words):
-            mistake()
-    assert not caplog.records

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from llama_index.core.llms import MockLLM
@@ -140,16 +138,3 @@ def test_what_is_wrapped_already_is_refused():
         ReuseLLM(inner=ReuseLLM(inner=MockLLM()))
     with pytest.raises(InvalidRequestError, match="retriever is a ReuseRetriever already; pass"):
         ReuseRetriever(ReuseRetriever(LetterRetriever()))
-
-
-def test_arguments_without_a_name_or_under_another_one_are_told_which_is_meant():
-    llm: Any = MockLLM()
-    mistakes: list[tuple[Callable[..., Any], str]] = [
-        (lambda: ReuseLLM(llm), r"did you mean ReuseLLM\(inner=\.\.\.\)\?"),
-        (lambda: ReuseLLM(llm=llm), r"no argument 'llm'; did you mean inner=\.\.\.\?"),
-        (lambda: ReusePostprocessor(ReusePlanner()), r"did you mean ReusePostprocessor\(planner="),
-        (lambda: ReuseMemoryBlock(LetterMemory()), r"did you mean ReuseMemoryBlock\(memory="),
-    ]
-    for mistake, words in mistakes:
-        with pytest.raises(TypeError, match=words):
-            mistake()

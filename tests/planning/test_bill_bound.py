@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
-from ctxreuse.cache.breakpoints import BilledTokens, BreakpointCache, PromptPiece
+from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
+from ctxreuse.context.billed_tokens import BilledTokens
 
 SYSTEM = "Answer from the documents."
 SYSTEM_TOKENS = 12

@@ -396,7 +396,7 @@ async def test_a_replica_is_removed_when_its_last_request_has_ended():
         assert pool.names == ("b",)
         assert [one.name for one in pool.statistics()] == ["b"]
         with pytest.raises(InvalidRequestError, match=r"no replica 'a' \(str\); there are b"):
-            pool.generation("a")
+            pool.cache_epoch("a")
         assert pool.add("http://a") == "a"
         assert pool.names == ("b", "a")
         assert index_tokens(pool)["a"] == 0
@@ -562,7 +562,7 @@ async def test_statistics_tell_how_each_replica_is():
             nothing,
             replace(nothing, name="b", state="up", answered=1),
         )
-        assert (pool.faults, pool.generation("b"), nothing.generation) == (0, 0, 0)
+        assert (pool.faults, pool.cache_epoch("b"), nothing.cache_epoch) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -650,7 +650,7 @@ async def test_parameters_that_cannot_be_are_refused_and_harm_nobody():
     assert network.sent == []
 
 
-@pytest.mark.parametrize("call", ["drain", "resume", "generation", "remove", "drained"])
+@pytest.mark.parametrize("call", ["drain", "resume", "cache_epoch", "remove", "drained"])
 async def test_a_replica_that_is_not_there_is_named(call):
     async with pool_on(engines()) as pool:
         message = r"there is no replica 'q' \(str\); there are a, b"

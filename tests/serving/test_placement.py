@@ -47,7 +47,7 @@ cases = st.fixed_dictionaries(
         "documents": many_documents,
         "agents": some_agents,
         "loads": st.dictionaries(st.sampled_from(SOME_AGENTS), st.integers(0, 3_000)),
-        "homes": st.dictionaries(
+        "affinity": st.dictionaries(
             st.integers(0, 9).map(lambda n: document(n).key),
             st.lists(st.sampled_from(SOME_AGENTS), unique=True),
         ),
@@ -76,7 +76,7 @@ def test_the_order_of_agents_loads_homes_and_engines_changes_nothing(case):
         case,
         agents=case["agents"][::-1],
         loads=flipped(case["loads"]),
-        homes={key: agents[::-1] for key, agents in flipped(case["homes"]).items()},
+        affinity={key: agents[::-1] for key, agents in flipped(case["affinity"]).items()},
         engines=case["engines"] and flipped(case["engines"]),
     )
     assert assign(**other) == assigned
@@ -112,7 +112,7 @@ class Oracle:
         )
 
     def readers(self, one):
-        return [home for home in self.case["homes"].get(one.key, ()) if home in self.load]
+        return [home for home in self.case["affinity"].get(one.key, ()) if home in self.load]
 
 
 @small
@@ -181,7 +181,7 @@ def test_an_agent_that_is_named_1_is_not_the_agent_of_number_1():
     assert set(new(read, [1, "1"], bound=UNBOUNDED)) == {1, "1"}
     homes = {document(0).key: ["1"]}
     assert [type(a) for a in assign([document(0)], [1, "1"], {}, homes)] == [str]
-    assert [type(a) for a in assign([document(0)], [1], {}, homes=homes)] == [int]
+    assert [type(a) for a in assign([document(0)], [1], {}, affinity=homes)] == [int]
 
 
 def test_rendezvous_order_ranks_all_agents_by_the_key_alone():

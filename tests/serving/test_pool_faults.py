@@ -257,16 +257,16 @@ async def test_the_time_in_the_waiting_room_does_not_count():
 async def test_who_fails_several_times_in_a_row_is_left_alone_for_a_while():
     clock = Clock()
     network = network_of(a=[503, None, 503, 503], b=None)
-    async with pool_on(network, failures=2, rest_s=10, clock=clock) as pool:
+    async with pool_on(network, failures=2, open_s=10, clock=clock) as pool:
 
         async def place():
             return (await pool.complete(asking("x"), replica="a")).replica
 
         assert [await place() for _ in range(3)] == ["b", "a", "b"]
-        assert (state_of(pool, "a"), pool.generation("a")) == ("up", 0)
+        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("up", 0)
         assert await place() == "b"
         assert (state_of(pool, "a"), pool.available()) == ("resting", ("b",))
-        assert pool.generation("a") == 1  # its cache counts as empty
+        assert pool.cache_epoch("a") == 1  # its cache counts as empty
         assert index_tokens(pool) == {"a": 0, "b": 80}
         clock.now = 9.9
         assert [await place() for _ in range(3)] == ["b", "b", "b"]
@@ -274,7 +274,7 @@ async def test_who_fails_several_times_in_a_row_is_left_alone_for_a_while():
         clock.now = 10
         assert (state_of(pool, "a"), pool.available()) == ("on trial", ("a", "b"))
         assert await place() == "a"
-        assert (state_of(pool, "a"), pool.generation("a")) == ("up", 1)
+        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("up", 1)
 
 
 async def test_one_request_tries_an_engine_that_has_rested():
@@ -346,7 +346,7 @@ async def test_that_a_replica_is_healthy_does_not_hide_that_requests_fail_in_a_r
     async with pool_on(network, failures=2, clock=Clock()) as pool:
         for _ in range(2):
             await pool.complete(asking("x"), replica="a")
-            assert state_of(pool, "a") != "resting" or pool.generation("a")
+            assert state_of(pool, "a") != "resting" or pool.cache_epoch("a")
             if state_of(pool, "a") == "up":
                 assert await pool.check() == {"a": True, "b": True}
         assert state_of(pool, "a") == "resting"
@@ -362,14 +362,14 @@ async def test_an_engine_that_serves_nothing_from_its_cache_several_times_counts
         for name in "lmn":
             served = await pool.complete(asking(name))
             assert (served.completion.cached_tokens, served.plan.expected_cached_tokens) == (0, 80)
-            generations.append(pool.generation("a"))
+            generations.append(pool.cache_epoch("a"))
         assert generations == [0, 0, 1]
         # what it has computed since stays: the three that it served nothing for
         statistics = planner_of(pool, "a").statistics()
         assert (statistics.tokens, statistics.nodes) == (240, 3)
         served = await pool.complete(asking("o"))
         assert served.plan.expected_cached_tokens == 0
-        assert pool.generation("a") == 1
+        assert pool.cache_epoch("a") == 1
 
 
 async def test_a_hit_in_between_says_that_the_cache_is_there():
@@ -380,7 +380,7 @@ async def test_a_hit_in_between_says_that_the_cache_is_there():
             network.engines["a"].reset_prefix_cache()
             served = [await pool.complete(asking("l")) for _ in range(2)]
             assert [one.completion.cached_tokens > 0 for one in served] == [False, True]
-        assert (pool.generation("a"), index_tokens(pool)) == (0, {"a": 80})
+        assert (pool.cache_epoch("a"), index_tokens(pool)) == (0, {"a": 80})
 
 
 async def test_requests_that_were_on_their_way_when_the_cache_was_lost_count_once():
@@ -394,7 +394,7 @@ async def test_requests_that_were_on_their_way_when_the_cache_was_lost_count_onc
         await until(lambda: gate.waiting == 9)
         gate.opened.set()
         await asyncio.gather(*tasks)
-        assert pool.generation("a") == 1
+        assert pool.cache_epoch("a") == 1
 
 
 async def test_small_or_unknown_numbers_of_cached_tokens_are_no_surprise():
@@ -402,7 +402,7 @@ async def test_small_or_unknown_numbers_of_cached_tokens_are_no_surprise():
     async with pool_on(Network(a=engine)) as pool:
         for _ in range(5):
             await pool.complete(asking("x"))
-        assert (pool.generation("a"), index_tokens(pool)) == (0, {"a": 80})
+        assert (pool.cache_epoch("a"), index_tokens(pool)) == (0, {"a": 80})
 
 
 async def test_a_replica_that_is_not_ready_is_left_alone_at_once_and_comes_back_empty():
@@ -413,12 +413,12 @@ async def test_a_replica_that_is_not_ready_is_left_alone_at_once_and_comes_back_
         network.down.add("a")
         assert await pool.check() == {"a": False, "b": True}
         assert await pool.check() == {"a": False, "b": True}
-        assert (state_of(pool, "a"), pool.generation("a")) == ("resting", 1)
+        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("resting", 1)
         assert index_tokens(pool) == {"a": 0, "b": 80}
         assert pool.route(asking("x"), among=["a", "b"]) == "b"
         network.down.clear()
         assert await pool.check() == {"a": True, "b": True}
-        assert (state_of(pool, "a"), pool.generation("a")) == ("up", 1)
+        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("up", 1)
         assert pool.available() == ("a", "b")
         assert [one.failed for one in pool.statistics()] == [0, 0]
 
@@ -601,7 +601,7 @@ def test_every_request_is_answered_once_or_raises_and_nothing_is_left_over(
                 known = planner_of(pool, status.name).statistics().requests
                 assert known <= status.answered
                 # who failed has been reset, which may have been while others were on their way
-                assert status.generation or known == status.answered
+                assert status.cache_epoch or known == status.answered
 
     asyncio.run(main())
     assert outcomes["served"] + outcomes["failed"] + outcomes["left"] == len(ways)

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates, request_context
-from ctxreuse.cache import PrefixCacheSimulator, ShadowCache, block_ends
+from ctxreuse.cache import CapacityTracker, PrefixCacheSimulator, block_ends
 from ctxreuse.planning.savings import Savings
 from golden_cases.command import command
 from golden_cases.planning import block, contexts, requests, short, some_whole, whole
@@ -373,7 +373,7 @@ def caches() -> Any:
         for n, prompt in enumerate(prompts)
     ]
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, 2_500)
+    shadow = CapacityTracker(planner, 2_500)
     told = []
     for number, request in enumerate(requests(30, seed=22)):
         plan = planner.plan(request)

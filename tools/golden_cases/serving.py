@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.cache import ShadowCache
+from ctxreuse.cache import CapacityTracker
 from ctxreuse.serving import (
     Completion,
     EmulatedEngine,
@@ -139,7 +139,7 @@ def shadow_cache() -> Any:
 
     async def main() -> list[Any]:
         client = _client(engine, model="emulated", planner=planner)
-        shadow = ShadowCache.from_metrics(planner, engine.metrics())
+        shadow = CapacityTracker.from_metrics(planner, engine.metrics())
         client = _client(engine, model="emulated", planner=planner, shadow=shadow)
         told = []
         for request in requests(30, seed=32):

@@ -19,7 +19,6 @@ from ctxreuse.workflow import (
     START,
     CallableRetriever,
     EmulatedLLM,
-    EngineOptions,
     FusedRetriever,
     IVFIndex,
     KeywordRetriever,
@@ -27,6 +26,7 @@ from ctxreuse.workflow import (
     VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
+    WorkflowOptions,
     WorkflowResult,
     hyde,
     irg,
@@ -40,12 +40,12 @@ from golden_cases.planning import block
 from golden_cases.recording import Cases, digest
 from langchain_ctxreuse import (
     LangChainLLM,
-    LinkedChain,
     RetrieverStage,
+    SpeculativeRAGChain,
     WorkflowRetriever,
     WorkflowRunnable,
 )
-from llamaindex_ctxreuse import LinkedQueryEngine, LlamaIndexLLM
+from llamaindex_ctxreuse import LlamaIndexLLM, SpeculativeRAGQueryEngine
 from llamaindex_ctxreuse import WorkflowRetriever as LlamaIndexWorkflowRetriever
 
 CASES = Cases()
@@ -62,7 +62,7 @@ _GRAPHS = {
     "irg": irg(k=3, rounds=3),
     "multistep": multistep(k=2, max_steps=3),
 }
-_IN_ORDER = EngineOptions(speculation="off", speculative_retrieval=False, workers=1)
+_IN_ORDER = WorkflowOptions(speculation="off", speculative_retrieval=False, workers=1)
 """Nothing is asked before it is known to be needed, so that the same is asked in each run."""
 
 
@@ -131,7 +131,7 @@ def _result(result: WorkflowResult) -> Any:
 
 
 def _run_each(
-    retriever: Any, planner: ReusePlanner | None, options: EngineOptions = _IN_ORDER
+    retriever: Any, planner: ReusePlanner | None, options: WorkflowOptions = _IN_ORDER
 ) -> tuple[dict[str, Any], NotingLLM]:
     """Run each graph with each question, one after the other."""
     llm = NotingLLM()
@@ -169,7 +169,7 @@ def graphs_of_the_literature() -> Any:
 @CASES
 def results_with_speculation() -> Any:
     """What is guessed early changes no result, one after the other or many at a time."""
-    options = EngineOptions(speculation="always")
+    options = WorkflowOptions(speculation="always")
     found, _ = _run_each(_vector_retriever(), ReusePlanner(), options)
     jobs = [(graph, question) for graph in _GRAPHS.values() for question in _QUESTIONS]
 
@@ -276,7 +276,7 @@ def in_langchain() -> Any:
     template = ChatPromptTemplate.from_messages(
         [("system", "Be brief."), ("human", "{context}\n\n{input}")]
     )
-    chain = LinkedChain(retriever=retriever, prompt=template, llm=model)
+    chain = SpeculativeRAGChain(retriever=retriever, prompt=template, llm=model)
     graph = WorkflowRunnable(engine, hyde(k=2), outputs=["hypothesis", "docs", "answer"])
     found = [[d.id for d in retriever.invoke(question, k=4)] for question in _QUESTIONS]
     answers = [chain.invoke({"input": question}) for question in _QUESTIONS]
@@ -312,7 +312,7 @@ def in_llamaindex() -> Any:
     )
     retriever = LlamaIndexWorkflowRetriever(engine, k=3)
     template = PromptTemplate("Known:\n{context_str}\nAsked: {query_str}")
-    linked = LinkedQueryEngine(retriever, llm=llm, text_qa_template=template)
+    linked = SpeculativeRAGQueryEngine(retriever, llm=llm, text_qa_template=template)
     responses = [linked.query(question) for question in _QUESTIONS]
     jobs = [(one_shot(k=2), question) for question in _QUESTIONS[:2]]
     results = [engine.run_batch([job], progress=False)[0] for job in jobs]

@@ -93,10 +93,6 @@ class DemoQuestion:
     turn: int
 
 
-Question = DemoQuestion
-"""The former name of `DemoQuestion`."""
-
-
 def _parse(log: str) -> Iterator[DemoQuestion]:
     """Yield the questions of a log whose entries are a label and a text."""
     for entry in re.split(r"\n(?=\S)", log.strip()):

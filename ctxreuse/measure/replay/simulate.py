@@ -124,10 +124,6 @@ def load_tokenizer(path: str) -> Any:
         ) from error
 
 
-Outcome = RunResult
-"""The former name of `RunResult`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A trace that is replayed under one policy after the other."""

@@ -66,9 +66,6 @@ _BEST_FIRST = (
 )
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
 
-Run = RunResult
-"""The former name of `RunResult`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Miss:

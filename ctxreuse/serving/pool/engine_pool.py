@@ -70,7 +70,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         open_s: For how many seconds it stays open; they double each time.
         clock: Seconds from any start.
         answer_cost: What an answer delays other requests, in prompt tokens; for about 96 tokens.
-        rest_s: The former name of `open_s`.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`
             (anew at each engine), `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`,
             `lora`.
@@ -96,7 +95,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         open_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         answer_cost: int = DEFAULT_ANSWER_COST,
-        rest_s: float | None = None,
         **client: Any,
     ) -> None:
         check_keywords("EnginePool", client, EnginePool, EngineClient, without=_SET_HERE)
@@ -112,7 +110,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             concurrency=concurrency,
             window_s=window_s,
             failures=failures,
-            open_s=open_s if rest_s is None else rest_s,
+            open_s=open_s,
             clock=clock,
             client_options={"model": model, **client},
         )
@@ -170,9 +168,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     def cache_epoch(self, name: str) -> int:
         """Return how often a replica has been found with an empty cache."""
         return self._replica(name).cache_epoch
-
-    generation = cache_epoch
-    """The former name of `cache_epoch`."""
 
     def add(self, engine: str | EngineSpec) -> str:
         """Add an engine, whose name must be a new one; return its name."""

@@ -65,7 +65,6 @@ def assign(
     engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     bound: float = DEFAULT_BOUND,  # the c above, from 1
     slack_tokens: float = 0,
-    homes: Mapping[BlockKey, Collection[Agent]] | None = None,
 ) -> list[Agent]:
     """Assign each document to one agent; return the agents, in the documents' order.
 
@@ -75,7 +74,7 @@ def assign(
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
     checked_number("the bound", bound, 1)
-    affinity = affinity or homes or {}
+    affinity = affinity or {}
     loaded = _Loads(agents, loads, engines or {}, bound)
     assigned = []
     for document in documents:
@@ -239,7 +238,3 @@ def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent
 def _score(key: bytes, agent: Agent) -> bytes:
     name = f"{type(agent).__name__}:{agent}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name + b"\0" + key, digest_size=8).digest()
-
-
-DocumentHomes = DocumentAffinity
-"""The former name of `DocumentAffinity`."""

@@ -114,11 +114,6 @@ class ReplicaStatus:
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
     sharing: SharingStatistics = field(default=SharingStatistics(), compare=False)
 
-    @property
-    def generation(self) -> int:
-        """The former name of `cache_epoch`."""
-        return self.cache_epoch
-
 
 class InFlightRequest:
     """A request on its way to a replica."""

@@ -47,11 +47,6 @@ class WorkflowMetrics:
     planning_failures: int  # prompts with the documents as retrieved
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
-    @property
-    def planning_faults(self) -> int:
-        """The former name of `planning_failures`."""
-        return self.planning_failures
-
 
 Kind: TypeAlias = Literal["generation", "retrieval", "function"]
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]

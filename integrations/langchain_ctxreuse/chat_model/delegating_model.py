@@ -15,7 +15,6 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, PrivateAttr, field_validator, model_validator
 
-from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.errors import InvalidRequestError
@@ -31,7 +30,7 @@ _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 
 
-class DelegatingChatModel(NamedArguments, RequestCarrier, BaseChatModel):
+class DelegatingChatModel(RequestCarrier, BaseChatModel):
     """What the inner model says of itself and can do; how it is called is left to a class below.
 
     Args:

@@ -20,7 +20,6 @@ from ctxreuse.adapters.document_planner import (
 )
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.formatting import cited_positions, format_documents
-from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -41,7 +40,7 @@ from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
 
 
-class DocumentPlanningFields(NamedArguments, BaseModel):
+class DocumentPlanningFields(BaseModel):
     """The fields of a component that plans documents, and what they make.
 
     They are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.

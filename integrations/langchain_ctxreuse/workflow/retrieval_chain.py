@@ -258,7 +258,3 @@ class _PromptedModel:
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
-
-
-LinkedChain = SpeculativeRAGChain
-"""The former name of `SpeculativeRAGChain`."""

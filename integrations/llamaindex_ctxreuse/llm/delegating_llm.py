@@ -15,7 +15,6 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
-from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.errors import InvalidRequestError
 
@@ -35,7 +34,7 @@ _DELEGATED = frozenset(
 """Attributes that LlamaIndex reads and sets on a model; here they are the inner model's."""
 
 
-class DelegatingLLM(NamedArguments, FunctionCallingLLM):
+class DelegatingLLM(FunctionCallingLLM):
     """Metadata, settings and tool calling are the inner model's.
 
     Args:

@@ -38,7 +38,6 @@ from ctxreuse.adapters.memories import (
     is_not_found,
     tenant_of,
 )
-from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
@@ -80,7 +79,7 @@ class _Content:
         return cls(text, request, plan.request_id, left_out, sum(map(len, texts)))
 
 
-class ReuseMemoryBlock(NamedArguments, BaseMemoryBlock[str]):
+class ReuseMemoryBlock(BaseMemoryBlock[str]):
     """Long-term memory whose memories hit the engine's prefix cache.
 
     Put it into a memory that replays what it sent, `reuse_memory(ReuseMemoryBlock(...))`: there,

@@ -28,7 +28,6 @@ from ctxreuse.adapters.document_planner import (
     RetrievedItems,
     checked_annotation,
 )
-from ctxreuse.adapters.named_arguments import NamedArguments
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import refuse_wrapped
@@ -106,7 +105,7 @@ class NodePlanner(MetadataPlanner[NodeWithScore]):
         return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
-class ReusePostprocessor(NamedArguments, BaseNodePostprocessor):
+class ReusePostprocessor(BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. Node

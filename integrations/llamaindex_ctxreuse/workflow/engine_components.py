@@ -288,10 +288,6 @@ def _metadata(nodes: list[NodeWithScore]) -> dict[str, Any]:
     return {one.node.node_id: one.node.metadata for one in nodes}
 
 
-LinkedQueryEngine = SpeculativeRAGQueryEngine
-"""The former name of `SpeculativeRAGQueryEngine`."""
-
-
 class LlamaIndexLLM:
     """Serves a LlamaIndex LLM to a workflow; closing a stream closes the LLM's.
 
