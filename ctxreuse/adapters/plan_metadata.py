@@ -162,7 +162,7 @@ def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict
     return {"memories": list(memories), "plan": carried}
 
 
-def memory_ranks(result: Metadata, scope: RequestScope | None = None) -> list[int] | None:
+def memory_ranks(result: Metadata) -> list[int] | None:
     """Return the rank of each memory in a planned search result."""
     carried, memories = result.get(METADATA_KEY), result.get("results")
     if carried is None or not isinstance(memories, list):
@@ -170,7 +170,7 @@ def memory_ranks(result: Metadata, scope: RequestScope | None = None) -> list[in
     if isinstance(carried, Mapping):
         places = carried.get("memories")
         digest = digest_of(carried.get("plan"))
-        written = any(plan.has(places, None) for plan in _plans_of(digest, scope))
+        written = any(plan.has(places, None) for plan in _plans_of(digest, None))
         if isinstance(places, list) and written and _are_at(memories, places):
             return [place["rank"] for place in places]
     ISSUED_PLANS.ignore(1)
@@ -299,11 +299,6 @@ def _number(plan: IssuedPlan) -> int:
 
 def _without_metadata(one: PlannedDocument) -> PlannedDocument:
     return PlannedDocument(one.block, {})
-
-
-def documents_shown(documents: Sequence[PlannedDocument]) -> list[PlannedDocument]:
-    """Return documents without the annotations that plans put behind them."""
-    return [one for one in believed(documents) if not one.is_annotation]
 
 
 def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:

@@ -20,8 +20,7 @@ class Noted(NamedTuple):
 class Journal:
     """The latest entries of one tenant, oldest first; not locked, its owner does that."""
 
-    def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
+    def __init__(self) -> None:
         # (time, whether it is of what was sent, its fields): the collector need not look into these
         self._noted: deque[tuple[int, bool, tuple[Any, ...]]] = deque()
         self.size = 0
@@ -30,7 +29,7 @@ class Journal:
         """Note what was sent or lost, and forget the oldest entries over the bound."""
         self._noted.append((time, isinstance(entry, SentEntry), tuple(entry)))
         self.size += _size(entry)
-        while self.size > self._max_blocks and len(self._noted) > 1:
+        while self.size > _MAX_BLOCKS and len(self._noted) > 1:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:

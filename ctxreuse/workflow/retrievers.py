@@ -123,8 +123,6 @@ class KeywordRetriever:
         stopwords: Words that do not count: a language that bm25s knows, or a list; None counts all.
         stemmer: Reduces words to their stems, such as PyStemmer's `Stemmer.Stemmer("english")`;
             None leaves words as they are.
-        k1: BM25's saturation of repeated words.
-        b: BM25's length normalisation, from 0 to 1.
 
     Raises:
         InvalidRequestError: no block has a word that counts.
@@ -140,8 +138,6 @@ class KeywordRetriever:
         *,
         stopwords: str | Sequence[str] | None = "english",
         stemmer: Callable[..., Any] | None = None,
-        k1: float = 1.5,
-        b: float = 0.75,
     ) -> None:
         try:
             import bm25s
@@ -156,8 +152,6 @@ class KeywordRetriever:
                 f"not {describe(stemmer)}"
             )
         self._stemmer = stemmer
-        checked_number("k1", k1)
-        checked_number("b", b)
         try:
             self._words([""])
         except ValueError as error:
@@ -171,7 +165,7 @@ class KeywordRetriever:
                 f"none of the {len(self._blocks)} blocks has a word that counts; "
                 "give blocks with text, or fewer stopwords"
             )
-        self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
+        self._index = bm25s.BM25(method="lucene")
         self._index.index(words, show_progress=False)
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
@@ -266,7 +260,6 @@ class FusedRetriever:
     Args:
         retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`.
         candidates: How many blocks each is asked for; None is twice as many as are wanted.
-        constant: That of `reciprocal_rank_fusion`.
     """
 
     def __init__(
@@ -274,7 +267,6 @@ class FusedRetriever:
         retrievers: Mapping[str, Retriever],
         *,
         candidates: int | None = None,
-        constant: float = 60,
     ) -> None:
         if not isinstance(retrievers, Mapping) or not retrievers:
             raise InvalidRequestError(
@@ -282,12 +274,10 @@ class FusedRetriever:
                 f"{describe(retrievers)}; pass {{'dense': ..., 'keyword': ...}}"
             )
         checked_optional_integer("candidates", candidates, 1)
-        checked_number("constant", constant)
         self._retrievers = {
             name: checked_retriever(one, f"retriever {name!r}") for name, one in retrievers.items()
         }
         self._candidates = candidates
-        self._constant = constant
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
         """Return the k blocks that all the retrievers together find best.
@@ -308,9 +298,7 @@ class FusedRetriever:
             failed += [one for one in errors.exceptions if isinstance(one, RetrieverError)]
         if failed:
             raise failed[0]
-        return reciprocal_rank_fusion(
-            [task.result() for task in asking], constant=self._constant, limit=k
-        )
+        return reciprocal_rank_fusion([task.result() for task in asking], limit=k)
 
     @staticmethod
     async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:

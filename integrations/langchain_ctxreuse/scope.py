@@ -148,9 +148,9 @@ def _scope_in(config: RunnableConfig) -> RequestScope:
     )
 
 
-def tenant_from_config(config: RunnableConfig | None = None) -> str | None:
+def tenant_from_config() -> str | None:
     """Return the tenant of a call, as `scope_from_config` does."""
-    tenant = _named_tenant(ensure_config(config).get("configurable", {}))
+    tenant = _named_tenant(ensure_config().get("configurable", {}))
     return current_scope().tenant if tenant is None else tenant
 
 

@@ -351,9 +351,6 @@ def test_the_stage_that_certainly_comes_next_is_known():
     compiled = graph.compile()
     assert compiled.successor("r") == compiled.nodes["g"]
     assert compiled.successor("g") == compiled.nodes["r"]
-    assert compiled.next_generation("r") == compiled.nodes["g"]
-    assert compiled.next_retrieval("r") is None
-    assert compiled.next_retrieval("g") == compiled.nodes["r"]
     assert compiled.successor("g", visited(r=1)) == compiled.nodes["r"]
     assert compiled.successor("g", visited(r=2)) == compiled.nodes["last"]
     assert compiled.successor("last") is None

@@ -103,7 +103,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
             for one replay. Live messages wait meanwhile, 10,000 or 64 MiB at most.
         max_requests: How many requests are followed, and may wait for it; older ones leave the
             index.
-        max_blocks: How many of the engine's blocks are remembered.
         clock: Seconds from any start.
 
     Raises:
@@ -123,7 +122,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
         settle_s: float = 0.25,
         replay_timeout_s: float = 2.0,
         max_requests: int = 10_000,
-        max_blocks: int = 500_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
@@ -141,7 +139,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
         )
         self._planner = planner
         self._max_requests = max_requests
-        self._max_blocks = max_blocks
         self._settle_s = settle_s
         self._tokenizer = tokenizer
         self._clock = clock
@@ -268,9 +265,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return self._listener.settle(min(timeout_s, TIMEOUT_MAX))
 
     def _new_listener(self) -> EventListener:
-        requests = HeldRequests(
-            self._planner, EngineBlocks(self._max_blocks), self._max_requests, self._settle_s
-        )
+        requests = HeldRequests(self._planner, EngineBlocks(), self._max_requests, self._settle_s)
         return EventListener(
             self._new_sockets(), requests, self._recorded, self._counts, self._faults, self._clock
         )

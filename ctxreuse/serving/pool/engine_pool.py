@@ -27,7 +27,6 @@ from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
 from ctxreuse.serving.pool.replica_factory import EngineSpec, ReplicaFactory
 from ctxreuse.serving.pool.routing import (
-    DEFAULT_ANSWER_COST,
     RequestRouter,
     candidates,
     request_of,
@@ -69,7 +68,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         failures: After how many failures in a row the circuit of an engine opens.
         open_s: For how many seconds it stays open; they double each time.
         clock: Seconds from any start.
-        answer_cost: What an answer delays other requests, in prompt tokens; for about 96 tokens.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`
             (anew at each engine), `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`,
             `lora`.
@@ -94,16 +92,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         failures: int = 3,
         open_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
-        answer_cost: int = DEFAULT_ANSWER_COST,
         **client: Any,
     ) -> None:
         check_keywords("EnginePool", client, EnginePool, EngineClient, without=_SET_HERE)
         checked_number("queue_weight", queue_weight)
         self._backoff_s = checked_number("backoff_s", backoff_s)
         self._attempts = checked_integer("attempts", attempts, 1)
-        checked_integer("answer_cost", answer_cost)
         self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
-        self._router = RequestRouter(queue_weight, strategy == "none", answer_cost)
+        self._router = RequestRouter(queue_weight, strategy == "none")
         self._factory = ReplicaFactory(
             planner=default_planner() if planner is None else planner,
             strategy=strategy,
@@ -213,10 +209,10 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         healthy = await asyncio.gather(*(replica.check_health(limit_s) for replica in replicas))
         return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
 
-    async def watch(self, interval_s: float = 5.0, limit_s: float = 5.0) -> None:
+    async def watch(self, interval_s: float = 5.0) -> None:
         """`check` all replicas every `interval_s` seconds, until cancelled: run it as a task."""
         while True:
-            await self.check(limit_s)
+            await self.check()
             await asyncio.sleep(interval_s)
 
     async def aclose(self) -> None:

@@ -17,7 +17,7 @@ from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.placement import rendezvous_order
 from ctxreuse.serving.pool.replica import Replica
 
-DEFAULT_ANSWER_COST = 144
+_ANSWER_COST = 144
 """What an answer of 96 tokens delays others, in prompt tokens: 0.15 ms each, at 10,000 tokens/s."""
 _TOKENS_PER_S = 10_000
 """What a second of waiting for a busy engine costs, in prompt tokens that another could compute."""
@@ -33,10 +33,9 @@ class RequestRouter:
     A tenant that has most of the remembered conversations loses its oldest.
     """
 
-    def __init__(self, queue_weight: float, in_order: bool, answer_cost: int) -> None:
+    def __init__(self, queue_weight: float, in_order: bool) -> None:
         self._queue_weight = queue_weight
         self._in_order = in_order  # whether requests are sent in their own order
-        self._answer_cost = answer_cost
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
@@ -86,7 +85,7 @@ class RequestRouter:
         request = request_of(prompt)
         tokens = replica.block_tokens(prompt, request.tenant)
         tokens += estimate_tokens(request.query) + _history_tokens(request)
-        return max(0, tokens - self._cached_tokens(replica, prompt)) + self._answer_cost
+        return max(0, tokens - self._cached_tokens(replica, prompt)) + _ANSWER_COST
 
     def note(self, request: ContextRequest, replica: Replica) -> None:
         """Remember which replica has served a conversation: it has cached the history."""

@@ -210,16 +210,6 @@ class Graph:
                 return None
         return None if target == END else self._node(target)
 
-    def next_generation(self, name: str, state: State | None = None) -> Generation | None:
-        """Return the `successor` if it is a generation."""
-        node = self.successor(name, state)
-        return node if isinstance(node, Generation) else None
-
-    def next_retrieval(self, name: str, state: State | None = None) -> Retrieval | None:
-        """Return the `successor` if it is a retrieval."""
-        node = self.successor(name, state)
-        return node if isinstance(node, Retrieval) else None
-
     def _node(self, name: str) -> Node:
         node = self.nodes.get(checked_kind("a node", name, str, "a node's name"))
         if node is None:

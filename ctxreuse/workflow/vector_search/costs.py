@@ -20,6 +20,8 @@ _SCALE = (64.0, 64_000.0, 64_000.0)
 """A usual scan: the terms of the model are of one size then."""
 
 _FITTED_EVERY = 16
+_WINDOW_S = 1.0  # in which arrivals are counted
+_SHORTEST_S, _LONGEST_S = 0.001, 0.1  # sub-stages
 _LONGEST_FACTOR = 20.0
 
 
@@ -94,19 +96,18 @@ class MovingMean:
 class ArrivalRate:
     """How many searches arrive in a second; the latest seconds count most."""
 
-    def __init__(self, window_s: float = 1.0) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._per_s = 0.0
         self._last_s = 0.0
 
     def note(self, now_s: float) -> None:
         """Note an arrival."""
-        self._per_s = self.per_s(now_s) + 1.0 / self._window_s
+        self._per_s = self.per_s(now_s) + 1.0 / _WINDOW_S
         self._last_s = now_s
 
     def per_s(self, now_s: float) -> float:
         """Return how many arrive in a second."""
-        return self._per_s * math.exp(-max(0.0, now_s - self._last_s) / self._window_s)
+        return self._per_s * math.exp(-max(0.0, now_s - self._last_s) / _WINDOW_S)
 
 
 def sub_stage_s(
@@ -114,8 +115,6 @@ def sub_stage_s(
     searches: int,
     arriving_per_s: float,
     workers: int = 1,
-    shortest_s: float = 0.001,
-    longest_s: float = 0.1,
 ) -> float:
     """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
 
@@ -126,4 +125,4 @@ def sub_stage_s(
     """
     overhead_of_all_s = max(searches, 1) * overhead_s
     best = math.sqrt((workers + 1) * overhead_of_all_s / max(arriving_per_s, 1e-6))
-    return min(max(best, shortest_s), longest_s)
+    return min(max(best, _SHORTEST_S), _LONGEST_S)

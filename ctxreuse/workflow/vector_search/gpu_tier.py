@@ -61,16 +61,14 @@ def gpu_is_usable() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def fastest_tier(
-    index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
-) -> GpuTier | HotTier:
+def fastest_tier(index: IVFIndex, capacity_bytes: int) -> GpuTier | HotTier:
     """Return a `GpuTier` if there is a GPU and it can hold the index, else a `HotTier`.
 
-    The arguments are theirs; `capacity_bytes` are on the device of the tier.
+    `capacity_bytes` are on the device of the tier.
     """
     if gpu_is_usable() and _is_plain(index):
-        return GpuTier(index, capacity_bytes, every=every, decay=decay)
-    return HotTier(index, capacity_bytes, every=every, decay=decay)
+        return GpuTier(index, capacity_bytes)
+    return HotTier(index, capacity_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +109,7 @@ class GpuTier(ClusterTier[GpuCluster]):
         every: int = 50,
         decay: float = 0.5,
     ) -> None:
-        super().__init__(index, capacity_bytes, every=every, decay=decay)
+        super().__init__(index, capacity_bytes)
         if not _is_plain(index):
             raise InvalidRequestError(
                 f"the GPU tier holds plain vectors, not {describe(index.code_size)} bytes for "
