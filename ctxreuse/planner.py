@@ -45,9 +45,9 @@ from ctxreuse.errors import (
     describe,
 )
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
-from ctxreuse.planning.affinity import GroupRates, group_of
+from ctxreuse.planning.affinity import GroupRates
 from ctxreuse.planning.conversation import Conversation
-from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.planning.plan import BatchPlan, Plan, Strategy, group_of
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner

@@ -7,7 +7,7 @@ from ctxreuse.errors import MissingExtraError
 
 try:
     from chain_of_agents.chain import ChainOfAgents
-    from chain_of_agents.prompts import ChainPrompts
+    from chain_of_agents.chain_prompts import ChainPrompts
     from chain_of_agents.trace.answer import Answer, ManagerError, Trace, UnreadError
     from chain_of_agents.trace.steps import Step
 except ModuleNotFoundError as error:

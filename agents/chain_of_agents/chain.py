@@ -14,8 +14,8 @@ from langchain_core.runnables.config import get_config_list
 
 from chain_of_agents.agent_memory import AgentMemory, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
+from chain_of_agents.chain_prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.models import as_model
-from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.question import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from langchain_core.runnables import RunnableConfig
 
 from chain_of_agents.agent_memory import ConversationKey
-from chain_of_agents.prompts import ChainPrompts
+from chain_of_agents.chain_prompts import ChainPrompts
 from chain_of_agents.segments import Packing, as_blocks, as_sent
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory
+from chain_of_agents.chain_prompts import NOTE_SEPARATOR
 from chain_of_agents.models import AgentRequest
-from chain_of_agents.prompts import NOTE_SEPARATOR
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
 from chain_of_agents.trace.steps import Step, remarked

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
-from ctxreuse.planning.affinity import shard_of
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, shard_of
 
 
 class PlannedPrefix(NamedTuple):

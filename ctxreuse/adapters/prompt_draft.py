@@ -33,8 +33,7 @@ from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.planning.affinity import shard_of
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, shard_of
 
 _MOST_CONTEXTS = 64
 _SPEAKERS = ("user", "assistant")
@@ -92,7 +91,7 @@ class PlacedPiece(NamedTuple):
         return self.piece if isinstance(self.piece, str) else self.piece.text
 
 
-class SentContext(NamedTuple):
+class PlacedContext(NamedTuple):
     """A context as it was sent."""
 
     text: str
@@ -107,7 +106,7 @@ class SentContext(NamedTuple):
         return tuple(len(part.text) for part in self.parts)
 
     @classmethod
-    def of(cls, plan: Plan, given: FoundContext) -> SentContext:
+    def of(cls, plan: Plan, given: FoundContext) -> PlacedContext:
         """Return what is sent for a context now that it is planned."""
         if given.is_joined:
             text, has_labels = render_joined(plan, given)
@@ -147,7 +146,7 @@ class PromptDraft:
         self.uses: list[PrefixUse | None] = []
         self.cuts: list[ContextCut] = []
         self.planned_before = 0
-        self.joined_before: list[tuple[bytes, SentContext]] = []
+        self.joined_before: list[tuple[bytes, PlacedContext]] = []
         self._templates = templates
         self._labels = PromptLabels((), templates)
         self._labels_at: dict[int, PromptLabels] = {}  # behind the parts that show anything
@@ -178,7 +177,7 @@ class PromptDraft:
             before = _hash([here.hexdigest()])
 
     def sightings(
-        self, number: int, sent_before: Callable[[str, bytes], SentContext | None]
+        self, number: int, sent_before: Callable[[str, bytes], PlacedContext | None]
     ) -> Iterator[Sighting]:
         """Yield the contexts that were found."""
         last = max((n for n, one in enumerate(self.pieces) if one.is_context), default=-1)
@@ -240,7 +239,7 @@ class PromptDraft:
         return None
 
     def settle(
-        self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], SentContext | None]
+        self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], PlacedContext | None]
     ) -> Counter[str]:
         """Turn all but the contexts to plan into text, and count them."""
         pieces: list[PlacedPiece] = []
@@ -284,7 +283,7 @@ class PromptDraft:
         self,
         one: PlacedPiece,
         counts: Counter[str],
-        sent_before: Callable[[str, bytes], SentContext | None],
+        sent_before: Callable[[str, bytes], PlacedContext | None],
     ) -> PlacedPiece:
         """Return a history's text as it was sent then, if a joined context was moved in it."""
         part = self.prompt.parts[one.part]
@@ -334,7 +333,7 @@ class PromptDraft:
         counts["planned_before"] += 1
         shown = self._planned_before(pieces[number]._replace(is_context=True), cut_here)
         parts = tuple(cut_here.parts(shown.text)) if cut_here.lengths else ()
-        sent = SentContext(shown.text, ContextLabels(), parts, cut_here.deepest, shown.group)
+        sent = PlacedContext(shown.text, ContextLabels(), parts, cut_here.deepest, shown.group)
         self.joined_before.append((self.sent_key(self._part_keys[shown.part]), sent))
         return [*pieces[:number], shown, *pieces[number + 1 :]]
 
@@ -368,7 +367,7 @@ class PromptDraft:
             new for one in pieces for new in (around if one.part == number else (one,)) if new.text
         ]
 
-    def to_remember(self, sent: SentContext) -> SentContext | None:
+    def to_remember(self, sent: PlacedContext) -> PlacedContext | None:
         """Return what later prompts show of the next piece, a context, as it was sent."""
         one, *behind = self.pieces
         if not (isinstance(one.piece, FoundContext) and one.piece.is_joined):
@@ -407,7 +406,7 @@ class PromptDraft:
                 parts[one.deepest] = parts[one.deepest].as_spare()
         self._show(parts, one.labels)
 
-    def show_context(self, sent: SentContext, *, marks_before: bool = False) -> None:
+    def show_context(self, sent: PlacedContext, *, marks_before: bool = False) -> None:
         """Send the next piece, a context, as it was planned."""
         if marks_before:
             self._mark_before(self.pieces[0].part)
@@ -502,7 +501,7 @@ class PromptDraft:
 
 
 def _as_sent_before(
-    context: PlacedPiece, sent: SentContext | None, following: PlacedPiece | None
+    context: PlacedPiece, sent: PlacedContext | None, following: PlacedPiece | None
 ) -> PlacedPiece:
     """Return a history's context as it was sent then, or as given where that is not known."""
     assert isinstance(context.piece, FoundContext)

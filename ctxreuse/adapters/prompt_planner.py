@@ -14,7 +14,7 @@ from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
-from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
+from ctxreuse.adapters.prompt_draft import PlacedContext, PromptDraft, ScopedPrompt
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.adapters.standing_documents import shows_several
@@ -26,8 +26,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.planning.affinity import shard_of
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, shard_of
 
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
@@ -260,9 +259,9 @@ class PromptPlanner:
         if plan is not None:
             one = draft.pieces[0]
             assert isinstance(one.piece, FoundContext)
-            sent = SentContext.of(plan, one.piece)
+            sent = PlacedContext.of(plan, one.piece)
             if one.stays:
-                sent = SentContext(one.text, ContextLabels())
+                sent = PlacedContext(one.text, ContextLabels())
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
@@ -279,7 +278,7 @@ class PromptPlanner:
             draft.show_text()
         return None
 
-    def _sent_before(self, tenant: str, key: bytes) -> SentContext | None:
+    def _sent_before(self, tenant: str, key: bytes) -> PlacedContext | None:
         """Return a context as it was sent, if that is known."""
         with self._lock:
             kept = self._sent_contexts.get(tenant, key)
@@ -287,7 +286,7 @@ class PromptPlanner:
             return None
         text, ordinals, ids, cuts, deepest, group = kept
         parts = tuple(cut(text, cuts)) if cuts else ()
-        return SentContext(text, ContextLabels(ordinals, ids), parts, deepest, group)
+        return PlacedContext(text, ContextLabels(ordinals, ids), parts, deepest, group)
 
 
 def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> PlannedPrompt:
@@ -310,7 +309,7 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
     return "".join([f"{draft.tenant}\n", *(f"{part.role}\n{text}\n" for part, text in texts)])
 
 
-def _remembered(sent: SentContext) -> _Remembered:
+def _remembered(sent: PlacedContext) -> _Remembered:
     return sent.text, *sent.labels, sent.cuts, sent.deepest, sent.group
 
 

@@ -241,7 +241,7 @@ def depth_first_order(
 def prefix_order(prompts: Sequence[str]) -> list[int]:
     """Return positions in `depth_first_order` of the prompts' texts."""
     by_text = sorted(range(len(prompts)), key=lambda position: (prompts[position], position))
-    open_groups = [_Group(0)]  # of the prompts that share a beginning with the next one
+    open_groups = [_SharedStart(0)]  # of the prompts that share a beginning with the next one
     for number, position in enumerate(by_text):
         text = prompts[position]
         shared = 0
@@ -253,7 +253,7 @@ def prefix_order(prompts: Sequence[str]) -> list[int]:
             group.add(done, first, grains)
             done, first, grains = group.order(), group.first, -1
         if open_groups[-1].depth < shared:
-            open_groups.append(_Group(shared))
+            open_groups.append(_SharedStart(shared))
         open_groups[-1].add(done, first, grains)
     return open_groups[0].order()
 
@@ -271,7 +271,7 @@ def _shared_grains(one: str, other: str) -> int:
     return low
 
 
-class _Group:
+class _SharedStart:
     """Prompts that share their first `depth` grains."""
 
     def __init__(self, depth: int) -> None:

@@ -210,7 +210,7 @@ class _Clusters:
         self._dead[block] = 0
 
 
-class _Pairs:
+class _HeavyPairs:
     """Clusters with their best partners, from the heaviest pair down."""
 
     def __init__(self, clusters: _Clusters) -> None:
@@ -269,7 +269,7 @@ def merge_heaviest(
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
     compared = min(compared, _COMPARED_PAIRS)
-    pairs = _Pairs(clusters)
+    pairs = _HeavyPairs(clusters)
     for cluster in range(len(contents)):
         pairs.add(cluster)
     while heavy := pairs.heaviest(compared):

@@ -67,7 +67,7 @@ class Leading(NamedTuple):
     are_first: Booleans
 
 
-class Turns:
+class ConversationTurns:
     """Conversations: later turns go where the first one goes."""
 
     def __init__(self, conversations: Digests, later: Integers) -> None:
@@ -75,7 +75,7 @@ class Turns:
         self._later = later
 
     @classmethod
-    def of(cls, batches: Iterable[Contexts]) -> Turns:
+    def of(cls, batches: Iterable[Contexts]) -> ConversationTurns:
         """Count the later turns of each conversation."""
         first, later = Tally(np.add), Tally(np.add)
         for contexts in batches:
@@ -118,7 +118,7 @@ class Pairs(NamedTuple):
     tokens: Integers  # of blocks that requests of the first share with the second
 
 
-class _Candidates(NamedTuple):
+class _Dividers(NamedTuple):
     """Blocks that may name a part of a group, from the lightest up."""
 
     codes: Digests
@@ -142,7 +142,7 @@ class GroupTree:
         self._ranked = np.empty(0, dtype=np.int64)
 
     @classmethod
-    def of(cls, batches: Iterable[Contexts], turns: Turns) -> GroupTree:
+    def of(cls, batches: Iterable[Contexts], turns: ConversationTurns) -> GroupTree:
         """Make the roots."""
         tally = Tally(np.add, np.add)
         for contexts in batches:
@@ -165,7 +165,7 @@ class GroupTree:
                 return groups
             groups = below
 
-    def cut(self, batches: Iterable[Contexts], turns: Turns, large: Booleans) -> Pairs:
+    def cut(self, batches: Iterable[Contexts], turns: ConversationTurns, large: Booleans) -> Pairs:
         """Cut groups by the blocks that are heaviest within them; return what the parts share."""
         candidates = self._candidates(batches, turns, large)
         count = len(candidates.codes)
@@ -194,7 +194,7 @@ class GroupTree:
         return Pairs(parts[ones[is_part]], parts[others[is_part]], pairs.columns()[0][is_part])
 
     def _members(
-        self, batches: Iterable[Contexts], turns: Turns, chosen: Booleans
+        self, batches: Iterable[Contexts], turns: ConversationTurns, chosen: Booleans
     ) -> Iterator[tuple[Leading, Integers]]:
         """Yield the leading requests of some groups, and the group of each."""
         for contexts in batches:
@@ -208,8 +208,8 @@ class GroupTree:
                 yield members, groups[here]
 
     def _candidates(
-        self, batches: Iterable[Contexts], turns: Turns, large: Booleans
-    ) -> _Candidates:
+        self, batches: Iterable[Contexts], turns: ConversationTurns, large: Booleans
+    ) -> _Dividers:
         """Return the blocks that several, and at most half, of a group's requests hold."""
         tally = Tally(np.add, np.maximum, np.maximum)
         for leading, groups in self._members(batches, turns, large):
@@ -221,9 +221,9 @@ class GroupTree:
         holders, tokens, owners = tally.columns()
         wanted = (holders > 1) & (2 * holders <= self._holders[owners])
         order = np.lexsort((codes[wanted], (tokens * (holders - 1))[wanted]))
-        return _Candidates(codes[wanted][order], owners[wanted][order])
+        return _Dividers(codes[wanted][order], owners[wanted][order])
 
-    def _grow(self, candidates: _Candidates, named: Integers, rest: Integers) -> Integers:
+    def _grow(self, candidates: _Dividers, named: Integers, rest: Integers) -> Integers:
         """Add the parts that candidates name, and one for each group's rest; return them."""
         used = named[1] > 0
         cut = np.unique(candidates.owners[used])

@@ -44,7 +44,7 @@ def continuation_from(
     return Continuation(best + [key for key in rest if key not in chosen], steps < 0)
 
 
-class _Tried(NamedTuple):
+class _PartialOrder(NamedTuple):
     """An order, what earlier requests could have shared of it, and the steps that are left."""
 
     order: list[BlockKey]
@@ -61,7 +61,7 @@ def _greedy(
     weights: Mapping[BlockKey, int],
     missing: int,
     steps: int,
-) -> _Tried:
+) -> _PartialOrder:
     """Continue from a first block with what most of the requests hold that hold all so far."""
     order: list[BlockKey] = []
     value, depth = 0.0, 0
@@ -100,4 +100,4 @@ def _greedy(
             break
         left.remove(best)
         chosen, together, requests = [best], best_both, most
-    return _Tried(order, value, depth >= missing, steps)
+    return _PartialOrder(order, value, depth >= missing, steps)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxreuse.ordering.group_tree import Contexts, GroupTree, Pairs, Turns
+from ctxreuse.ordering.group_tree import Contexts, ConversationTurns, GroupTree, Pairs
 from ctxreuse.ordering.tallies import NONE, Digests, Integers, at, positions
 
 _MOST_LEVELS = 16
@@ -26,7 +26,7 @@ class Partitioning:
     """Where each request of a large batch goes."""
 
     count: int  # partitions are numbered from 0, small ones last
-    _turns: Turns
+    _turns: ConversationTurns
     _tree: GroupTree
     _leaves: _LeafPartitions
     _followed: Integers
@@ -45,7 +45,7 @@ def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
 
     Turns of one conversation, and requests of equal digests, stay together however many they are.
     """
-    turns = Turns.of(batches)
+    turns = ConversationTurns.of(batches)
     tree = GroupTree.of(batches, turns)
     pairs: list[Pairs] = []
     for _ in range(_MOST_LEVELS):
@@ -105,7 +105,7 @@ def _joined(sizes: Integers, pairs: Iterable[Pairs], most: int) -> Integers:
 
 
 def _bounds(
-    batches: Iterable[Contexts], turns: Turns, tree: GroupTree, most: int
+    batches: Iterable[Contexts], turns: ConversationTurns, tree: GroupTree, most: int
 ) -> dict[int, Digests]:
     """Spread the leaves that no block cuts over several partitions, by digest."""
     large = np.flatnonzero(tree.are_leaves & (tree.sizes > most)).tolist()
@@ -183,7 +183,7 @@ def _filled(members: Iterable[int], sizes: Sequence[int], most: int) -> list[lis
 
 def _followed(
     batches: Iterable[Contexts],
-    turns: Turns,
+    turns: ConversationTurns,
     tree: GroupTree,
     leaves: _LeafPartitions,
     count: int,

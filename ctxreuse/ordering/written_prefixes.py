@@ -110,7 +110,7 @@ class Beginning(NamedTuple):
     gain: float
 
 
-class _Place(NamedTuple):
+class _SeenPrefix(NamedTuple):
     """A prefix of what is sent: how often it came before while it would have lived."""
 
     blocks: int
@@ -128,7 +128,7 @@ class _End(NamedTuple):
 class _Looked(NamedTuple):
     """What is known of a path."""
 
-    places: list[_Place]
+    places: list[_SeenPrefix]
     read: _End
     could: _End
 
@@ -139,7 +139,7 @@ class _Looked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Touched:
     """A node that a prompt has written or read, and until when it lived before."""
 
     node: _Prefix
@@ -163,7 +163,7 @@ class WrittenPrefixes:
         self._leaves: OrderedDict[_Prefix, Hashable] = OrderedDict()  # least recently used first
         self._again = _Again()
         self._ledger = WriteLedger(prices.premium, prices.saving)
-        self._latest: OrderedDict[Hashable, list[_Kept]] = OrderedDict()
+        self._latest: OrderedDict[Hashable, list[_Touched]] = OrderedDict()
         self.block_count = 0
 
     def written_path(
@@ -216,7 +216,7 @@ class WrittenPrefixes:
         looked = self._look(root, system_tokens, path, weights, now)
         return self._marked(looked.places, looked.read, self._ledger.most(looked.tokens))
 
-    def _marked(self, places: Sequence[_Place], read: _End, most: float) -> Marked:
+    def _marked(self, places: Sequence[_SeenPrefix], read: _End, most: float) -> Marked:
         """Return the marks of a prompt."""
         prices, behind = self._prices, []
         for place in places:
@@ -259,7 +259,7 @@ class WrittenPrefixes:
         seen = math.inf if now is None else now
         node = self._root_for(root, system_tokens)
         deepest = read.tokens
-        kept: list[_Kept] = []
+        kept: list[_Touched] = []
         ends = [(0, node)]
         done = 0
         for end in sorted({*marks, *could, len(path)}):
@@ -275,7 +275,7 @@ class WrittenPrefixes:
             if blocks in could and node.tokens >= minimum:
                 node.could_until = max(node.could_until, until)
             if blocks in marks and node.tokens >= max(read.tokens, minimum):
-                kept.append(_Kept(node, node.until))
+                kept.append(_Touched(node, node.until))
                 node.until = max(node.until, until)
                 deepest = max(deepest, node.tokens)
         if kept and name is not None:
@@ -285,7 +285,7 @@ class WrittenPrefixes:
             self._leaves[node] = root
             self._leaves.move_to_end(node)
 
-    def _note_latest(self, name: Hashable, kept: list[_Kept]) -> None:
+    def _note_latest(self, name: Hashable, kept: list[_Touched]) -> None:
         self.block_count += name not in self._latest
         self._latest[name] = kept
         self._latest.move_to_end(name)
@@ -455,7 +455,7 @@ class WrittenPrefixes:
     ) -> _Looked:
         """Return what is known of a path."""
         lifetime = self._prices.lifetime or math.inf
-        places: list[_Place] = []
+        places: list[_SeenPrefix] = []
         read = could = _End(0, 0)
         done = sightings = 0
         node = self._roots.get(root)
@@ -467,7 +467,7 @@ class WrittenPrefixes:
         tokens = [system_tokens]
         for weight in weights:
             tokens.append(tokens[-1] + weight)
-        places.append(_Place(0, system_tokens, sightings))
+        places.append(_SeenPrefix(0, system_tokens, sightings))
         while done < len(path):
             child = None if node is None else node.children.get(path[done])
             common, sightings, run = len(path) - done, 0, child.run if child else ()
@@ -482,7 +482,7 @@ class WrittenPrefixes:
             before = done
             done += common
             places += [
-                _Place(blocks, tokens[blocks], sightings)
+                _SeenPrefix(blocks, tokens[blocks], sightings)
                 for blocks in range(before + 1, done + 1)
                 if blocks == done or _length_class(blocks) != _length_class(blocks + 1)
             ]

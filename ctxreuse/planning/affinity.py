@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from math import ceil
-from typing import TYPE_CHECKING
 
-from ctxreuse.context.blocks import BlockId, encoded
+from ctxreuse.context.blocks import encoded
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
-
-if TYPE_CHECKING:
-    from ctxreuse.planning.plan import Plan
 
 _MINUTE_S = 60.0
 _MOST_GROUPS = 10_000
@@ -29,33 +25,6 @@ def keyed_digest(key: str, *parts: str) -> str:
         piece = encoded(part)
         digest.update(len(piece).to_bytes(8, "big") + piece)
     return digest.hexdigest()
-
-
-def group_of(plan: Plan) -> tuple[str, ...]:
-    """Return the names of a plan's prefix group, the tenant first."""
-    request = plan.request
-    if plan.cache.has_marks and 0 in plan.marks:
-        return request.tenant, "system", request.system or ""
-    if request.conversation_id is not None and not plan.is_labelled:
-        # without labels, later turns cannot tell which block the first one began with
-        return request.tenant, "conversation", _name(request.conversation_id)
-    first = _leading(plan)
-    if first:
-        return request.tenant, "block", request.system or "", first[0]
-    if request.history and request.conversation_id is not None:
-        return request.tenant, "conversation", _name(request.conversation_id)
-    return request.tenant, "system", request.system or ""
-
-
-def shard_of(plan: Plan) -> tuple[str, ...]:
-    """Return the names of a plan's prefix group and, where that is divided, its shard."""
-    group = group_of(plan)
-    if plan.shards == 1:
-        return group
-    leading = _leading(plan)
-    below = leading[0 if group[1] == "system" else 1 :][:1] or [""]
-    shard = int(keyed_digest("", *below)[:8], 16) % plan.shards
-    return *group, str(shard)
 
 
 def affinity_id(shard: tuple[str, ...], key: str) -> str:
@@ -86,15 +55,3 @@ class GroupRates:
                 self._groups.pop_oldest()
         needed = ceil(max(count + 1, before) / self._rate)
         return 1 << (needed - 1).bit_length()
-
-
-def _leading(plan: Plan) -> list[str]:
-    """Return the names of the blocks that a prompt begins with, those of earlier turns included."""
-    if plan.request.history:
-        return [_name(block_id) for block_id in plan.labels.values()]
-    return [_name(block.id) for block in plan.blocks]
-
-
-def _name(name: BlockId) -> str:
-    # hexadecimal: decimal conversion of integers stops at 4,300 digits
-    return f"s{name}" if isinstance(name, str) else f"i{int(name):x}"

@@ -15,7 +15,7 @@ from ctxreuse.planning.tenant_state import TenantState
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ArrivingContext:
     """An arriving context with what its tenant's state says about it."""
 
     context: Mapping[BlockKey, int]
@@ -58,7 +58,7 @@ def arrive(
     note_limit: Callable[[str], object],
     *,
     learns: bool,
-) -> Arrival:
+) -> ArrivingContext:
     """Look up what decides the order of an arriving context, in a state that is held."""
     assert state.prefixes is not None, "only with marks"
     first = state.online.first(context)
@@ -71,7 +71,7 @@ def arrive(
     if learns and len(context) <= LONG_CONTEXT:
         state.online.learn(context, root)
     missing = max(0, prices.minimum - system_tokens)
-    return Arrival(context, beginning, members, missing, words, note_limit, first)
+    return ArrivingContext(context, beginning, members, missing, words, note_limit, first)
 
 
 class Sent(NamedTuple):

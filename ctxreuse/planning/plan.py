@@ -23,7 +23,7 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
-from ctxreuse.planning.affinity import affinity_id, shard_of
+from ctxreuse.planning.affinity import affinity_id, keyed_digest
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -278,3 +278,42 @@ class BatchPlan:
         """Return the plans in the order of the input."""
         plans = dict(zip(self.order, self.plans, strict=True))
         return tuple(plans[position] for position in range(len(plans)))
+
+
+def group_of(plan: Plan) -> tuple[str, ...]:
+    """Return the names of a plan's prefix group, the tenant first."""
+    request = plan.request
+    if plan.cache.has_marks and 0 in plan.marks:
+        return request.tenant, "system", request.system or ""
+    if request.conversation_id is not None and not plan.is_labelled:
+        # without labels, later turns cannot tell which block the first one began with
+        return request.tenant, "conversation", _name(request.conversation_id)
+    first = _leading(plan)
+    if first:
+        return request.tenant, "block", request.system or "", first[0]
+    if request.history and request.conversation_id is not None:
+        return request.tenant, "conversation", _name(request.conversation_id)
+    return request.tenant, "system", request.system or ""
+
+
+def shard_of(plan: Plan) -> tuple[str, ...]:
+    """Return the names of a plan's prefix group and, where that is divided, its shard."""
+    group = group_of(plan)
+    if plan.shards == 1:
+        return group
+    leading = _leading(plan)
+    below = leading[0 if group[1] == "system" else 1 :][:1] or [""]
+    shard = int(keyed_digest("", *below)[:8], 16) % plan.shards
+    return *group, str(shard)
+
+
+def _leading(plan: Plan) -> list[str]:
+    """Return the names of the blocks that a prompt begins with, those of earlier turns included."""
+    if plan.request.history:
+        return [_name(block_id) for block_id in plan.labels.values()]
+    return [_name(block.id) for block in plan.blocks]
+
+
+def _name(name: BlockId) -> str:
+    # hexadecimal: decimal conversion of integers stops at 4,300 digits
+    return f"s{name}" if isinstance(name, str) else f"i{int(name):x}"

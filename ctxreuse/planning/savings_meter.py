@@ -71,7 +71,7 @@ class SavingsMeter:
     def _start_anew(self) -> None:
         """Set all numbers to 0; what would be in the engine's cache stays."""
         self._expectations.forget()
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, _ClassTotals] = {}
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
         self._planned = self._failures = self._without_context = 0
         self._total_s = self._max_s = 0.0
@@ -81,7 +81,7 @@ class SavingsMeter:
         with self._lock:
             tallies, planned = dict(self._tallies), self._planned
             time = PlanningTime(planned, self._total_s, self._max_s, tuple(self._buckets))
-            total = _Tally()
+            total = _ClassTotals()
             for tally in tallies.values():
                 total.add(tally)
             by_class = {
@@ -212,13 +212,13 @@ class SavingsMeter:
         with self._lock:
             self._without_context += prompts
 
-    def _tally(self, name: str) -> _Tally:
+    def _tally(self, name: str) -> _ClassTotals:
         """Return the tally of a class; the lock is held."""
         tally = self._tallies.get(name)
         if tally is None:
             if len(self._tallies) >= MOST_CLASSES and name != OTHER_CLASS:
                 return self._tally(OTHER_CLASS)
-            tally = self._tallies[name] = _Tally()
+            tally = self._tallies[name] = _ClassTotals()
         return tally
 
     def _class_named(self, tenant: str) -> str:
@@ -230,7 +230,7 @@ class SavingsMeter:
         return OTHER_CLASS if name == tenant else name
 
     def _as_retrieved(
-        self, tally: _Tally, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
+        self, tally: _ClassTotals, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
     ) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
         tenant, keys = self._tenant(prompt.tenant), retrieved
@@ -272,7 +272,7 @@ def added_tokens(plan: Plan) -> int:
     return words
 
 
-class _Tally:
+class _ClassTotals:
     """The numbers of one class of tenants; the meter's lock guards it."""
 
     __slots__ = (
@@ -335,7 +335,7 @@ class _Tally:
         self.references += references
         self.word_tokens += words
 
-    def add(self, other: _Tally) -> None:
+    def add(self, other: _ClassTotals) -> None:
         for name in self.__slots__:
             if name != "written":
                 setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -47,7 +47,7 @@ from ctxreuse.ordering.marks import MarkPrices
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext, is_worth_moving
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.ordering.repeats import Ranks, context_digest, ranks_of
-from ctxreuse.planning.arrivals import Arrival, Sent, arrive, marks_together
+from ctxreuse.planning.arrivals import ArrivingContext, Sent, arrive, marks_together
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.sharing import (
     Entry,
@@ -584,7 +584,7 @@ class TenantPlanner:
 
     def _arrive(
         self, turn: PreparedRequest, prices: MarkPrices, now: float | None, *, learns: bool
-    ) -> Arrival:
+    ) -> ArrivingContext:
         system_tokens, words = self._system_tokens(turn), self._settings.words(len(turn.weights))
         with self._tenants.holding(turn.tenant) as state:
             return arrive(

@@ -84,7 +84,7 @@ class _Hold:
         return needs_tidying
 
 
-class _Reading:
+class _ReadOnlyHold:
     """A tenant's state, held to look at it only, which leaves nothing to tidy or measure."""
 
     __slots__ = ("_state", "_tenants")
@@ -157,9 +157,9 @@ class Tenants:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
         return _Hold(self, self.state(tenant))
 
-    def reading(self, tenant: str) -> _Reading:
+    def reading(self, tenant: str) -> _ReadOnlyHold:
         """Hold a tenant's state as `holding` does, to change nothing in it."""
-        return _Reading(self, self.state(tenant))
+        return _ReadOnlyHold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -420,7 +420,7 @@ class Tenants:
         """Return what all tenants' journals hold, by time, each with its tenant's name."""
         noted: list[tuple[str, Noted]] = []
         for state in self._asked(None):
-            with _Reading(self, state):
+            with _ReadOnlyHold(self, state):
                 entries = state.journal.noted()
             noted += [(state.name, one) for one in entries]
         noted.sort(key=lambda one: one[1].time)
@@ -430,7 +430,7 @@ class Tenants:
         """Return each ratio that was learnt, with its tenant's name and its system text's."""
         learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
         for state in self._asked(None):
-            with _Reading(self, state):
+            with _ReadOnlyHold(self, state):
                 ratios = [] if state.ratios is None else state.ratios.learnt()
             learnt += [(state.name, *one) for one in ratios]
         return learnt

@@ -77,7 +77,7 @@ async def dispatch(
         checked_kind("a plan", plan, Plan, "a Plan")
     checked_integer("concurrency", concurrency, 1)
     check_function("progress", progress)
-    batch = _Batch(client, sequence, OrderedQueue(concurrency), progress, params)
+    batch = _Dispatch(client, sequence, OrderedQueue(concurrency), progress, params)
     if leader_first is None:
         leading = leaders_needed(sequence)
     else:
@@ -114,7 +114,7 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
 
 
 @dataclass
-class _Batch:
+class _Dispatch:
     """The requests of one batch; each waits for those before it, and maybe for its leader."""
 
     client: EngineClient

@@ -35,7 +35,7 @@ class UnreadableEntryError(CtxreuseError):
     """An entry of a shared log is damaged, or was written by a newer version."""
 
 
-class Written(NamedTuple):
+class ReadEntry(NamedTuple):
     """An entry as it was read."""
 
     writer: bytes  # names the planner
@@ -81,7 +81,7 @@ def _sent_parts(entry: SentEntry) -> list[bytes]:
     return parts
 
 
-def decode(written: bytes) -> Written:
+def decode(written: bytes) -> ReadEntry:
     """Return an entry that was written by `encode`."""
     if not written:
         raise UnreadableEntryError(
@@ -93,7 +93,7 @@ def decode(written: bytes) -> Written:
         raise UnreadableEntryError(f"a log entry of {len(written)} bytes is damaged") from error
 
 
-def _decode(written: bytes) -> Written:
+def _decode(written: bytes) -> ReadEntry:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
     version, kind, writer, number, uid, tenant = _HEADER.unpack_from(body)
     if version not in (_WITHOUT_MARKS, VERSION):
@@ -118,7 +118,7 @@ def _decode(written: bytes) -> Written:
         raise ValueError("kind")
     if needed_version(entry) != version:
         raise ValueError("version")
-    return Written(writer, number, entry)
+    return ReadEntry(writer, number, entry)
 
 
 def _sent(uid: bytes, tenant: bytes, body: bytes) -> SentEntry:

@@ -162,7 +162,7 @@ class ReuseStore(PlansMemories, BaseStore):
         Raises:
             InvalidRequestError: no question.
         """
-        turn = _Turn.of(messages, system)
+        turn = _OpenTurn.of(messages, system)
         search = self._search_of(self._store.search, namespace, turn, query, options)
         with serving(scope_from_config(None)):
             request, found = turn.request(), self._found(search.run())
@@ -180,7 +180,7 @@ class ReuseStore(PlansMemories, BaseStore):
         **options: Any,
     ) -> list[BaseMessage]:
         """`messages`, awaited."""
-        turn = _Turn.of(messages, system)
+        turn = _OpenTurn.of(messages, system)
         search = self._search_of(self._store.asearch, namespace, turn, query, options)
         with serving(scope_from_config(None)):
             request, found = turn.request(), self._found(await search.run())
@@ -192,7 +192,7 @@ class ReuseStore(PlansMemories, BaseStore):
     def _search_of(
         method: Callable[..., Any],
         namespace: Sequence[str],
-        turn: _Turn,
+        turn: _OpenTurn,
         query: str | None,
         options: Mapping[str, Any],
     ) -> _StoreSearch:
@@ -220,7 +220,7 @@ class ReuseStore(PlansMemories, BaseStore):
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _OpenTurn:
     """A conversation whose last message asks."""
 
     messages: Sequence[BaseMessage]
@@ -228,7 +228,7 @@ class _Turn:
     first: int
 
     @classmethod
-    def of(cls, messages: Iterable[MessageLikeRepresentation], system: str | None) -> _Turn:
+    def of(cls, messages: Iterable[MessageLikeRepresentation], system: str | None) -> _OpenTurn:
         """Return a turn."""
         listed = checked_list("messages", messages, "a list of messages")
         try:

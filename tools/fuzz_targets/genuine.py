@@ -48,7 +48,7 @@ from ctxreuse.cache import (
     PrefixCacheSimulator,
 )
 from ctxreuse.cache.breakpoints import BreakpointCache
-from ctxreuse.cache.steps import StepCache
+from ctxreuse.cache.step_cache import StepCache
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId

@@ -83,7 +83,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Evidence:
     """What one check finds, request by request."""
 
     requests: int = 0
@@ -101,7 +101,7 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class _CheckedTrace:
     """What the checks look at."""
 
     requests: Sequence[_Request]
@@ -111,7 +111,7 @@ class _Trace:
     new_fronts: Sequence[_Request]
 
     def finding(
-        self, check: str, tally: _Tally, found: str, remedy: str, factor: float | None = None
+        self, check: str, tally: _Evidence, found: str, remedy: str, factor: float | None = None
     ) -> LintFinding:
         """Return what a check has found."""
         one = tally.worst
@@ -152,7 +152,7 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
         requests.append(request)
     varying = [one for one in front_variations(trace) if one.is_often]
     hidden, new = _hidden_systems(requests), _new_fronts(requests)
-    looked_at = _Trace(requests, cache, varying, hidden, new)
+    looked_at = _CheckedTrace(requests, cache, varying, hidden, new)
     findings = [one for check in _CHECKS for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
@@ -168,7 +168,7 @@ def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Re
     return _Request(number, traced, explanation, sent, front, prompt)
 
 
-def _unknown(trace: _Trace) -> Iterator[str]:
+def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = sum(one.traced.sent is None for one in trace.requests)
     if blind:
         yield (
@@ -182,7 +182,7 @@ def _unknown(trace: _Trace) -> Iterator[str]:
 # checks
 
 
-def _volatile(trace: _Trace) -> Iterator[LintFinding]:
+def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what varies in front of the documents: times, ids, counters, names."""
     for variation in trace.variations:
         tally = _varying(trace, variation)
@@ -201,9 +201,9 @@ def _volatile(trace: _Trace) -> Iterator[LintFinding]:
     yield from _volatile_fronts(trace)
 
 
-def _varying(trace: _Trace, variation: Variation) -> _Tally:
+def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
     """Return the requests whose front is new although an earlier one was like it."""
-    tally, seen = _Tally(), set[str]()
+    tally, seen = _Evidence(), set[str]()
     for one in trace.requests:
         text = front_text(variation.part, one.traced)
         if one.traced.tenant != variation.tenant or text not in variation.all_texts:
@@ -219,9 +219,9 @@ def _varying(trace: _Trace, variation: Variation) -> _Tally:
     return tally
 
 
-def _volatile_digests(trace: _Trace) -> Iterator[LintFinding]:
+def _volatile_digests(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find system texts that are new nearly each time in a recording that holds no texts."""
-    tally, seen = _Tally(), set[Hashable]()
+    tally, seen = _Evidence(), set[Hashable]()
     hidden = trace.hidden_systems
     for one in hidden:
         front = (one.root, one.sent.tools)
@@ -246,9 +246,9 @@ def _hidden_systems(requests: Sequence[_Request]) -> list[_Request]:
     return hidden if forms > max(1, _OFTEN * len(hidden)) else []
 
 
-def _volatile_fronts(trace: _Trace) -> Iterator[LintFinding]:
+def _volatile_fronts(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find words before the documents that are not always the same, such as the question."""
-    tally = _Tally()
+    tally = _Evidence()
     for one in trace.new_fronts:
         tokens = one.lost(Cause.other_system)
         if one.front_tokens + tokens >= trace.cache.least_tokens:
@@ -279,9 +279,9 @@ def _new_fronts(requests: Sequence[_Request]) -> list[_Request]:
     return new
 
 
-def _tools(trace: _Trace) -> Iterator[LintFinding]:
+def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find tools that come in another order, and tools that are others nearly each time."""
-    orders, others = _Tally(), _Tally()
+    orders, others = _Evidence(), _Evidence()
     exact: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
     sets: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
     number = 0
@@ -307,12 +307,12 @@ def _tools(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding("tools that change", others, found, remedy)
 
 
-def _causes(trace: _Trace) -> Iterator[LintFinding]:
+def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what `explain` says of the requests."""
     volatile = {text for one in trace.variations for text in one.all_texts}
     volatile |= {front_text("system text", one.traced) for one in trace.hidden_systems}
     new_fronts = {one.number for one in trace.new_fronts}
-    tallies: defaultdict[Cause, _Tally] = defaultdict(_Tally)
+    tallies: defaultdict[Cause, _Evidence] = defaultdict(_Evidence)
     for one in trace.requests:
         cause = one.explanation.cause
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
@@ -335,12 +335,12 @@ def _causes(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding(_BY_CAUSE[cause], tally, found, REMEDIES[cause])
 
 
-def _marks(trace: _Trace) -> Iterator[LintFinding]:
+def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find marks that vanish or are missing, and marks past the most."""
     cache = trace.cache
     if not cache.has_marks:
         return
-    lost, unmarked, many = _Tally(), _Tally(), _Tally()
+    lost, unmarked, many = _Evidence(), _Evidence(), _Evidence()
     before: dict[Hashable, SentCall] = {}
     for one in trace.requests:
         sent, earlier = one.sent, before.get(one.root, SentCall())
@@ -377,9 +377,9 @@ def _marks(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
 
 
-def _behind_questions(trace: _Trace) -> Iterator[LintFinding]:
+def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find marks behind questions that no later turn repeats: they are paid for in vain."""
-    cache, tally = trace.cache, _Tally()
+    cache, tally = trace.cache, _Evidence()
     turns = Counter((one.traced.tenant, one.traced.conversation_id) for one in trace.requests)
     for one in trace.requests:
         marks = [mark for mark in one.traced.marks or () if mark]
@@ -404,16 +404,16 @@ def _behind_questions(trace: _Trace) -> Iterator[LintFinding]:
 _IN_FRONT: Final = frozenset({"tools", "system"})
 
 
-def _counted(tally: _Tally) -> str:
+def _counted(tally: _Evidence) -> str:
     """Return how many requests have something, as the beginning of a sentence."""
     return f"{counted(tally.requests)} {'has' if tally.requests == 1 else 'have'}"
 
 
-def _minimum(trace: _Trace) -> Iterator[LintFinding]:
+def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find prompts and common beginnings that are just shorter than what is kept."""
     if not trace.cache.is_hosted:
         return
-    tally, least = _Tally(), trace.cache.least_tokens
+    tally, least = _Evidence(), trace.cache.least_tokens
     lengths = []
     for one in trace.requests:
         again = one.front_again + one.lost(Cause.below_minimum)
@@ -434,7 +434,7 @@ def _minimum(trace: _Trace) -> Iterator[LintFinding]:
         yield trace.finding("just under the minimum", tally, found, remedy)
 
 
-_Check: TypeAlias = Callable[[_Trace], Iterator[LintFinding]]
+_Check: TypeAlias = Callable[[_CheckedTrace], Iterator[LintFinding]]
 _CHECKS: Final[tuple[_Check, ...]] = (
     _volatile,
     _tools,

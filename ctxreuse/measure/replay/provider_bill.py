@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
-from ctxreuse.cache.steps import StepCache
+from ctxreuse.cache.step_cache import StepCache
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import check_function, checked_kind

@@ -35,7 +35,7 @@ class _Card:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cause:
+class _CauseRow:
     """What was computed again for one cause, and what to do about it."""
 
     total: CauseTotal
@@ -138,7 +138,7 @@ def _computed(run: RunResult) -> float:
     return run.total.prefilled_tokens / len(run.prompt_tokens)
 
 
-def _causes(results: Results) -> Iterator[_Cause]:
+def _causes(results: Results) -> Iterator[_CauseRow]:
     """Yield the causes for which something was computed again, each with its worst requests."""
     # results of earlier versions have no totals
     totals = results.causes or [
@@ -148,4 +148,4 @@ def _causes(results: Results) -> Iterator[_Cause]:
     for total in totals:
         misses = [one for one in results.misses if one.cause == total.cause]
         if total.lost_tokens or misses:
-            yield _Cause(total, remedies.get(total.cause, ""), misses)
+            yield _CauseRow(total, remedies.get(total.cause, ""), misses)

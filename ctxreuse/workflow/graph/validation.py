@@ -253,7 +253,7 @@ class Flow:
     @cached_property
     def _beside(self) -> list[int]:
         """What `beside` returns, of each node."""
-        pairs = _Pairs(len(self._nodes))
+        pairs = _NodePairs(len(self._nodes))
         for edges in (self._first, *(self._edges[one] for one in _numbers(self._reached_nodes))):
             for targets, others in _with_others(edges).items():
                 for number in _numbers(targets & ~self._end):
@@ -318,7 +318,7 @@ class Flow:
         return (self._names[number] for number in _numbers(nodes))
 
 
-class _Pairs:
+class _NodePairs:
     """Pairs of nodes, and those of them that have not been taken yet."""
 
     def __init__(self, size: int) -> None:

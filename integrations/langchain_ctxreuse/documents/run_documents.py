@@ -40,7 +40,7 @@ Retrieved = tuple[ContextBlock, ...]
 """What one retriever returned, as blocks."""
 
 
-class _Run(NamedTuple):
+class _OpenRun(NamedTuple):
     """A run that has not ended."""
 
     root: UUID
@@ -66,7 +66,7 @@ class RunDocuments(BaseCallbackHandler):
     def _forget_all(self) -> None:
         self._is_changing = False
         self._ended: deque[UUID] = deque()  # runs that are still to be forgotten
-        self._runs: LRUMap[UUID, _Run] = LRUMap(_MAX_RUNS)
+        self._runs: LRUMap[UUID, _OpenRun] = LRUMap(_MAX_RUNS)
         self._tenants: LRUMap[UUID, frozenset[str]] = LRUMap(_MAX_RUNS)  # with documents, by root
         self._documents: TenantLRUMap[UUID, tuple[Retrieved | PlannedTexts, ...]] = TenantLRUMap(
             _MAX_RUNS, max_weight=_MAX_CHARACTERS, weight_of=_characters
@@ -217,7 +217,7 @@ class RunDocuments(BaseCallbackHandler):
             outer = None if around is None else self._runs.get(around)
             is_nested = outer is not None and outer.is_retriever
             root = run_id if outer is None else outer.root
-            self._runs.put(run_id, _Run(root, is_retriever or is_nested, is_nested))
+            self._runs.put(run_id, _OpenRun(root, is_retriever or is_nested, is_nested))
 
     def _end(self, run_id: UUID) -> None:
         self._ended.append(run_id)

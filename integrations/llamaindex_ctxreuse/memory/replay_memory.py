@@ -26,7 +26,7 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 
-class _Inserted(NamedTuple):
+class _Addition(NamedTuple):
     """What the memory blocks added to the prompt for a turn; may be nothing."""
 
     system: tuple[ContentBlock, ...] = ()  # the end of the system message
@@ -34,7 +34,7 @@ class _Inserted(NamedTuple):
     content: tuple[ContentBlock, ...] = ()  # the beginning of the user's
     texts: tuple[str, ...] = ()
 
-    def with_texts(self, texts: Sequence[str]) -> _Inserted:
+    def with_texts(self, texts: Sequence[str]) -> _Addition:
         """Return it with other texts in place of `texts`, wherever they stand."""
 
         def replaced(content: ContentBlock) -> ContentBlock:
@@ -50,7 +50,7 @@ class _Inserted(NamedTuple):
             for one in self.messages
         ]
         system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
-        return _Inserted(system, tuple(messages), content, tuple(texts))
+        return _Addition(system, tuple(messages), content, tuple(texts))
 
     def shown_alone(self) -> list[ChatMessage]:
         """Return it as messages of its own."""
@@ -66,7 +66,7 @@ class _Inserted(NamedTuple):
         return [ChatMessage(role=MessageRole.USER, blocks=copied_blocks(self.content))]
 
 
-_Insertions: TypeAlias = Mapping[bytes, _Inserted]
+_Insertions: TypeAlias = Mapping[bytes, _Addition]
 """By place, what was inserted there."""
 
 
@@ -165,7 +165,7 @@ class ReplayMemory(Memory):
             **block_kwargs: For the memory blocks.
         """
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
-        turns = _Turns(stored, input)
+        turns = _PlacedHistory(stored, input)
         known: _Insertions = {
             one: self._inserted[one] for one in turns.places if one in self._inserted
         }
@@ -176,7 +176,7 @@ class ReplayMemory(Memory):
 
     async def _with_new_content(
         self,
-        turns: _Turns,
+        turns: _PlacedHistory,
         known: _Insertions,
         block_kwargs: dict[str, Any],
     ) -> _Insertions:
@@ -193,10 +193,10 @@ class ReplayMemory(Memory):
             )
         inserted = await self._placed(fitting, is_first=not known)
         if opening is not None:  # and nothing for this turn, which is served so
-            return {opening: inserted, turns.place: _Inserted()}
+            return {opening: inserted, turns.place: _Addition()}
         return {**known, turns.place: inserted}
 
-    def _better_place(self, turns: _Turns, content: Mapping[str, Any]) -> bytes | None:
+    def _better_place(self, turns: _PlacedHistory, content: Mapping[str, Any]) -> bytes | None:
         """Return where a first turn shows memories, if more is found there than was said since."""
         opening = turns.opening
         if opening is None or len(self.memory_blocks) != 1:
@@ -208,7 +208,9 @@ class ReplayMemory(Memory):
             found = block.found_in_front(content.get(block.name, ""))
         return opening if found > self._tokens(turns.before_the_turn({})) else None
 
-    def _is_too_long(self, turns: _Turns, known: _Insertions, content: Mapping[str, Any]) -> bool:
+    def _is_too_long(
+        self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
+    ) -> bool:
         """Return whether a prompt is too long with the memories of earlier turns."""
         behind = turns.behind_the_turn
         tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
@@ -220,7 +222,7 @@ class ReplayMemory(Memory):
         alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])
         return is_too_long(tokens, alone, self.growth_limit)
 
-    async def _placed(self, content: dict[str, Any], *, is_first: bool) -> _Inserted:
+    async def _placed(self, content: dict[str, Any], *, is_first: bool) -> _Addition:
         """Return what memory blocks say for a turn, each where its placement says."""
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
         asked = {one.name: one.placement for one in blocks}
@@ -239,11 +241,11 @@ class ReplayMemory(Memory):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
         texts = tuple(said for name, said in content.items() if name in asked and said)
         within = rendered.get("before_question", ())
-        return _Inserted(rendered.get("system", ()), tuple(messages), within, texts)
+        return _Addition(rendered.get("system", ()), tuple(messages), within, texts)
 
     async def _content(
         self,
-        turns: _Turns,
+        turns: _PlacedHistory,
         known: _Insertions,
         block_kwargs: dict[str, Any],
         *,
@@ -287,7 +289,7 @@ class ReplayMemory(Memory):
         return sum(self._estimate_token_count(content) for content in contents)
 
 
-class _Turns:
+class _PlacedHistory:
     """A history, and the places in it where memories are inserted.
 
     A place is a digest of everything up to and including its message: nothing is replayed into a
@@ -361,8 +363,8 @@ class _Turns:
         """Return copies of the stored messages, up to the `end`-th, with their memories."""
         system: list[ContentBlock] = []
 
-        def inserted(place: bytes) -> _Inserted:
-            one = known.get(place, _Inserted())
+        def inserted(place: bytes) -> _Addition:
+            one = known.get(place, _Addition())
             system.extend(copied_blocks(one.system))
             return one
 

@@ -74,7 +74,7 @@ class _NodeList:
         return any(_next_id(one) == other.node_id for one, other in pairs)
 
 
-class _Run:
+class _RunLists:
     """What one run has retrieved."""
 
     def __init__(self) -> None:
@@ -108,13 +108,13 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Call:
+class _BegunCall:
     """A call that LlamaIndex has begun."""
 
     id: str
-    run: _Run
+    run: _RunLists
     instance: object
-    parent: _Call | None
+    parent: _BegunCall | None
     synthesized: _NodeList | None = None
     is_retrieval: bool = field(init=False)
 
@@ -126,9 +126,9 @@ class _Call:
         if self.parent is None:
             self.run.end()
 
-    def outwards(self) -> Iterator[_Call]:
+    def outwards(self) -> Iterator[_BegunCall]:
         """Yield this call and those around it."""
-        call: _Call | None = self
+        call: _BegunCall | None = self
         while call is not None:
             yield call
             call = call.parent
@@ -141,7 +141,7 @@ class _RunHandler(SpanListener):
     dictionary.
     """
 
-    _calls: dict[str, _Call] = PrivateAttr(default_factory=dict)
+    _calls: dict[str, _BegunCall] = PrivateAttr(default_factory=dict)
     _fail_open: FailOpen = PrivateAttr(
         default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
     )
@@ -151,14 +151,14 @@ class _RunHandler(SpanListener):
         """How many calls are remembered, and how many may be."""
         return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
 
-    def current(self) -> _Call | None:
+    def current(self) -> _BegunCall | None:
         """Return the innermost call under way, if the handler was told of it."""
         return self._calls.get(active_span_id.get() or "")
 
     def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
         """Note a call, and the nodes that a response synthesizer is to show."""
         parent = self._calls.get(around)
-        begun = _Call(call, _Run() if parent is None else parent.run, instance, parent)
+        begun = _BegunCall(call, _RunLists() if parent is None else parent.run, instance, parent)
         nodes = arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _are_nodes(nodes):
             begun.synthesized = _NodeList(current_scope().tenant, nodes)
@@ -184,7 +184,7 @@ class _RunHandler(SpanListener):
             over.end()
 
 
-def _note(call: _Call, result: Any) -> None:
+def _note(call: _BegunCall, result: Any) -> None:
     """Note what a call has returned: nodes, or a stream that shows some."""
     if isinstance(call.instance, BaseRetriever | BaseNodePostprocessor) and _are_nodes(result):
         _note_nodes(call, result)
@@ -197,7 +197,7 @@ def _note(call: _Call, result: Any) -> None:
         result.response_gen = _aread(result.response_gen, shown)
 
 
-def _note_nodes(call: _Call, nodes: Sequence[NodeWithScore]) -> None:
+def _note_nodes(call: _BegunCall, nodes: Sequence[NodeWithScore]) -> None:
     shown = _NodeList(current_scope().tenant, nodes)
     call.run.note(shown, is_retrieved=call.is_retrieval)
     # what a retriever takes from another one is for it to return

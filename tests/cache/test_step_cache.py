@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache.breakpoints import PromptPiece
-from ctxreuse.cache.steps import StepCache
+from ctxreuse.cache.step_cache import StepCache
 from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profile
 from ctxreuse.errors import InvalidRequestError
 
