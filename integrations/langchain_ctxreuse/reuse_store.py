@@ -140,9 +140,6 @@ class ReuseStore(PlansMemories, BaseStore):
         self,
         namespace: tuple[str, ...],
         messages: Sequence[MessageLikeRepresentation],
-        *,
-        query: str | None = None,
-        system: str | None = None,
         **options: Any,
     ) -> list[BaseMessage]:
         """Search for memories, and return a prompt that answers the last message with them.
@@ -151,8 +148,6 @@ class ReuseStore(PlansMemories, BaseStore):
             namespace: Where to search, as in `search`.
             messages: The conversation as this method returned it, and what has been said since; the
                 user's question last.
-            query: What to look for; None takes the question.
-            system: The system text, if it is not among the messages.
             **options: As `search` takes them: `filter`, `limit`, ...
 
         Returns:
@@ -162,8 +157,8 @@ class ReuseStore(PlansMemories, BaseStore):
         Raises:
             InvalidRequestError: no question.
         """
-        turn = _OpenTurn.of(messages, system)
-        search = self._search_of(self._store.search, namespace, turn, query, options)
+        turn = _OpenTurn.of(messages)
+        search = self._search_of(self._store.search, namespace, turn, options)
         with serving(scope_from_config(None)):
             request, found = turn.request(), self._found(search.run())
             shown = self._memory_planner.shown_memories(found, search, request)
@@ -174,14 +169,11 @@ class ReuseStore(PlansMemories, BaseStore):
         self,
         namespace: tuple[str, ...],
         messages: Sequence[MessageLikeRepresentation],
-        *,
-        query: str | None = None,
-        system: str | None = None,
         **options: Any,
     ) -> list[BaseMessage]:
         """`messages`, awaited."""
-        turn = _OpenTurn.of(messages, system)
-        search = self._search_of(self._store.asearch, namespace, turn, query, options)
+        turn = _OpenTurn.of(messages)
+        search = self._search_of(self._store.asearch, namespace, turn, options)
         with serving(scope_from_config(None)):
             request, found = turn.request(), self._found(await search.run())
             shown = self._memory_planner.shown_memories(found, search, request)
@@ -193,16 +185,14 @@ class ReuseStore(PlansMemories, BaseStore):
         method: Callable[..., Any],
         namespace: Sequence[str],
         turn: _OpenTurn,
-        query: str | None,
         options: Mapping[str, Any],
     ) -> _StoreSearch:
         prefix = tuple(checked_each("namespace", namespace, str, "a string"))
-        wanted = turn.question if query is None else checked_kind("query", query, str, "a string")
 
         def search(asked_for: str, **kwargs: Any) -> Any:
             return method(prefix, query=asked_for, **kwargs)
 
-        return _StoreSearch(search, wanted, (), options, prefix)
+        return _StoreSearch(search, turn.question, (), options, prefix)
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
         """Return what a search found as memories."""
@@ -228,7 +218,7 @@ class _OpenTurn:
     first: int
 
     @classmethod
-    def of(cls, messages: Iterable[MessageLikeRepresentation], system: str | None) -> _OpenTurn:
+    def of(cls, messages: Iterable[MessageLikeRepresentation]) -> _OpenTurn:
         """Return a turn."""
         listed = checked_list("messages", messages, "a list of messages")
         try:
@@ -240,9 +230,9 @@ class _OpenTurn:
             ) from error
         if not given or not isinstance(given[-1], HumanMessage):
             raise InvalidRequestError("messages must end with the question, a message of the user")
-        if len(given) == 2 and system is None and _is_system(given[0]):
+        if len(given) == 2 and _is_system(given[0]):
             return cls(given, str(given[0].content), 1)
-        return cls(given, system, 0)
+        return cls(given, None, 0)
 
     @property
     def question(self) -> str:

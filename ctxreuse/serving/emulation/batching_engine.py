@@ -204,11 +204,9 @@ class BatchingEngine:
             self.cache.finish(request.running, answer, uncomputed=request.to_prefill)
             request.running = self._without_room = None
 
-    async def serve(
-        self, tokens: Sequence[int], answer: Sequence[int], salt: str = ""
-    ) -> CacheUsage:
+    async def serve(self, tokens: Sequence[int], answer: Sequence[int]) -> CacheUsage:
         """Wait until a prompt is answered; cancelling the caller aborts the request."""
-        request = BatchedRequest(tokens, answer, salt)
+        request = BatchedRequest(tokens, answer)
         async with aclosing(self._answered(request)) as counts:
             async for _ in counts:
                 pass
@@ -216,10 +214,10 @@ class BatchingEngine:
         return request.usage
 
     def stream(
-        self, tokens: Sequence[int], answer: Sequence[int], salt: str = "", *, chunk_tokens: int = 8
+        self, tokens: Sequence[int], answer: Sequence[int], *, chunk_tokens: int = 8
     ) -> AsyncGenerator[int, None]:
         """Yield how many tokens of an answer there are; leaving early aborts it."""
-        return self._answered(BatchedRequest(tokens, answer, salt, chunk_tokens))
+        return self._answered(BatchedRequest(tokens, answer, chunk_tokens=chunk_tokens))
 
     async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:
         loop = asyncio.get_running_loop()
