@@ -91,7 +91,7 @@ SLOW_WORK = {
     "batch": lambda planner, new: planner.plan_batch([big_request((1,)), new]),
     "batch as retrieved": lambda planner, new: planner.plan_batch([big_request((1,)), new], "none"),
     "cached tokens": lambda planner, new: planner.cached_tokens(new),
-    "block tokens": lambda planner, new: planner.block_tokens(new.blocks),
+    "block tokens": lambda planner, new: planner.block_tokens(new.blocks, "a"),
     "count": lambda planner, new: planner.count_tokens(new.blocks[0].text),
 }
 
@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_slow_token_counter(monkeypatch, work, mode):
     held = Held(monkeypatch, Counter, "count")
     planner = ReusePlanner(token_counter=Counter().count, mode=mode)
     planner.plan(of_a((1, 2)))
-    slow = ContextRequest(["slow text"], "Why?")
+    slow = ContextRequest(["slow text"], "Why?", tenant="a")
     with ThreadPoolExecutor(1) as pool, held.during(SLOW_WORK[work], planner, slow):
         assert pool.submit(planner.evict_tokens, 150).result(WAIT_S).tokens == 200
         pool.submit(calls_of_others, planner).result(WAIT_S)
