@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 _LEAST = 5
+SOME_OR_ALL = [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+"""Of how many cases of a table a test takes one: of some in `make test`, all in the other."""
 
 
 def examples(number: int, **more: Any) -> settings:
