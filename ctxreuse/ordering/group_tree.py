@@ -220,7 +220,8 @@ class GroupTree:
         codes = tally.digests()
         holders, tokens, owners = tally.columns()
         wanted = (holders > 1) & (2 * holders <= self._holders[owners])
-        order = np.lexsort((codes[wanted], (tokens * (holders - 1))[wanted]))
+        blocks = _codes(-owners, codes)  # a code would order equal ones by the group's number
+        order = np.lexsort((blocks[wanted], owners[wanted], (tokens * (holders - 1))[wanted]))
         return _Dividers(codes[wanted][order], owners[wanted][order])
 
     def _grow(self, candidates: _Dividers, named: Integers, rest: Integers) -> Integers:
@@ -234,14 +235,13 @@ class GroupTree:
         self._rest[left] = before + with_names + np.arange(len(left))
         self.are_leaves[cut] = False
         parents = np.concatenate((candidates.owners[used], left))
-        new = len(parents)
         self.parents = np.concatenate((self.parents, parents))
         self.scopes = np.concatenate((self.scopes, self.scopes[parents]))
         self.sizes = np.concatenate((self.sizes, named[1][used], rest[1][left]))
         self._holders = np.concatenate((self._holders, named[0][used], rest[0][left]))
-        self._rest = np.concatenate((self._rest, np.full(new, NONE)))
-        self.are_leaves = np.concatenate((self.are_leaves, np.ones(new, dtype=np.bool_)))
-        self.are_tried = np.concatenate((self.are_tried, np.zeros(new, dtype=np.bool_)))
+        self._rest = np.concatenate((self._rest, np.full(len(parents), NONE)))
+        self.are_leaves = np.concatenate((self.are_leaves, np.ones(len(parents), dtype=np.bool_)))
+        self.are_tried = np.concatenate((self.are_tried, np.zeros(len(parents), dtype=np.bool_)))
         codes = np.concatenate((self._codes, candidates.codes[used]))
         ranked = np.concatenate((self._ranked, (np.flatnonzero(used) << 32) | parts[used]))
         order = np.argsort(codes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers import tree_weight
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse.ordering.clustering import reuse_orders
@@ -175,6 +175,10 @@ def test_no_partition_is_larger_than_allowed_or_empty(requests, most):
     assert len(found) <= 2 * -(-len(requests) // most)
 
 
+OF_EQUAL_WEIGHT = ["", "0", "0", "8", "01", "02", "28", "81", "012", "1238"]
+
+
+@example(numbered([map(int, one) for one in OF_EQUAL_WEIGHT]), numbered([()]), 2)
 @given(requests_of_a_scope, requests_of_a_scope, sizes)
 def test_what_goes_together_depends_on_no_other_scope(requests, others, most):
     alone = partitions_of(requests, most)
