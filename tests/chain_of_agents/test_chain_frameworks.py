@@ -15,12 +15,12 @@ from chain_helpers import (
     openai_model,
     question,
 )
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnablePassthrough
+from langchain_runs import Runs
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from llama_index.core.llms import MockLLM
@@ -39,40 +39,6 @@ MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
 
 def retrieve(query: str) -> list[Document]:
     return [Document(id=f"{query}-{n}", page_content=f"{query} number {n}") for n in range(2)]
-
-
-class Runs(BaseCallbackHandler):
-    """Records the names of runs with the names of those that they run inside."""
-
-    def __init__(self) -> None:
-        self.names: dict[Any, str] = {}
-        self.parents: dict[Any, Any] = {}
-        self.paths: list[str] = []
-        self.ended: list[Any] = []
-        self.errors: list[str] = []
-        self.tags: list[list[str]] = []
-
-    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
-        self._note(kwargs["name"], **kwargs)
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-        self._note("model", **kwargs)
-
-    def on_chain_end(self, outputs: Any, *, run_id: Any, **kwargs: Any) -> None:
-        self.ended.append((self.names[run_id], outputs))
-
-    def on_chain_error(self, error: BaseException, *, run_id: Any, **kwargs: Any) -> None:
-        self.errors.append(f"{self.names[run_id]}: {type(error).__name__}")
-
-    def _note(self, run_name: str, *, run_id: Any, parent_run_id: Any, **kwargs: Any) -> None:
-        self.names[run_id] = run_name
-        self.parents[run_id] = parent_run_id
-        self.tags.append(kwargs.get("tags") or [])
-        path = []
-        while run_id is not None:
-            path.append(self.names[run_id])
-            run_id = self.parents[run_id]
-        self.paths.append(" > ".join(reversed(path)))
 
 
 class TestLangChain:
@@ -130,7 +96,8 @@ class TestLangChain:
         ]
         assert all("mine" in tags for tags in runs.tags)
         ended = dict(runs.ended)
-        assert ended["worker 0"] == ended["manager"] == {"note": "A note."}
+        for agent in ("worker 0", "manager"):
+            assert ended[f"reading > {agent}"] == {"note": "A note."}
         assert ended["reading"] == "A note."
         assert runs.errors == []
 
@@ -141,9 +108,9 @@ class TestLangChain:
             ChainOfAgents(llm=model, workers=2, packing="single").invoke(
                 question(2), {"callbacks": [runs]}
             )
-        assert runs.errors == [
-            "worker 0: ValueError",
-            "worker 1: ValueError",
+        assert [error for error in runs.errors if "model" not in error] == [
+            "ChainOfAgents > worker 0: ValueError",
+            "ChainOfAgents > worker 1: ValueError",
             "ChainOfAgents: UnreadError",
         ]
 
@@ -155,7 +122,10 @@ class TestLangChain:
 
         with pytest.raises(RuntimeError):
             ChainOfAgents(llm=SaysModel(says=says)).invoke(question(1), {"callbacks": [runs]})
-        assert runs.errors == ["manager: ValueError", "ChainOfAgents: ManagerError"]
+        assert runs.errors[1:] == [
+            "ChainOfAgents > manager: ValueError",
+            "ChainOfAgents: ManagerError",
+        ]
 
     async def test_events_are_streamed_from_workers_and_manager(self):
         model = FakeListChatModel(responses=["ab"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
@@ -31,6 +30,7 @@ from langchain_document_helpers import (
     letters_of,
     no_sockets,
 )
+from langchain_runs import Runs
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 import ctxreuse
@@ -183,36 +183,17 @@ def test_the_config_reaches_the_retriever_inside():
     assert letters_of(retriever.invoke("aab", config)) == "a"
 
 
-class Runs(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.started: list[tuple[str, bool]] = []
-        self.ended: list[str] = []
-        self.failed: list[str] = []
-        self.tags: list[list[str]] = []
-
-    def on_retriever_start(self, serialized: Any, query: str, **kwargs: Any) -> None:
-        self.started.append((kwargs["name"], kwargs["parent_run_id"] is not None))
-        self.tags.append(kwargs["tags"])
-
-    def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
-        self.ended.append(letters_of(documents))
-
-    def on_retriever_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.failed.append(str(error))
-
-
-def test_the_retriever_inside_is_a_child_run():
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_retriever_inside_is_a_child_run(is_async):
     runs = Runs()
-    reuse_retriever().invoke("ab", {"callbacks": [runs], "tags": ["mine"], "run_name": "outer"})
-    assert runs.started == [("outer", False), ("LetterRetriever", True)]
-    assert runs.ended == ["ab", "ab"]
+    config: RunnableConfig = {"callbacks": [runs], "tags": ["mine"], "run_name": "outer"}
+    if is_async:
+        await reuse_retriever().ainvoke("ab", config)
+    else:
+        reuse_retriever().invoke("ab", config)
+    assert runs.paths == ["outer", "outer > LetterRetriever"]
+    assert [letters_of(found) for _, found in runs.ended] == ["ab", "ab"]
     assert runs.tags == [["mine"], ["mine"]]
-
-
-async def test_the_retriever_inside_is_a_child_run_in_async_calls_too():
-    runs = Runs()
-    await reuse_retriever().ainvoke("ab", {"callbacks": [runs], "run_name": "outer"})
-    assert runs.started == [("outer", False), ("LetterRetriever", True)]
 
 
 class BrokenRetriever(LetterRetriever):
@@ -227,7 +208,7 @@ def test_an_error_of_the_retriever_inside_is_not_caught():
     retriever = ReuseRetriever(retriever=BrokenRetriever())
     with pytest.raises(ConnectionError, match="no store for !"):
         retriever.invoke("!", {"callbacks": [runs]})
-    assert runs.failed == ["no store for !", "no store for !"]
+    assert [str(error) for _, error in runs.ended] == ["no store for !", "no store for !"]
     assert retriever.faults == 0
 
 
@@ -254,7 +235,7 @@ async def test_an_async_batch_gives_what_a_batch_gives():
 def test_a_batchs_callbacks_see_the_documents_as_retrieved():
     runs = Runs()
     reuse_retriever().batch(["abc", "dcb"], {"callbacks": [runs], "max_concurrency": 1})
-    assert runs.ended == ["abc", "abc", "dcb", "dcb"]
+    assert [letters_of(found) for _, found in runs.ended] == ["abc", "abc", "dcb", "dcb"]
 
 
 def test_a_batch_returns_exceptions_where_it_is_asked_to():

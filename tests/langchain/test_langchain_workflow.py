@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -19,12 +18,22 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_model_helpers import RecordingModel, StreamingModel
+from langchain_runs import Runs
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from langgraph.graph import END as GRAPH_END
 from langgraph.graph import START as GRAPH_START
 from langgraph.graph import StateGraph
 from pydantic import ValidationError
-from workflow_engines import BLOCKS, WordEmbedder, corpus_index, plain_search
+from workflow_engines import (
+    BLOCKS,
+    WordEmbedder,
+    corpus,
+    corpus_index,
+    engine_of,
+    plain_ids,
+    plain_search,
+    shown,
+)
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
@@ -53,60 +62,8 @@ from langchain_ctxreuse import (
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-def corpus() -> VectorRetriever:
-    return VectorRetriever(corpus_index(), BLOCKS, WordEmbedder())
-
-
-def engine_of(llm: Any = None, retriever: Any = None, **options: Any) -> WorkflowEngine:
-    """Return an engine that speculates only where a test says so: when, is a matter of time."""
-    plain = {"speculation": "off", "speculative_retrieval": False}
-    return WorkflowEngine(llm, retriever or corpus(), options=WorkflowOptions(**plain | options))
-
-
 def ids(documents: list[Document]) -> list[str | None]:
     return [one.id for one in documents]
-
-
-def plain_ids(query: str, k: int) -> list[Any]:
-    return [block.id for block in plain_search(query, k)]
-
-
-class Runs(BaseCallbackHandler):
-    """Records runs as paths of names, and how they ended."""
-
-    def __init__(self) -> None:
-        self.paths: dict[Any, str] = {}
-        self.ended: list[tuple[str, Any]] = []
-
-    def _start(self, run_name: str, run_id: Any, parent_run_id: Any) -> None:
-        outer = self.paths.get(parent_run_id)
-        self.paths[run_id] = run_name if outer is None else f"{outer} > {run_name}"
-
-    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
-        self._start(kwargs["name"], kwargs["run_id"], kwargs["parent_run_id"])
-
-    def on_retriever_start(self, serialized: Any, query: str, **kwargs: Any) -> None:
-        self._start(kwargs["name"], kwargs["run_id"], kwargs["parent_run_id"])
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-        self._start("model", kwargs["run_id"], kwargs["parent_run_id"])
-
-    def _end(self, what: Any, run_id: Any) -> None:
-        self.ended.append((self.paths[run_id], what))
-
-    def on_chain_end(self, outputs: Any, *, run_id: Any, **kwargs: Any) -> None:
-        self._end(outputs, run_id)
-
-    def on_retriever_end(self, documents: Any, *, run_id: Any, **kwargs: Any) -> None:
-        self._end(ids(documents), run_id)
-
-    def on_llm_end(self, response: Any, *, run_id: Any, **kwargs: Any) -> None:
-        self._end(response.generations[0][0].text, run_id)
-
-    def on_chain_error(self, error: BaseException, *, run_id: Any, **kwargs: Any) -> None:
-        self._end(type(error).__name__, run_id)
-
-    on_retriever_error = on_llm_error = on_chain_error
 
 
 class TestRetriever:
@@ -182,17 +139,6 @@ class TestRetriever:
                 else:
                     await asyncio.to_thread(retriever.batch, ["red"], one)
         assert seen == [("acme", "c1"), ("outside", None)]
-
-    def test_callbacks_see_one_retriever_run(self):
-        runs = Runs()
-        retriever = WorkflowRetriever(engine=engine_of(), k=1)
-        retriever.invoke("red", {"callbacks": [runs], "run_name": "search"})
-        assert runs.ended == [("search", plain_ids("red", 1))]
-
-    def test_it_works_in_a_chain(self):
-        retriever = WorkflowRetriever(engine=engine_of(), k=1)
-        chain = retriever | RunnableLambda(lambda documents: documents[0].id)
-        assert chain.batch(["red", "blue"]) == [*plain_ids("red", 1), *plain_ids("blue", 1)]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -287,11 +233,6 @@ def linked(planner: Any = None, prompt: Any = PROMPT, **arguments: Any) -> Specu
     model = arguments.pop("llm", None) or StreamingModel()
     retriever = WorkflowRetriever(engine=engine, k=2)
     return SpeculativeRAGChain(retriever=retriever, prompt=prompt, llm=model, **arguments)
-
-
-def shown(query: str, k: int = 2) -> str:
-    texts = [block.text for block in plain_search(query, k)]
-    return "\n\n".join(f"[Doc_{n}] {text}" for n, text in enumerate(texts, start=1))
 
 
 def model_of(chain: SpeculativeRAGChain) -> Any:
@@ -412,7 +353,7 @@ class TestSpeculativeRAGChain:
             "ask > model",
             "ask",
         ]
-        assert runs.ended[0][1] == plain_ids("red", 2)
+        assert ids(runs.ended[0][1]) == plain_ids("red", 2)
         assert runs.ended[-1][1]["answer"] == "Question: red"
 
     async def test_in_a_chain_its_answer_can_be_picked_and_streamed(self):
@@ -431,7 +372,7 @@ class TestSpeculativeRAGChain:
         with pytest.raises(StageError, match="no such model") as caught:
             await chain.ainvoke("red", {"callbacks": [runs]})
         assert isinstance(caught.value.__cause__, LookupError)
-        assert [how for _, how in runs.ended][-1] == "StageError"
+        assert runs.errors[-1] == "SpeculativeRAGChain: StageError"
         [error] = await chain.abatch(["red"], return_exceptions=True)
         assert isinstance(error, StageError)
 
@@ -545,7 +486,7 @@ class TestRunnable:
         state = await graph.ainvoke({"question": "red", "mood": "good"}, config)
         assert (state["answer"], state["mood"]) == ("QUESTION: RED", "good")
         assert ids(state["docs"]) == plain_ids("red", 2)
-        assert "LangGraph > rag > ask > search" in runs.paths.values()
+        assert "LangGraph > rag > ask > search" in runs.paths
         again = await asyncio.to_thread(graph.invoke, {"question": "red", "mood": "good"}, config)
         assert again == state
 
@@ -567,7 +508,7 @@ class TestRunnable:
             list(runnable.stream("red", config))
         else:
             runnable.batch(["red"], config)
-        assert sorted(runs.paths.values()) == [
+        assert sorted(runs.paths) == [
             "mine",
             "mine > answer",
             "mine > model",
@@ -584,10 +525,10 @@ class TestRunnable:
         runnable = WorkflowRunnable(engine_of(failing), asked())
         with pytest.raises(StageError, match="none"):
             await runnable.ainvoke("red", {"callbacks": [runs]})
-        assert [(path, how) for path, how in runs.ended if "search" not in path] == [
-            ("ask > model", "LookupError"),
-            ("ask > answer", "StageError"),
-            ("ask", "StageError"),
+        assert runs.errors == [
+            "ask > model: LookupError",
+            "ask > answer: StageError",
+            "ask: StageError",
         ]
 
     async def test_pieces_that_may_not_be_the_answer_are_held_back(self):

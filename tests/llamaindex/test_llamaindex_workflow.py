@@ -19,7 +19,13 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llamaindex_helpers import LetterRetriever, RecordingLLM
-from workflow_engines import BLOCKS, WordEmbedder, corpus_index, plain_search
+from workflow_engines import (
+    BLOCKS,
+    engine_of,
+    plain_ids,
+    plain_search,
+    shown,
+)
 
 from ctxreuse import request_context
 from ctxreuse.errors import InvalidRequestError
@@ -28,10 +34,8 @@ from ctxreuse.workflow import (
     START,
     CallableRetriever,
     StageError,
-    VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
-    WorkflowOptions,
 )
 from llamaindex_ctxreuse import (
     LlamaIndexLLM,
@@ -43,27 +47,8 @@ from llamaindex_ctxreuse import (
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llamaindex_workflow.py"
 
 
-def corpus() -> VectorRetriever:
-    return VectorRetriever(corpus_index(), BLOCKS, WordEmbedder())
-
-
-def engine_of(llm: Any = None, **options: Any) -> WorkflowEngine:
-    """Return an engine that speculates only where a test says so: when, is a matter of time."""
-    plain = {"speculation": "off", "speculative_retrieval": False}
-    return WorkflowEngine(llm, corpus(), options=WorkflowOptions(**plain | options))
-
-
 def ids(nodes: Any) -> list[str]:
     return [one.node.node_id for one in nodes]
-
-
-def plain_ids(query: str, k: int) -> list[Any]:
-    return [block.id for block in plain_search(query, k)]
-
-
-def shown(query: str) -> str:
-    texts = [block.text for block in plain_search(query, 2)]
-    return "\n\n".join(f"[Doc_{n}] {text}" for n, text in enumerate(texts, start=1))
 
 
 class TestRetriever:

@@ -23,7 +23,7 @@ from workflow_interpreter import Asked
 from ctxreuse import ContextBlock
 from ctxreuse.serving.aio.virtual_time import VirtualTimeLoop
 from ctxreuse.serving.client.request import Prompt, messages_of
-from ctxreuse.workflow.engine import WorkflowEngine
+from ctxreuse.workflow.engine import WorkflowEngine, WorkflowOptions
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START
@@ -333,3 +333,24 @@ def rounds(most: int = 3) -> WorkflowGraph:
     graph.add_generation("answer", prompt="<<{input}>> {docs}")
     graph.add_edge(START, "search").add_edge("search", "answer")
     return graph.add_edge("answer", "search")
+
+
+def corpus(metric: str = "L2") -> VectorRetriever:
+    """Return a retriever over the corpus as its users make one."""
+    return VectorRetriever(corpus_index(metric), BLOCKS, WordEmbedder())
+
+
+def engine_of(llm: Any = None, retriever: Any = None, **options: Any) -> WorkflowEngine:
+    """Return an engine that speculates only where a test says so: when, is a matter of time."""
+    plain = {"speculation": "off", "speculative_retrieval": False}
+    return WorkflowEngine(llm, retriever or corpus(), options=WorkflowOptions(**plain | options))
+
+
+def plain_ids(query: str, k: int) -> list[Any]:
+    return [block.id for block in plain_search(query, k)]
+
+
+def shown(query: str, k: int = 2) -> str:
+    """Return what a prompt says of the documents that are found."""
+    texts = [block.text for block in plain_search(query, k)]
+    return "\n\n".join(f"[Doc_{n}] {text}" for n, text in enumerate(texts, start=1))

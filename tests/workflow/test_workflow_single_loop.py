@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from workflow_engines import BLOCKS, SteadyLLM, WordEmbedder, corpus_index, plain_search
+from workflow_engines import SteadyLLM, WordEmbedder, corpus, corpus_index, plain_search
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
@@ -19,17 +19,12 @@ from ctxreuse.workflow import (
     GraphError,
     Piece,
     StageError,
-    VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
     WorkflowOptions,
 )
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
-
-
-def corpus(metric="L2"):
-    return VectorRetriever(corpus_index(metric), BLOCKS, WordEmbedder())
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("L2", -1), ("inner product", 1)])
