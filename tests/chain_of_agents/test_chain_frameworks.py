@@ -11,8 +11,6 @@ import pytest
 from chain_helpers import (
     InTurn,
     SaysModel,
-    client_of,
-    openai_model,
     question,
 )
 from langchain_core.documents import Document
@@ -26,8 +24,8 @@ from langgraph.graph import END, START, StateGraph
 from llama_index.core.llms import MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import RecordingLLM
+from openai_models import chat_openai, clients_of, openai_like
 
 from chain_of_agents import Answer, ChainOfAgents
 from ctxreuse import request_context
@@ -197,7 +195,8 @@ class TestLangChain:
     @MODES
     def test_usage_of_an_openai_model_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
-        chain = ChainOfAgents(llm=openai_model(engine), mode=mode, workers=2, assignment=InTurn)
+        llm = chat_openai(*clients_of(engine.transport()))
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
         asyncio.run(chain.ainvoke(question(2)))
         answer = asyncio.run(chain.ainvoke({**question(2), "question": "Other?"}))
         lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
@@ -303,14 +302,7 @@ class TestLlamaIndex:
     @MODES
     async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
-        llm = OpenAILike(
-            model="emulated",
-            api_base="http://engine/v1",
-            api_key="EMPTY",
-            is_chat_model=True,
-            max_retries=0,
-            async_http_client=client_of(engine),
-        )
+        llm = openai_like(*clients_of(engine.transport()))
         chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
         await chain.ainvoke(question(2))
         answer = await chain.ainvoke({**question(2), "question": "Other?"})

@@ -22,8 +22,7 @@ from hostile_servers import (
     usage_of,
 )
 from http_servers import engine_script, listening
-from langchain_openai import ChatOpenAI
-from llama_index.llms.openai_like import OpenAILike
+from openai_models import chat_openai, clients_of, openai_like
 
 from chain_of_agents import ChainOfAgents
 from chain_of_agents.trace.answer import ManagerError, UnreadError
@@ -108,22 +107,10 @@ async def test_counts_that_cannot_be_right_reach_no_trace_and_no_length(count):
 
 
 MODELS: dict[str, Callable[[Any, str], Any]] = {
-    "LangChain's": lambda transport, url: ChatOpenAI(
-        model="emulated",
-        base_url=url,
-        api_key="none",
-        http_async_client=httpx.AsyncClient(transport=transport),
-        max_retries=0,
-        stream_usage=True,
+    "LangChain's": lambda transport, url: chat_openai(
+        *clients_of(transport), base_url=url, stream_usage=True
     ),
-    "LlamaIndex's": lambda transport, url: OpenAILike(
-        model="emulated",
-        api_base=url,
-        api_key="none",
-        async_http_client=httpx.AsyncClient(transport=transport),
-        is_chat_model=True,
-        max_retries=0,
-    ),
+    "LlamaIndex's": lambda transport, url: openai_like(*clients_of(transport), api_base=url),
 }
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import ODD_TEXTS
+from python_processes import python
 
 from chain_of_agents import Trace, UnreadError
 from chain_of_agents.segments import as_blocks
@@ -291,13 +288,6 @@ def test_workers_prompts_of_the_same_documents_begin_with_the_same_bytes(
 
 
 def test_another_process_assigns_and_prompts_the_same():
-    root = Path(__file__).parents[2]
-    paths = [str(root / one) for one in ("tests/support", "agents", "integrations", ".")]
-    elsewhere = subprocess.run(
-        [sys.executable, "-c", "from chain_helpers import session; print(session())"],
-        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
+    code = "from chain_helpers import session; print(session())"
+    elsewhere = python(code, PYTHONHASHSEED="7")
     assert elsewhere.stdout.strip() == session()

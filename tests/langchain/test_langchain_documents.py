@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 from adapter_conformance import FaultyPlanner
@@ -15,6 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import LetterRetriever, document, documents, letters_of, no_sockets
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from python_processes import python
 
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
@@ -74,19 +71,6 @@ def test_the_package_exports_these_names():
     assert ReuseMiddleware.__module__ == "langchain_ctxreuse.agents.middleware"
     with pytest.raises(AttributeError, match="no attribute 'ReuseNothing'"):
         langchain_ctxreuse.ReuseNothing  # noqa: B018
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own that finds this package."""
-    root = str(Path(langchain_ctxreuse.__file__).parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def test_documents_need_langchain_core_only():

@@ -17,7 +17,6 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters import leader_first
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 WINDOW_S = 0.2  # wide, so that all come in it on a busy machine
@@ -93,23 +92,6 @@ async def test_a_leader_that_is_cancelled_lets_its_followers_go(server):
     assert sum(isinstance(one, BaseException) for one in answers) == 1
 
 
-async def test_nobody_waits_for_long(server, monkeypatch):
-    monkeypatch.setattr(leader_first, "LONGEST_WAIT_S", 0.05)
-    others, holds = threading.Event(), [True]
-
-    def hold() -> None:
-        if holds.pop() if holds else False:
-            assert others.wait(60), "the others were sent although the leader had not begun"
-
-    server.before_first_token = hold
-    model = wrapped(server)
-    calls = asyncio.as_completed(map(model.ainvoke, prompts()))
-    for _ in range(3):
-        await next(calls)
-    others.set()
-    await next(calls)
-
-
 async def test_a_stream_leads_until_its_first_token(server):
     model = wrapped(server)
     first, *rest = prompts()
@@ -126,19 +108,6 @@ async def test_a_stream_leads_until_its_first_token(server):
     others.insert(0, asyncio.create_task(asyncio.sleep(0)))
     await leader
     assert unread(server) == 1
-
-
-async def test_a_stream_that_is_dropped_lets_its_followers_go(server):
-    model = wrapped(server)
-    first, *rest = prompts()
-
-    async def stream() -> None:
-        pieces = model.astream(first)
-        await anext(pieces)
-        await pieces.aclose()
-
-    await asyncio.gather(stream(), *map(model.ainvoke, rest))
-    assert len(server.usages) == 4
 
 
 @pytest.mark.parametrize("settings", [{"window_s": 0}, {"cache": "vllm"}])
@@ -159,17 +128,6 @@ def test_what_is_written_already_makes_nobody_wait(server):
     with ThreadPoolExecutor(4) as threads:
         assert len(list(threads.map(model.invoke, prompts()))) == 4
     assert unread(server) == 2
-
-
-async def test_a_call_inside_an_event_loop_does_not_wait(server):
-    model = wrapped(server, window_s=0.01)
-    for one in prompts(1):
-        await model.ainvoke(one)
-    first, second = prompts(2)
-    leader = asyncio.create_task(model.ainvoke(first))
-    await asyncio.sleep(0.05)  # it has been planned; its answer is read by this very loop
-    model.invoke(second)
-    await leader
 
 
 async def test_chains_whose_retriever_has_planned_wait_too(server):

@@ -149,21 +149,6 @@ def test_a_compressors_plan_is_sent_with_its_marks(server):
     assert server.usages[-1].read > 1_600
 
 
-def test_a_compressor_in_a_chain_of_functions_does_so_too(server):
-    planner = planner_for(server)
-    compressor, model = ReuseCompressor(planner=planner), wrapped(server, planner)
-
-    def answer(query: str) -> BaseMessage:
-        documents = compressor.compress_documents(found(query), query)
-        context = "\n---\n".join(one.page_content for one in documents)
-        return model.invoke(PROMPT.invoke({"context": context, "input": query}))
-
-    chain = RunnableLambda(answer)
-    for query in [*QUERIES, *QUERIES]:
-        chain.invoke(query)
-    assert server.usages[-1].read > 1_600
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(server, is_async):
     planner = planner_for(server)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -18,9 +17,9 @@ from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import RecordingLLM, letter_nodes
 from llamaindex_llm_helpers import context
+from openai_models import clients_of, openai_like
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
@@ -157,17 +156,7 @@ def engine() -> EmulatedEngine:
 
 
 def served(engine: EmulatedEngine, **options: Any) -> ReuseLLM:
-    bare = OpenAILike(
-        model="emulated",
-        api_base="http://engine/v1",
-        api_key="none",
-        context_window=100_000,
-        max_retries=0,
-        is_chat_model=True,
-        http_client=httpx.Client(transport=engine.transport()),
-        async_http_client=httpx.AsyncClient(transport=engine.transport()),
-        **options,
-    )
+    bare = openai_like(*clients_of(engine.transport()), **options)
     llm = ReuseLLM(inner=bare, window_s=0, planner=ReusePlanner())
     llm.chat(chat("abc"))
     return llm

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation import get_dispatcher
@@ -336,18 +335,6 @@ class TestTheInnerModel:
         llm.system_prompt = "Be long."
         assert inner.callback_manager is manager
         assert inner.system_prompt == "Be long."
-
-    def test_the_settings_of_llamaindex_take_it(self):
-        inner = RecordingLLM()
-        before = Settings._llm, Settings._callback_manager
-        try:
-            Settings.llm = ReuseLLM(inner=inner)
-            manager = CallbackManager([])
-            Settings.callback_manager = manager
-            assert Settings.llm.metadata.is_chat_model
-            assert inner.callback_manager is manager
-        finally:
-            Settings._llm, Settings._callback_manager = before
 
     @pytest.mark.parametrize("is_chat_model", [True, False])
     async def test_predictions_use_the_system_prompt_of_the_model_inside(self, is_chat_model):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core.async_utils import asyncio_run, run_async_tasks, run_jobs
 from llama_index.core.base.llms.types import ChatMessage
@@ -20,8 +17,9 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_nodes
+from openai_models import clients_of, openai_like
+from python_processes import python
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
@@ -237,14 +235,7 @@ class TestOnAnEngine:
     def test_a_query_engine_a_model_and_a_chat_hit_the_engines_cache(self):
         def served(reuse: bool) -> tuple[float, float]:
             engine = EmulatedEngine(block_size=16)
-            llm: Any = OpenAILike(
-                model="emulated",
-                api_base="http://engine/v1",
-                api_key="none",
-                context_window=100_000,
-                is_chat_model=True,
-                http_client=httpx.Client(transport=engine.transport()),
-            )
+            llm = openai_like(*clients_of(engine.transport()))
             retriever: Any = LetterRetriever()
             processors: list[Any] = [ReusePostprocessor()] if reuse else []
             queries = RetrieverQueryEngine.from_args(
@@ -283,10 +274,7 @@ class TestPackage:
             "except ImportError as error:\n"
             "    print(error)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        assert "[llamaindex]" in done.stdout
+        assert "[llamaindex]" in python(code).stdout
 
     def test_the_public_names_are_these(self):
         import llamaindex_ctxreuse

@@ -4,14 +4,13 @@ import copy
 import inspect
 import json
 import logging
-import subprocess
-import sys
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
 from uuid import UUID
 
 import pytest
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
+from python_processes import python
 
 import mem0_ctxreuse
 from ctxreuse import ReusePlanner, request_context
@@ -42,8 +41,7 @@ def test_the_package_exports_these_names():
 
 
 def test_importing_it_imports_no_mem0():
-    script = "import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert python("import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)")
 
 
 def test_a_search_comes_in_planned_order_with_one_extra_key():

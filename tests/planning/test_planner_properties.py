@@ -1,9 +1,6 @@
 """The invariants of CONTRIBUTING.md, over generated requests."""
 
 import copy
-import os
-import subprocess
-import sys
 import textwrap
 from itertools import combinations
 
@@ -27,6 +24,7 @@ from planning_helpers import (
     user,
     without_id,
 )
+from python_processes import python
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import BlockLevelCache
@@ -349,13 +347,7 @@ DETERMINISM = """
 
 def test_plans_do_not_depend_on_the_process_or_its_hash_seed():
     digests = {
-        subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(DETERMINISM)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        python(textwrap.dedent(DETERMINISM), PYTHONHASHSEED=seed, PYTHONWARNINGS="error").stdout
         for seed in ("0", "1", "4242", "random")
     }
     assert len(digests) == 1

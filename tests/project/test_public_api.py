@@ -1,9 +1,8 @@
 import inspect
 import json
-import subprocess
-import sys
 
 import pytest
+from python_processes import python
 
 import ctxreuse
 from ctxreuse import (
@@ -183,9 +182,7 @@ print(json.dumps([
 
 
 def test_importing_and_planning_load_numpy_and_scipy_only_and_touch_no_network():
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT], capture_output=True, text=True, check=True
-    )
+    result = python(IMPORT, PYTHONWARNINGS="error")
     loaded, events, handlers, commands = json.loads(result.stdout)
     assert set(loaded) <= {"ctxreuse", "numpy", "scipy"}
     assert "ctxreuse" in loaded

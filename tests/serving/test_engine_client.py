@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import httpx
 import openai
 import pytest
 from client_helpers import MESSAGES, NOTHING, completed, connected, planned, raw_replies
+from python_processes import python
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheMetrics
@@ -455,7 +455,7 @@ def test_optional_packages_are_not_imported_before_they_are_needed():
         "import sys, ctxreuse.serving, ctxreuse.cache.kv_events.event_sync; "
         f"print(sorted({optional!r} & set(sys.modules)))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = python(code)
     assert (run.stdout, run.stderr) == ("[]\n", "")
 
 

@@ -3,14 +3,13 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from python_processes import python
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import InvalidRequestError
@@ -167,13 +166,8 @@ def test_another_process_assigns_alike():
         "import json; print(json.dumps(assign(read, list(agents), {}, homes)))"
     )
     for seed in ("1", "2"):
-        answer = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        assert json.loads(answer) == assign(read, SOME_AGENTS, {}, homes)
+        answer = python(code, PYTHONHASHSEED=seed)
+        assert json.loads(answer.stdout) == assign(read, SOME_AGENTS, {}, homes)
 
 
 def test_an_agent_that_is_named_1_is_not_the_agent_of_number_1():

@@ -15,7 +15,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
 from chain_of_agents.agent_memory import AgentMemory
@@ -196,19 +196,6 @@ def pool_of(*engines: EmulatedEngine, **options: Any) -> EnginePool:
     return EnginePool(
         {f"e{n}": connector(engine) for n, engine in enumerate(engines)},
         **{"window_s": 0.001, "backoff_s": 0.0, **options},
-    )
-
-
-def openai_model(engine: EmulatedEngine, **options: Any) -> Any:
-    from langchain_openai import ChatOpenAI  # slow to import
-
-    return ChatOpenAI(
-        model="emulated",
-        base_url="http://engine/v1",
-        api_key=SecretStr("EMPTY"),
-        http_async_client=client_of(engine),
-        max_retries=0,
-        **options,
     )
 
 

@@ -20,10 +20,9 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
-from langchain_openai import ChatOpenAI
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import LetterRetriever, letter_text
+from openai_models import chat_openai, openai_like
 
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
 from ctxreuse.cache import KVEventSync
@@ -155,14 +154,7 @@ class Chain(Program):
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         super().__init__(planner)
-        model: Any = ChatOpenAI(
-            model="emulated",
-            base_url="http://engine/v1",
-            api_key="none",
-            http_client=self.engine.http,
-            http_async_client=self.engine.ahttp,
-            max_retries=0,
-        )
+        model = chat_openai(self.engine.http, self.engine.ahttp)
         retriever: Any = Letters()
         self._part: Any = None
         if planner is not None:
@@ -212,16 +204,7 @@ class QueryEngine(Program):
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         super().__init__(planner)
-        model: Any = OpenAILike(
-            model="emulated",
-            api_base="http://engine/v1",
-            api_key="none",
-            context_window=100_000,
-            max_retries=0,
-            is_chat_model=True,
-            http_client=self.engine.http,
-            async_http_client=self.engine.ahttp,
-        )
+        model = openai_like(self.engine.http, self.engine.ahttp)
         self._parts: list[Any] = [] if planner is None else self._wrapping(model)
         self._query_engine = RetrieverQueryEngine.from_args(
             LetterRetriever(),

@@ -10,7 +10,7 @@ from hostile_chat_servers import WORDS, Handler, Outcome, clients, with_given_la
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import tool
 from langchain_model_helpers import question
-from langchain_openai import ChatOpenAI
+from openai_models import chat_openai
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 
@@ -33,17 +33,8 @@ def look(of: list[str], name: str) -> str:
     return f"{name}: {of}"
 
 
-def plain_model(answer: Handler) -> ChatOpenAI:
-    client, aclient = clients(answer)
-    return ChatOpenAI(
-        model="emulated",
-        base_url="http://engine/v1",
-        api_key="none",
-        http_client=client,
-        http_async_client=aclient,
-        stream_usage=True,
-        max_retries=0,
-    )
+def plain_model(answer: Handler) -> Any:
+    return chat_openai(*clients(answer), stream_usage=True)
 
 
 def shown(value: Any) -> Any:

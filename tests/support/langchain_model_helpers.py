@@ -15,6 +15,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
+from openai_models import chat_openai, clients_of
 from pydantic import Field, PrivateAttr
 
 from ctxreuse import ContextBlock
@@ -199,16 +200,7 @@ def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
 
 
 def openai_model(engine: EmulatedEngine, **fields: Any) -> ChatOpenAI:
-    return ChatOpenAI(
-        model="emulated",
-        base_url="http://engine/v1",
-        api_key="none",
-        http_client=httpx.Client(transport=engine.transport(httpx)),
-        http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
-        stream_usage=True,
-        max_retries=0,
-        **fields,
-    )
+    return chat_openai(*clients_of(engine.transport(httpx)), stream_usage=True, **fields)
 
 
 def configured(**configurable: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, Completi
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_llm_helpers import context
+from openai_models import openai_like
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 
@@ -31,18 +31,8 @@ def look(of: list[str], name: str) -> str:
 TOOL = FunctionTool.from_defaults(look)
 
 
-def plain_model(answer: Handler, **options: Any) -> OpenAILike:
-    client, aclient = clients(answer)
-    return OpenAILike(
-        model="emulated",
-        api_base="http://engine/v1",
-        api_key="none",
-        context_window=100_000,
-        max_retries=0,
-        http_client=client,
-        async_http_client=aclient,
-        **{"is_chat_model": True, "is_function_calling_model": True, **options},
-    )
+def plain_model(answer: Handler, **options: Any) -> Any:
+    return openai_like(*clients(answer), **{"is_function_calling_model": True, **options})
 
 
 def shown(answer: Any) -> Any:

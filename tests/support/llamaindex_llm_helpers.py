@@ -6,13 +6,12 @@ import json
 import re
 from typing import Any
 
-import httpx
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
+from openai_models import clients_of, openai_like
 
 from ctxreuse import ReusePlanner
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
@@ -76,16 +75,7 @@ class Served:
 
     def __init__(self, **options: Any) -> None:
         self.engine = EmulatedEngine(answer=engine_answer)
-        self.bare = OpenAILike(
-            model="emulated",
-            api_base="http://engine/v1",
-            api_key="none",
-            context_window=100_000,
-            max_retries=0,
-            http_client=httpx.Client(transport=self.engine.transport()),
-            async_http_client=httpx.AsyncClient(transport=self.engine.transport()),
-            **{"is_chat_model": True, **options},
-        )
+        self.bare = openai_like(*clients_of(self.engine.transport()), **options)
         self.llm = ReuseLLM(inner=self.bare, window_s=0)
 
     def requests(self) -> list[dict[str, Any]]:

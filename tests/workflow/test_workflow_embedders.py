@@ -1,14 +1,13 @@
 """Embedders: static, TF-IDF with SVD, sentence-transformers (its interface), LangChain's."""
 
 import io
-import os
-import subprocess
 import sys
 import zipfile
 from types import ModuleType
 
 import numpy as np
 import pytest
+from python_processes import python
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.models import embedders
@@ -81,13 +80,7 @@ print("wordllama" in sys.modules, logging.getLogger().handlers)
 
 
 def test_it_reads_weights_alone_and_asks_no_network(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", STATIC],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"HOME": str(tmp_path)},
-    )
+    done = python(STATIC, HOME=str(tmp_path))
     assert (done.stdout, done.stderr) == ("False []\n", "")
     assert list(tmp_path.iterdir()) == []
 

@@ -11,8 +11,7 @@ import httpx
 import pytest
 from hostile_servers import COUNTS, DRIPPING, ENDLESS, REFUSALS, SAMPLES, Hosts, usage_of
 from http_servers import listening
-from langchain_openai import ChatOpenAI
-from llama_index.llms.openai_like import OpenAILike
+from openai_models import chat_openai, clients_of, openai_like
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import EngineError
@@ -42,32 +41,11 @@ def ours(hosts: Hosts, url: str = "http://bad/v1", **options: Any) -> OpenAILLM:
 
 
 def of_langchain(hosts: Hosts, url: str = "http://bad/v1", **options: Any) -> LangChainLLM:
-    http = httpx.AsyncClient(transport=hosts)
-    return LangChainLLM(
-        ChatOpenAI(
-            model="emulated",
-            base_url=url,
-            api_key="none",
-            http_async_client=http,
-            max_retries=0,
-            stream_usage=True,
-            **options,
-        )
-    )
+    return LangChainLLM(chat_openai(*clients_of(hosts), base_url=url, stream_usage=True, **options))
 
 
 def of_llamaindex(hosts: Hosts, url: str = "http://bad/v1", **options: Any) -> LlamaIndexLLM:
-    return LlamaIndexLLM(
-        OpenAILike(
-            model="emulated",
-            api_base=url,
-            api_key="none",
-            async_http_client=httpx.AsyncClient(transport=hosts),
-            is_chat_model=True,
-            max_retries=0,
-            **options,
-        )
-    )
+    return LlamaIndexLLM(openai_like(*clients_of(hosts), api_base=url, **options))
 
 
 MODELS: dict[str, Callable[..., Any]] = {

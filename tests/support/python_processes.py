@@ -1,0 +1,19 @@
+"""Programs of Python in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds what this process finds, and must succeed."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
