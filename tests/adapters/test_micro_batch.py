@@ -73,24 +73,7 @@ def started(work: Callable[[str], str], *items: str, planner: Planner) -> list[F
     return futures
 
 
-async def test_tasks_go_on_in_the_planned_order_with_their_own_results():
-    planner = Planner(window_s=0.005)
-    results = await asyncio.gather(*(planner.acall(item) for item in "cadb"))
-    assert results == ["plan of c", "plan of a", "plan of d", "plan of b"]
-    assert planner.batches == [["c", "a", "d", "b"]]
-    assert planner.gone == ["a", "b", "c", "d"]
-    assert planner.dropped == []
-
-
-def test_threads_are_planned_together_and_get_their_own_results():
-    planner = Planner()
-    futures = started(planner.call, "c", "a", "b", planner=planner)
-    planner.close(3)
-    assert [future.result(10) for future in futures] == ["plan of c", "plan of a", "plan of b"]
-    assert planner.batches == [["c", "a", "b"]]
-
-
-def test_threads_are_released_in_the_planned_order():
+def test_threads_are_planned_together_and_released_in_the_planned_order():
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
     released: list[str] = []
@@ -98,8 +81,8 @@ def test_threads_are_released_in_the_planned_order():
     for slot in batch.arrived:
         slot.wake = _noting(released, slot.item, slot.wake)
     planner.close(3)
-    for future in futures:
-        future.result(10)
+    assert [future.result(10) for future in futures] == ["plan of c", "plan of a", "plan of b"]
+    assert planner.batches == [["c", "a", "b"]]
     assert released == ["a", "b", "c"]
 
 
@@ -137,18 +120,6 @@ async def test_without_a_window_each_call_is_planned_at_once_on_its_own():
     assert planner.call("b") == "plan of b"
     assert await planner.acall("a") == "plan of a"
     assert planner.batches == [["b"], ["a"]]
-
-
-async def test_who_comes_after_the_window_is_closed_opens_another_one():
-    planner = Planner()
-    first = asyncio.create_task(planner.acall("a"))
-    await until(lambda: planner.waiting() == 1)
-    planner.close(1)
-    second = asyncio.create_task(planner.acall("b"))
-    await until(lambda: planner.waiting() == 1)
-    planner.close(1)
-    assert await asyncio.gather(first, second) == ["plan of a", "plan of b"]
-    assert planner.batches == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("number", [20, 200])
@@ -239,21 +210,6 @@ async def test_a_planner_that_loses_a_call_is_found_out():
     assert [type(error) for error in answers] == [AssertionError, AssertionError]
 
 
-async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_dropped_once():
-    planner = Planner()
-    tasks = {item: asyncio.create_task(planner.acall(item)) for item in "cab"}
-    await until(lambda: planner.waiting() == 3)
-    planner.close(3)  # planned; the release token is on its way to "a"
-    tasks["b"].cancel()
-    async with asyncio.timeout(10):
-        assert await tasks["a"] == "plan of a"
-        assert await tasks["c"] == "plan of c"
-    with pytest.raises(asyncio.CancelledError):
-        await tasks["b"]
-    assert planner.dropped == ["plan of b"]
-    assert planner.gone == ["a", "c"]
-
-
 async def test_who_is_cancelled_with_the_release_token_passes_it_on():
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "ab"}
@@ -307,20 +263,6 @@ async def test_a_blocking_call_inside_an_event_loop_waits_for_nobody():
     assert planner.batches == [["a"]]
     planner.close(1)
     assert await task == "plan of b"
-
-
-def test_an_interrupt_while_planning_ends_the_others_waiting():
-    planner = Planner()
-
-    def interrupted(items: list[str]) -> list[Scheduled[str]]:
-        raise KeyboardInterrupt
-
-    planner.window._schedule = interrupted
-    [other] = started(planner.call, "a", planner=planner)
-    with pytest.raises(KeyboardInterrupt):
-        planner.close(1)
-    with pytest.raises(RuntimeError, match="planning was interrupted"):
-        other.result(10)
 
 
 def test_many_threads_and_tasks_lose_nothing():

@@ -176,14 +176,9 @@ def test_blocks_have_16_tokens_unless_told():
     ("arguments", "message"),
     [
         ({"block_size": 0}, "block_size must be an integer from 1, not 0 (int)"),
-        ({"block_size": 2.0}, "block_size must be an integer from 1, not 2.0 (float)"),
         (
             {"capacity_tokens": -1},
             "capacity_tokens must be an integer from 0 or None, not -1 (int)",
-        ),
-        (
-            {"capacity_tokens": "many"},
-            "capacity_tokens must be an integer from 0 or None, not 'many' (str)",
         ),
     ],
 )

@@ -417,10 +417,8 @@ class TestArguments:
                 {"llm": 3},
                 "llm must be a LangChain chat model, a LlamaIndex LLM, an address such as",
             ),
-            ({"llm": []}, "llm must be a LangChain chat model"),
             ({"llm": "no address"}, "base_url must be the engine's address"),
             ({"workers": 0}, "workers must be an integer from 1, not 0 (int)"),
-            ({"workers": True}, "workers must be an integer from 1, not True (bool)"),
             ({"planner": "p"}, "planner must be a ReusePlanner, not 'p' (str)"),
             (
                 {"mode": "both"},
@@ -436,10 +434,8 @@ class TestArguments:
             ({"segment_tokens": -1}, "segment_tokens must be an integer from 1 or None, not -1"),
             ({"context_window": 1.5}, "context_window must be an integer from 1 or None, not 1.5"),
             ({"timeout_s": 0}, "timeout_s must be a number above 0 or None, not 0 (int)"),
-            ({"timeout_s": "1"}, "timeout_s must be a number above 0 or None, not '1' (str)"),
             ({"timeout_s": float("nan")}, "timeout_s must be a number above 0 or None, not nan"),
             ({"bound": 0.5}, "the bound must be a number from 1, not 0.5 (float)"),
-            ({"bound": "b"}, "the bound must be a number from 1, not 'b' (str)"),
             ({"assignment": 3}, "assignment must be a function that makes what assigns documents"),
             ({"concurrency": 0}, "concurrency must be an integer from 1, not 0 (int)"),
             ({"params": 3}, "params must be a dict, not 3 (int)"),
@@ -448,7 +444,6 @@ class TestArguments:
             ({"api_key": "k"}, "api_key: these are for addresses; set them on the model"),
             ({"llm": "http://e", "params": {"max_tokens": 3}}, "params must not have max_tokens"),
             ({"llm": "http://e", "params": {"stream": 1}}, "stream is set by the client"),
-            ({"llm": "http://e", "concurrency": 0}, "concurrency must be an integer from 1"),
         ],
     )
     def test_a_wrong_argument_is_named_with_what_it_should_be(self, arguments, message):

@@ -88,18 +88,8 @@ def test_any_string_is_a_text(text):
             "pass ContextBlock(id=..., text='...')",
         ),
         (
-            {"text": b"x"},
-            "a block's text must be a string, not b'x' (bytes); "
-            "pass ContextBlock(id=..., text='...')",
-        ),
-        (
             {"text": "x", "id": 1.5},
             "a block's id must be a string or an integer, not 1.5 (float); "
-            "leave it out to derive it from the text",
-        ),
-        (
-            {"text": "x", "id": b"1"},
-            "a block's id must be a string or an integer, not b'1' (bytes); "
             "leave it out to derive it from the text",
         ),
         (
@@ -113,7 +103,7 @@ def test_any_string_is_a_text(text):
             "give an integer from 0, or None to have it counted",
         ),
     ],
-    ids=range(6),
+    ids=range(4),
 )
 def test_what_cannot_be_a_block_is_named_with_the_remedy(fields, message):
     with pytest.raises(InvalidBlockError) as caught:
@@ -214,16 +204,8 @@ NO_MESSAGE = "a chat message in history must be a dict with 'role' and 'content'
             f"blocks must be a list of ContextBlock or str, not 'text' (str); {NO_LIST}",
         ),
         (
-            {"blocks": None},
-            f"blocks must be a list of ContextBlock or str, not None (NoneType); {NO_LIST}",
-        ),
-        (
             {"blocks": [], "history": "q"},
             f"history must be a list of chat messages, not 'q' (str); {NO_HISTORY}",
-        ),
-        (
-            {"blocks": [], "history": {"role": "user"}},
-            f"history must be a list of chat messages, not {{'role': 'user'}} (dict); {NO_HISTORY}",
         ),
         ({"blocks": [], "history": ["q"]}, f"{NO_MESSAGE} 'q' (str)"),
         ({"blocks": [], "query": None}, "query must be a string, not None (NoneType)"),
@@ -238,7 +220,7 @@ NO_MESSAGE = "a chat message in history must be a dict with 'role' and 'content'
             "request_id must be a string or an integer, not 1.5 (float)",
         ),
     ],
-    ids=range(10),
+    ids=range(8),
 )
 def test_what_cannot_be_a_request_is_named_with_the_remedy(fields, message):
     with pytest.raises(InvalidRequestError) as caught:

@@ -402,7 +402,6 @@ class TestReuseMemoryBlock:
         ("arguments", "message"),
         [
             ({"memory": None}, "memory must be a Mem0 memory, a vector store"),
-            ({"memory": "mem0"}, "memory must be"),
             ({"memory": SimpleVectorStore()}, "does not store the texts"),
             ({"memory": LetterRetriever(), "filters": {"a": 1}}, "filters are Mem0's"),
             ({"memory": FakeMemory(), "planner": "mine"}, r"planner must be a ctxreuse\."),

@@ -239,10 +239,7 @@ class TestReplayMemory:
         "wrong",
         [
             {"token_limit": "many"},
-            {"token_limit": None},
-            {"token_limit": [1]},
             {"token_flush_size": "few"},
-            {"token_flush_size": {}},
             {"memory_blocks": 5},
             {"memory_blocks": ["a memory"]},
         ],

@@ -300,11 +300,6 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
             "tokens must be an integer from 0, not -1 (int)",
         ),
         (
-            lambda planner: planner.cached_tokens(["text"]),
-            "a request must be a ContextRequest, not ['text'] (list); "
-            "build one with ContextRequest(blocks=[...], query='...')",
-        ),
-        (
             lambda planner: ReusePlanner(alpha=float("nan")),
             "alpha must be a number from 0, not nan (float)",
         ),

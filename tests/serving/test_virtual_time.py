@@ -48,23 +48,6 @@ async def test_timers_go_off_in_the_order_of_their_times():
     assert seen == [(seconds, float(seconds)) for seconds in times]
 
 
-def test_every_run_takes_the_same_time():
-    async def main():
-        seen = []
-
-        async def worker(number):
-            for step in range(20):
-                await asyncio.sleep(0.1 * (number + 1) + 0.007 * step)
-                seen.append((number, now()))
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(5):
-                group.create_task(worker(number))
-        return seen
-
-    assert run_in_virtual_time(main()) == run_in_virtual_time(main())
-
-
 @virtual_time
 async def test_gather_returns_all_results_when_the_slowest_is_done():
     assert (await asyncio.gather(after(5, "a"), after(1, "b")), now()) == (["a", "b"], 5.0)
@@ -77,44 +60,6 @@ async def test_a_time_limit_goes_off_at_its_time_and_only_then():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(after(7_200), 3_600)
     assert now() == 3_609.0
-
-
-@virtual_time
-async def test_a_task_group_cancels_the_rest_when_one_fails():
-    async def fail():
-        await asyncio.sleep(2)
-        raise ValueError("boom")
-
-    cancelled_at = []
-
-    async def wait():
-        try:
-            await asyncio.sleep(100)
-        finally:
-            cancelled_at.append(now())
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail())
-            group.create_task(wait())
-    except* ValueError:
-        cancelled_at.append("failed")
-    assert (cancelled_at, now()) == ([2.0, "failed"], 2.0)
-
-
-@virtual_time
-async def test_queues_events_and_semaphores_work():
-    queue, limit, ended = asyncio.Queue(), asyncio.Semaphore(2), []
-
-    async def work(number):
-        async with limit:
-            await asyncio.sleep(10)
-            await queue.put((number, now()))
-
-    tasks = [asyncio.create_task(work(number)) for number in range(4)]
-    ended = [await queue.get() for _ in tasks]
-    await asyncio.gather(*tasks)
-    assert ended == [(0, 10.0), (1, 10.0), (2, 20.0), (3, 20.0)]
 
 
 def test_what_can_never_end_is_an_error_instead_of_a_hang():

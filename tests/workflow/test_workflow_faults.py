@@ -206,10 +206,6 @@ async def test_a_stream_that_breaks_in_a_speculation_fails_nothing():
             "defaults={...}",
         ),
         (
-            lambda state: "nowhere",
-            "the router behind 'say' returned 'nowhere' (str); it may lead to 'say', '__end__'",
-        ),
-        (
             lambda state: None,
             "the router behind 'say' returned None (NoneType); return a node's name, END, or a "
             "list of them",

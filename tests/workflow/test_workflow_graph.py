@@ -86,10 +86,6 @@ def test_a_compiled_graph_cannot_be_changed():
             "a node's name must be a string, not empty and neither START nor END, not '' (str)",
         ),
         (
-            lambda g: g.add_function(0, len, output="a"),
-            "a node's name must be a string, not empty and neither START nor END, not 0 (int)",
-        ),
-        (
             lambda g: g.add_retrieval(END, query=""),
             "a node's name must be a string, not empty and neither START nor END, "
             "not '__end__' (str)",
@@ -106,10 +102,6 @@ def test_a_compiled_graph_cannot_be_changed():
         (
             lambda g: g.add_retrieval("a", query="", k=0),
             "k of node 'a' must be an integer from 1, not 0 (int)",
-        ),
-        (
-            lambda g: g.add_retrieval("a", query="", k=True),
-            "k of node 'a' must be an integer from 1, not True (bool)",
         ),
         (
             lambda g: g.add_retrieval("a", query="", retriever=""),
@@ -154,10 +146,6 @@ def test_a_compiled_graph_cannot_be_changed():
             "the edge from 'a' leads to START, where runs begin; lead it to the first node instead",
         ),
         (
-            lambda g: g.add_edge("a", len, targets=[START]),
-            "the edge from 'a' leads to START, where runs begin; lead it to the first node instead",
-        ),
-        (
             lambda g: g.add_edge(0, 1),
             "an edge comes from a node's name or START, not 0 (int)",
         ),
@@ -181,10 +169,6 @@ def test_a_compiled_graph_cannot_be_changed():
         (
             lambda g: g.add_edge("a", len, targets=[1]),
             "targets= of the router behind 'a' holds 1 (int); give nodes' names or END",
-        ),
-        (
-            lambda g: g.add_edge("a", len, targets=[["b"]]),
-            "targets= of the router behind 'a' holds ['b'] (list); give nodes' names or END",
         ),
     ],
 )

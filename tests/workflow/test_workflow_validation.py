@@ -121,12 +121,6 @@ def forked(one="docs", other="docs"):
             "give the key a value with inputs= or defaults=",
         ),
         (
-            reading("of_b"),
-            "the prompt of node 'b' reads {of_b}, which only 'b' writes, and never before it; "
-            "before it there can be 'input', 'of_a' (did you mean 'of_a'?). Correct the name, or "
-            "give the key a value with inputs= or defaults=",
-        ),
-        (
             chain("a", answer="b"),
             "answer='b' is written by no node; choose one of 'a', 'input'",
         ),
