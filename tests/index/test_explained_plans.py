@@ -19,6 +19,7 @@ from planning_helpers import (
     plan_everything,
     user,
 )
+from sent_prompts import prompt
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
@@ -28,23 +29,9 @@ from ctxreuse.index.explain import (
     Explanation,
     LoggedPrompt,
     PromptLog,
-    SentPrompt,
 )
 
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-def prompt(request_id, letters, tokens=100, **fields):
-    """Return a prompt whose blocks are letters; a capital is another text under the same id."""
-    counts = [tokens] * len(letters) if isinstance(tokens, int) else tokens
-    known = {"tenant": "", "system": None, "is_later_turn": False, "after": None, **fields}
-    return SentPrompt(
-        request_id=request_id,
-        keys=tuple(letter.encode() for letter in letters),
-        ids=tuple(letters.lower()),
-        tokens=tuple(counts),
-        **known,
-    )
 
 
 def note(log, time, one):
@@ -150,15 +137,6 @@ def test_evictions_are_explained(evict):
     assert (explanation.shared_tokens, explanation.lost_tokens) == (200, 200)
 
 
-def test_what_was_moved_behind_an_evicted_beginning_is_counted_too():
-    planner = ReusePlanner()
-    plan = planner.plan(big_request((1, 2, 3, 4), request_id="a"), "none")
-    planner.trim(plan.request_id, 1)
-    explanation = planner.plan(big_request((1, 2, 4, 3)), "none").explain()
-    assert (explanation.cause, explanation.closest) == (Cause.other_order, "a")
-    assert (explanation.shared_tokens, explanation.lost_tokens) == (200, 300)
-
-
 @pytest.mark.parametrize(("one", "other"), [("A", "B"), (None, ""), ("\ud800", "\ud801")])
 def test_other_system_texts_are_explained(one, other):
     planner = ReusePlanner()
@@ -216,14 +194,6 @@ def test_other_tenants_prompts_cannot_be_reached_from_a_plan():
     assert [len(prompts) for prompts in reached] == [2, 2, 2, 2, 1]
     assert all(b"theirs" not in pickle.dumps(plan) for plan in plans[::2])
     assert plans[2].logged.log.before(10**6) == [plans[0].logged.prompt, plans[2].logged.prompt]
-
-
-def test_a_changed_memory_is_explained():
-    planner = ReusePlanner()
-    planner.plan(big_request((1, 2)))
-    updated = ContextBlock(id=2, text="text of 2, updated", tokens=100)
-    explanation = planner.plan(ContextRequest([block(1, 100), updated])).explain()
-    assert (explanation.cause, explanation.block) == (Cause.other_text, 2)
 
 
 def test_later_turns_are_explained_by_what_they_send_themselves():
@@ -418,27 +388,3 @@ def test_no_text_of_documents_questions_system_or_history_is_told(strategy):
             plan = planner.plan(asked, strategy)
             told += [plan.explain(), plan.logged.prompt, reachable_prompts(plan.logged)]
     assert "secret" not in repr(told)
-
-
-def test_plans_are_explained_by_many_threads_while_others_plan():
-    planner = ReusePlanner()
-    answers, errors = [], []
-
-    def serve(number):
-        try:
-            for n in range(50):
-                own = planner.plan(big_request((number, 100 + n)))
-                answers.append((own.request_id, own.explain()))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(answers) == 200
-    for own, explained in answers:
-        assert own == explained.request_id != explained.closest
-        assert explained.cause is not Cause.hit

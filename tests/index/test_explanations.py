@@ -3,27 +3,10 @@ from itertools import takewhile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sent_prompts import prompt
 
 from ctxreuse.context.cache_profile import vllm
-from ctxreuse.index.explain import (
-    Cause,
-    Explanation,
-    SentPrompt,
-    explain,
-)
-
-
-def prompt(request_id, letters, tokens=100, **fields):
-    """Return a prompt whose blocks are letters; a capital is another text under the same id."""
-    counts = [tokens] * len(letters) if isinstance(tokens, int) else tokens
-    known = {"tenant": "", "system": None, "is_later_turn": False, "after": None, **fields}
-    return SentPrompt(
-        request_id=request_id,
-        keys=tuple(letter.encode() for letter in letters),
-        ids=tuple(letters.lower()),
-        tokens=tuple(counts),
-        **known,
-    )
+from ctxreuse.index.explain import Cause, Explanation, explain
 
 
 def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):
@@ -387,11 +370,6 @@ def test_huge_and_odd_ids_are_named_so_that_anyone_can_print_them(name, named):
     )
     for now in (parted, parted._replace(request_id=name), later):
         assert str(explain(now, [before])).encode()
-
-
-def test_an_explanation_prints_as_its_words():
-    explanation = why("ab", "ab")
-    assert str(explanation) == f"{explanation}" == explanation.words
 
 
 words_of_blocks = st.lists(st.sampled_from("abcdeABC"), unique_by=str.lower, max_size=5).map(

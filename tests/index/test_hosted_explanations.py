@@ -5,26 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sent_prompts import prompt
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
-from ctxreuse.index.explain import Cause, SentPrompt, explain
+from ctxreuse.index.explain import Cause, explain
 
 ANTHROPIC = anthropic(minimum=150)
 GEMINI = replace(cache_profile("gemini"), minimum=150)
-
-
-def prompt(request_id, letters, **fields):
-    """Return a prompt whose blocks are letters of 100 tokens each."""
-    known = {"tenant": "", "system": None, "is_later_turn": False, "after": None, **fields}
-    return SentPrompt(
-        request_id=request_id,
-        keys=tuple(letter.encode() for letter in letters),
-        ids=tuple(letters),
-        tokens=(100,) * len(letters),
-        **known,
-    )
 
 
 def why(letters, *earlier, cache=ANTHROPIC, cached=None, **fields):
