@@ -234,6 +234,7 @@ def test_a_copy_does_what_the_original_does_whether_or_not_that_was_used_before(
 def test_a_copy_has_a_planner_of_its_own_with_the_same_settings(name, again):
     make, use = COMPONENTS[name]
     one = make()
+    assert planner_of(copy.copy(one)) is planner_of(one)
     if again is DEEP["model_copy(deep=True)"] and not hasattr(one, "model_copy"):
         again = copy.deepcopy
     copied = again(one)

@@ -15,9 +15,6 @@ from typing import Any
 import httpx
 import pytest
 from forked import in_children
-from langchain_core.documents import Document
-from langchain_core.language_models import FakeListChatModel
-from llama_index.core.llms import MockLLM
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.fork_safety import process_name
@@ -26,8 +23,6 @@ from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, dispatch
 from ctxreuse.serving.aio import sync_bridge
-from langchain_ctxreuse import ReuseChatModel, format_context
-from llamaindex_ctxreuse import ReuseLLM
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -87,37 +82,6 @@ def test_shadow_mode_goes_on_in_children():
         return planner.savings.requests == before + 3
 
     assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
-
-
-def test_a_wrapped_langchain_model_answers_in_children():
-    model = ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), window_s=0.002)
-    documents = [Document(block.text) for block in BLOCKS]
-    randoms = [random.Random(number) for number in range(4)]
-
-    def prompt(random_: random.Random) -> str:
-        return f"{format_context(random_.sample(documents, 4))}\n\nWhich?"
-
-    def child(number: int) -> list[str]:
-        random_ = random.Random(number)
-        one = model.invoke(prompt(random_)).text
-        many = model.batch([prompt(random_) for _ in range(4)])
-        alone = asyncio.run(model.ainvoke(prompt(random_))).text
-        assert not model.faults
-        return [one, alone, *(answer.text for answer in many)]
-
-    assert child(0) == ["Yes."] * 6  # the application is loaded before it forks
-    answers = in_children(30, child, lambda number: model.invoke(prompt(randoms[number])))
-    assert answers == [["Yes."] * 6] * 30
-
-
-def test_a_wrapped_llamaindex_model_answers_in_children():
-    model = ReuseLLM(inner=MockLLM(max_tokens=1), window_s=0.002)
-
-    def child(number: int) -> list[str]:
-        return [model.complete(f"Question {number}?").text, model.complete("Which?").text]
-
-    answers = in_children(30, child, lambda number: model.complete(f"Which {number}?"))
-    assert answers == [["text", "text"]] * 30
 
 
 def test_children_dispatch_to_an_emulated_engine():
