@@ -172,6 +172,7 @@ class TestWorkers:
         agents = Agents(lambda messages: long, word_count, mode=mode)
         trace = agents.run(["a", "b"])
         assert [step.note for step in trace.workers] == [long, long]
+        assert {step.remark for step in trace.workers} == {"its note was cut to note_tokens"}
         shown = agents.model.prompts[-1][-1]["content"]
         assert "word14 ...\n" in shown
         assert "word15" not in shown

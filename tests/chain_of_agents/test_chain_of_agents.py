@@ -26,7 +26,6 @@ from chain_helpers import (
 import chain_of_agents
 from chain_of_agents import ChainOfAgents, ChainPrompts, Step, Trace
 from ctxreuse import ReusePlanner
-from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine
 
 MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
@@ -394,13 +393,6 @@ def test_one_chain_may_be_shared_by_threads():
             answers = list(threads.map(chain.invoke, [question(3)] * 12))
         assert len(set(answers)) == 1
         assert all(answer.trace.failures == () for answer in answers)
-
-
-def test_a_new_chain_may_be_made_before_its_engine_is_up():
-    chain = chain_of(EmulatedEngine(fail=lambda number, body: "refuse"))
-    with pytest.raises(RuntimeError) as failed:
-        chain.invoke(question(1))
-    assert isinstance(failed.value.__cause__, EngineError)
 
 
 def test_the_package_s_face():

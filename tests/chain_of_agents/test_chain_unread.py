@@ -373,12 +373,6 @@ class TestNotes:
         assert note.strip() in str(engine.requests[-1]["messages"])
         assert {step.remark for step in answer.trace.steps} == {""}
 
-    @MODES
-    def test_a_note_that_is_cut_is_said_to_be(self, mode):
-        agents = Agents(lambda messages: " ".join(map(str, range(100))), mode=mode)
-        trace = agents.run(["a", "b"])
-        assert {step.remark for step in trace.workers} == {"its note was cut to note_tokens"}
-
 
 class TestOddInput:
     def test_a_lone_surrogate_fails_no_worker(self, caplog):

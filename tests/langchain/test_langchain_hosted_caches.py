@@ -14,7 +14,6 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_model_helpers import ChatBedrockConverse
 from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner
@@ -241,20 +240,6 @@ def test_the_followers_of_a_batch_wait_for_their_leader(claude_server, is_async)
     assert began.count(0) == 1, "the leader was answered before another one was sent"
 
 
-def test_a_leader_that_fails_lets_its_followers_go(claude_server):
-    model = wrapped(chat_anthropic(claude_server), "anthropic")
-    prompts = batch_prompts()
-    fails = [True]
-
-    def fail() -> None:
-        if fails.pop() if fails else False:
-            raise ConnectionError
-
-    claude_server.before_first_token = fail
-    answers = model.batch(prompts, return_exceptions=True)
-    assert sum(isinstance(one, Exception) for one in answers) == 1
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that adapters plan with, in seconds."""
@@ -299,28 +284,3 @@ def test_a_late_turn_reads_what_others_keep_alive(kind, is_planned_before, clock
             server.now, clock[0] = server.now + 20, clock[0] + 20
             assert ask("mine", mine, name) == shared
         assert not server.refusals
-
-
-@pytest.mark.parametrize(
-    ("life", "point"), [("5m", {"type": "default"}), ("1h", {"type": "default", "ttl": "1h"})]
-)
-def test_bedrocks_converse_api_gets_cache_points_behind_what_is_marked(life, point):
-    inner = ChatBedrockConverse()
-    model = wrapped(inner, f"bedrock(minimum=512, life={life})")
-    for number, names in enumerate([*ROUNDS, *ROUNDS]):
-        model.invoke(asked(f"Question {number}?", *names))
-    blocks: list[Any] = [one for messages in inner.asked for one in messages[-1].content]
-    points = [number for number, one in enumerate(blocks) if "cachePoint" in one]
-    assert points
-    assert all(blocks[number] == {"cachePoint": point} for number in points)
-    assert all(blocks[number - 1]["text"].split()[-1] in PASSAGES for number in points)
-    assert not any("cache_control" in one for one in blocks)
-
-
-def test_the_users_marks_for_bedrock_stay_as_they_are():
-    inner = ChatBedrockConverse()
-    model = wrapped(inner, "bedrock(minimum=512)")
-    rules: Any = [{"type": "text", "text": "Be brief.", **EPHEMERAL}, {"cachePoint": {}}]
-    for number in range(4):
-        model.invoke(asked(f"Question {number}?", "one", "two", system=rules))
-    assert inner.asked[-1][0].content == rules

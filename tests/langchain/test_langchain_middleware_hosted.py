@@ -13,7 +13,6 @@ from langchain_anthropic.middleware import AnthropicPromptCachingMiddleware
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from langchain_model_helpers import ChatBedrockConverse
 from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner
@@ -106,36 +105,3 @@ def test_the_default_profile_sends_texts():
     with caching_server("anthropic") as server:
         ask(agent_at(server, cache="vllm"), "one two")
         assert isinstance(server.bodies[-1]["messages"][0]["content"], str)
-
-
-@pytest.mark.parametrize("kind", ["anthropic", "openai"])
-def test_a_late_turn_reads_what_others_keep_alive(kind, monkeypatch):
-    with caching_server(kind) as server:
-        monkeypatch.setattr("ctxreuse.adapters.clock.now", lambda: server.now)
-        agent, life = agent_at(server), 300 if kind == "anthropic" else 1_800
-        for query in ("one two", "two one", "one two one", "one two two"):
-            ask(agent, query)
-        shared = server.usages[-1].read
-        assert shared > 1_000
-        messages = ask(agent, "one two")
-        for query in ("four", "five", "six"):
-            server.now += life - 10
-            ask(agent, "one two" + " two" * len(messages))
-            server.now += 20
-            messages = ask(agent, query, messages)
-            assert server.usages[-1].read == shared
-        assert not server.refusals
-
-
-def test_bedrocks_converse_api_gets_cache_points():
-    inner = ChatBedrockConverse()
-    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
-    ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
-    agent = create_agent(inner, middleware=[ours])
-    for query in ["one two?", "one two three?", "one two four?"]:
-        ask(agent, query)
-    [turn] = inner.asked[-1]
-    kinds = [one.get("cachePoint") or one["text"].split()[-1] for one in turn.content]
-    assert kinds.count({"type": "default"}) >= 2, "the fork, and the end of the turn"
-    assert kinds[-1] == {"type": "default"}
-    assert not any("cache_control" in one for one in turn.content)

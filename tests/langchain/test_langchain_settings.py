@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -92,14 +90,6 @@ def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given():
         retriever.model_copy(update={"annotation": "on"})
 
 
-def test_a_config_may_choose_the_planner():
-    first, second = ReusePlanner(), ReusePlanner()
-    model = chat_model(planner=first).configurable_fields(planner=ConfigurableField(id="planner"))
-    prompt = format_context([Document(text) for text in TEXTS]) + "\n\nWhich?"
-    model.invoke(prompt, {"configurable": {"planner": second}})
-    assert (has_planned(first), has_planned(second)) == (False, True)
-
-
 class Warm(FakeListChatModel):
     """Answers with a setting of its own."""
 
@@ -167,21 +157,6 @@ def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config():
 def test_a_copy_holds_no_setting_that_nobody_reads(made):
     with pytest.raises(InvalidRequestError, match="'windows_s' is no setting of Reuse"):
         made.model_copy(update={"windows_s": 1})
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        chat_model(),
-        ReuseCompressor(),
-        ReuseRetriever(retriever=found(), annotation="off"),
-    ],
-)
-def test_copies_and_pickles_are_like_the_original(made):
-    for other in (copy.copy(made), copy.deepcopy(made), made.model_copy(deep=True)):
-        assert type(other) is type(made)
-    if not isinstance(made, ReuseRetriever):  # lambdas have no pickle
-        assert type(pickle.loads(pickle.dumps(made))) is type(made)
 
 
 def history_aware(retriever: Any) -> Any:

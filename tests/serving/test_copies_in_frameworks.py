@@ -368,16 +368,6 @@ def test_a_recorder_says_that_each_process_makes_its_own(tmp_path):
     recorder.close()
 
 
-def test_a_field_of_the_inner_model_is_configured_as_the_inner_models():
-    model = ReuseChatModel(inner=Echo(responses=[]))
-    field = ConfigurableField(id="t")
-    configurable = model.configurable_fields(temperature=field)
-    assert configurable.invoke("Which?", {"configurable": {"t": 0.5}}).text == "0.5"
-    assert model.bind(temperature=0.5).invoke("Which?").text == "0.5"
-    with pytest.raises(ValueError, match="Configuration key nothing not found"):
-        model.configurable_fields(nothing=field)
-
-
 def test_calls_with_configured_fields_share_the_planner():
     model = ReuseChatModel(inner=fake())
     configurable = model.configurable_fields(strategy=ConfigurableField(id="strategy"))

@@ -212,17 +212,3 @@ def global_cache() -> Iterator[None]:
     set_llm_cache(InMemoryCache())
     yield
     set_llm_cache(None)
-
-
-class ChatBedrockConverse(BaseChatModel):
-    """Notes what it is asked; LangChain's class of this name drops `cache_control` on texts."""
-
-    asked: list[list[BaseMessage]] = Field(default_factory=list)
-
-    @property
-    def _llm_type(self) -> str:
-        return "bedrock"
-
-    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        self.asked.append(messages)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("In France."))])
