@@ -63,17 +63,6 @@ async def test_the_system_message_keeps_its_text():
     assert shown(await memory.aget())[0] == ("system", "b")
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_memories_of_earlier_turns_are_laid_out_anew_where_prompts_get_too_long(placement):
-    block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
-    memory = reuse_memory(block, chat_store=ListChatStore())
-    prompts = await turns(memory, ["ab one?", "cd two?", "ef three?"], is_stored=True)
-    letters = "".join(text for _, text in shown(prompts[-1]))
-    assert letters == "ef"
-    where = {"system": 0, "before_question": -1, "after_history": -2}[placement]
-    assert shown(prompts[-1])[where][1] == "ef"
-
-
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 async def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(

@@ -308,7 +308,3 @@ class TestReplaying:
         kept = memory(ReplayMemory, TextMemory())
         with request_context(conversation_id="c"):
             assert "a text that is known" in all_texts(await kept.aget(input="one"))
-
-    async def test_the_system_message_is_no_place_for_memories(self):
-        with pytest.raises(ValueError, match=r"InsertMethod\.USER"):
-            ReplayMemory.from_defaults(insert_method=InsertMethod.SYSTEM)

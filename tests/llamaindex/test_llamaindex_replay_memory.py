@@ -228,13 +228,6 @@ class TestReplayMemory:
             await memory.aget()
         assert planner.end_conversation("c")
 
-    def test_the_synchronous_way_gives_the_same(self):
-        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
-        memory.put(user("ab one?"))
-        [sent] = memory.get()
-        assert labelled("ab") in (sent.content or "")
-        assert [one.content for one in memory.get_all()] == ["ab one?"], "the store stays plain"
-
     @pytest.mark.parametrize(
         "wrong",
         [

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from mem0_stores import FakeMemory, mem0_offline, memory
+from mem0_stores import FakeMemory, memory
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.adapters import memories
@@ -74,19 +74,6 @@ PIN_IS_GONE = '"The PIN is 4711." no longer holds; do not use it.'
 HOME_HAS_CHANGED = '"Alice lives in Porto." no longer holds; do not use it.'
 
 
-@KINDS
-def test_a_changed_memory_is_said_to_be_replaced(kind):
-    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
-    chat = Chat(store, labels=True)
-    chat.ask("Where?")
-    store.texts["home"] = "Alice lives in Lisbon."
-    assert chat.ask("And now?") == (
-        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
-        "See also [Doc_2] above.\n\nAnd now?"
-    )
-    assert store.asked == []
-
-
 @NAMES
 @KINDS
 def test_a_changed_memory_that_stands_without_a_label_is_quoted(kind, name):
@@ -106,18 +93,6 @@ def test_a_changed_memory_that_stands_without_a_label_is_quoted(kind, name):
     store.texts["home"] = "Alice lives in Lisbon."
     assert chat.ask("And now?") == f"{HOME_HAS_CHANGED}\n\nAlice lives in Lisbon.\n\nAnd now?"
     assert store.asked == []
-
-
-@KINDS
-def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind):
-    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
-    chat = Chat(store)
-    chat.ask("Where?")
-    store.texts["home"] = "Alice lives in Lisbon."
-    store.finds = ["cats"]
-    assert chat.ask("And?") == f"{HOME_HAS_CHANGED}\n\nAlice has two cats.\n\nAnd?"
-    store.finds = ["home"]
-    assert chat.ask("Where?") == "Alice lives in Lisbon.\n\nWhere?"
 
 
 def test_where_memories_have_labels_a_changed_one_is_named_by_its_own():
@@ -388,30 +363,3 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
     assert "no longer holds" not in chat.ask("And?")
     assert store.asked == []
     assert chat.wrapped.parts["known_memories"].entries == 1
-
-
-@pytest.mark.parametrize("labels", [False, True])
-def test_mem0_itself_is_asked(labels):
-    from mem0 import Memory
-
-    store = mem0_offline(Memory)
-    for fact in ("Alice lives in Porto.", "The PIN is 4711."):
-        store.add(fact, user_id="alice", infer=False)
-    wrapped = ReuseMemory(store, labels=labels)
-    options: Any = {"conversation_id": "c", "threshold": 0, **ALICE}
-    first = wrapped.messages("Where?", **options)
-    ids = {one["memory"]: one["id"] for one in wrapped.memory.get_all(**ALICE)["results"]}
-    wrapped.update(ids["Alice lives in Porto."], "Alice lives in Lisbon.")
-    wrapped.delete(ids["The PIN is 4711."])
-    said = wrapped.messages("And?", history=[*first, ANSWER], **options)[-1]["content"]
-    if not labels:
-        assert sorted(said.split("\n\n")) == sorted(
-            [PIN_IS_GONE, HOME_HAS_CHANGED, "Alice lives in Lisbon.", "And?"]
-        )
-        return
-    label = "[Doc_1]" if "[Doc_1] The PIN" in first[0]["content"] else "[Doc_2]"
-    other = "[Doc_2]" if label == "[Doc_1]" else "[Doc_1]"
-    assert said == (
-        f"{label} no longer holds; do not use it.\n\n[Doc_3] Alice lives in Lisbon.\n\n"
-        f"[Doc_3] replaces {other}.\n\nAnd?"
-    )
