@@ -15,7 +15,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfi
 CORE_TESTS := $(addprefix tests/,adapters cache context index ordering planning sharing words)
 # a server of the user's own is used as it is
 START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $(PORT)
-ENGINE_BENCH = $(BIN)/ctxreuse bench jsonl --base-url "$(ENGINE_URL)" --part policies --answer-tokens 1 \
+PUBLIC_DATA = $(BIN)/python benchmarks/public_data
+ENGINE_BENCH = $(PUBLIC_DATA) bench jsonl --base-url "$(ENGINE_URL)" --part policies --answer-tokens 1 \
 	--policy "papers' order, online" --policy "ctxreuse, online"
 ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
 
@@ -30,7 +31,7 @@ $(VENV)/base: pyproject.toml
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group docs
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group bench --group docs
 	touch $@
 
 $(VENV)/docs: $(VENV)/base
@@ -134,7 +135,7 @@ bench-vllm: $(VENV)/dev $(DATA)  ## hit ratios and times to first token on a rea
 
 bench-quality: $(VENV)/dev  ## whether answers stay as good, on a real engine; MODEL=qwen2.5-coder-0.5b HOURS=2
 	@$(START_ENGINE)
-	$(BIN)/ctxreuse bench --part quality --base-url "$(ENGINE_URL)" --hours $(HOURS) -o bench-output/quality \
+	$(PUBLIC_DATA) quality --base-url "$(ENGINE_URL)" --hours $(HOURS) -o bench-output/quality \
 		--answers benchmarks/answers/$(MODEL).jsonl
 
 # without the public data

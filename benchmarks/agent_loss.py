@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from shared import data_folder
-from virtual_client import Ledger
 
 from agents import POLICIES, chain_on, read_questions, usage_of
 from chain_of_agents import Answer, Trace
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
+from shared import data_folder
+from virtual_client import Ledger
 
 ENGINES = 15
 CAPACITY_TOKENS = 20_000

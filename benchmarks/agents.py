@@ -19,8 +19,6 @@ from functools import cache, partial
 
 from rich.console import Console
 from rich.progress import track
-from shared import data_folder, new_table, read_named_trace
-from virtual_client import Ledger, VirtualClient
 
 from chain_of_agents import ChainOfAgents, ChainPrompts, Step
 from ctxreuse import ReusePlanner
@@ -30,6 +28,8 @@ from ctxreuse.serving import EnginePool
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.emulation.rates import NOTE_TOKENS
 from ctxreuse.serving.pool.placement import Document, rendezvous_order
+from shared import data_folder, new_table, read_named_trace
+from virtual_client import Ledger, VirtualClient
 
 AGENTS = 15
 TRACES = {"mtrag_k10": "MT-RAG k=10", "xquad_k15": "XQuAD k=15", "locomo_k100": "LoCoMo k=100"}

@@ -16,15 +16,15 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from server import argument_parser, describe_server, warm_up
-from shared import data_folder, read_named_trace, right_answers
 
 from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
 from ctxreuse.errors import shown_url
-from ctxreuse.measure.results.answers import token_f1
 from ctxreuse.serving import progress_bar
+from public_data.quality.scoring import token_f1
+from server import argument_parser, describe_server, warm_up
+from shared import data_folder, read_named_trace, right_answers
 
 QUESTIONS = 20
 DOCUMENTS = 5

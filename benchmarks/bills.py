@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from random import Random
 
 from rich.console import Console
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import BatchPlan, CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from shared import data_folder, new_table, read_named_trace
 
 _SYSTEM_WORD = "rule "
 _SECONDS_APART = 10.0

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from rich.console import Console
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.distributed import plan_dataset
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = (("xquad_k15", 5), ("mtrag_k10", 5), ("locomo_k100", 20))
 """Retrieval traces, and how many blocks a request has."""

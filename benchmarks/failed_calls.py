@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import track
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.cache.simulator import CacheUsage
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 CAPACITIES = (None, 200_000, 50_000)

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.measure.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.measure.replay.plan_trace import plan_trace, plan_under
-from ctxreuse.measure.replay.policies import CACHEWEAVER, TraceMode
+from ctxreuse.measure.replay.policies import TraceMode
 from ctxreuse.measure.replay.simulate import simulate_blocks, total_usage
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
+from public_data.peers.cacheweaver import CACHEWEAVER, CacheWeaverPlanner
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "xquad_k15", "mtrag_k5", "mtrag_k10", "locomo_k20", "locomo_k100")
 SMALL_CACHE_TOKENS = 20_000

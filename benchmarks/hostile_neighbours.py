@@ -21,12 +21,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.console import Console
-from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EnginePool
+from shared import new_table
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 

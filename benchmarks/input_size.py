@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
-from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
@@ -30,6 +29,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
+from shared import new_table
 
 SIZES = 7
 _FILLER = "The river rises in the hills and flows to the sea. "

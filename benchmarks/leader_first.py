@@ -16,12 +16,12 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from server import ServerInfo, argument_parser, describe_server, warm_up
-from shared import data_folder, read_named_trace
 
 from ctxreuse import BatchPlan, ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.serving import EngineClient, Outcome, dispatch
+from server import ServerInfo, argument_parser, describe_server, warm_up
+from shared import data_folder, read_named_trace
 
 
 async def _send(server: ServerInfo, batch: BatchPlan, **how: int | bool) -> Sequence[Outcome]:

@@ -52,7 +52,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.tools import FunctionTool, ToolSelection
-from loss_traffic import Asked, tokenizer
 from pydantic import Field
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
@@ -74,6 +73,7 @@ from llamaindex_ctxreuse import (
     ReusePostprocessor,
     reuse_memory,
 )
+from loss_traffic import Asked, tokenizer
 from mem0_ctxreuse import ReuseMemory
 
 _ANSWER = "It says so in the third paragraph of the first of these documents, as far as I can see."

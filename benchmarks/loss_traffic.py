@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from llama_index.core.utils import get_tokenizer
-from stand_in_data import interleaved, popular, question_about
 
 from ctxreuse import ContextBlock
 from ctxreuse.measure.demo.corpus import ReferenceBlock
 from ctxreuse.workflow.retrievers import KeywordRetriever
+from stand_in_data import interleaved, popular, question_about
 
 Traffic: TypeAlias = Literal["alone", "unique", "repeated", "conversations"]
 """Who asks: each about documents of their own; all about the same, each question once; the same

@@ -30,11 +30,11 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import PrivateAttr, SecretStr
 from rich.console import Console
 from rich.progress import track
-from shared import new_table
 
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from langchain_ctxreuse import ReuseChatModel, format_context
+from shared import new_table
 
 K = 8
 ENGINE_S = 0.2

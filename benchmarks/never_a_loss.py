@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from loss_programs import CONVERSATIONS, ONE_SHOT, PLACEMENTS, Program, Served
-from loss_traffic import Asked, Traffic, traffic
 from rich.console import Console
 from rich.progress import track
+
+from loss_programs import CONVERSATIONS, ONE_SHOT, PLACEMENTS, Program, Served
+from loss_traffic import Asked, Traffic, traffic
 from shared import data_folder, new_table, read_named_trace
 
 QUESTIONS = 240

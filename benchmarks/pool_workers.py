@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import httpx
 from rich.console import Console
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.pool.replica import Client
 from ctxreuse.sharing import SQLiteLog
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 ENGINES = 4

@@ -31,7 +31,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import PrivateAttr
 from rich.console import Console
 from rich.progress import track
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
@@ -42,6 +41,7 @@ from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 from llamaindex_ctxreuse import ReuseRetriever as ReuseNodes
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 CONTEXT_WINDOW = 1_000_000

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.table import Table
-from stand_in_data import write_stand_in_data
 
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
+from stand_in_data import write_stand_in_data
 
 STAND_IN = Path(__file__).resolve().parent.parent / ".cache" / "stand-in-data"
 

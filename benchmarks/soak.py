@@ -298,6 +298,7 @@ def report(soak: Soak, seconds: float, slack: float) -> int:
     """
     # here: a collection of garbage would look at all that these bring with them, too
     from rich.console import Console
+
     from shared import new_table
 
     console = Console(width=110)

@@ -19,9 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from generate import requests_of, topic_contexts
 from rich.console import Console
-from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
@@ -30,6 +28,8 @@ from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
+from generate import requests_of, topic_contexts
+from shared import new_table
 
 MEASURED = 2_000
 K = 15

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import httpx
 from rich.console import Console
 from rich.progress import track
-from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
@@ -40,6 +39,7 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.sharing import SQLiteLog
+from shared import data_folder, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 START_S = 1.0

@@ -18,10 +18,10 @@ from typing import Any
 
 import faiss
 import numpy as np
-from shared import data_folder
 
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
+from shared import data_folder
 
 DIMENSIONS = 256
 VECTORS = 2_000_000

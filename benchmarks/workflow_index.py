@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from shared import new_table
-from workflow_data import Author, Collection, Question, make_questions
 
 from ctxreuse import ContextBlock
 from ctxreuse.workflow import library
@@ -37,6 +35,8 @@ from ctxreuse.workflow.runtime.services import WorkflowOptions, default_workers
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+from shared import new_table
+from workflow_data import Author, Collection, Question, make_questions
 
 GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
     "one_shot": library.one_shot,

@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from shared import new_table
-from workflow_data import Author, Collection, make_questions
 
 from ctxreuse.workflow import EmulatedLLM, VectorRetriever, WorkflowEngine, WorkflowOptions
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from shared import new_table
+from workflow_data import Author, Collection, make_questions
 
 GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

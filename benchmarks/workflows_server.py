@@ -13,7 +13,6 @@ import time
 
 import faiss
 from rich.progress import track
-from workflow_data import DIMENSIONS, Collection, make_questions
 
 from ctxreuse import ReusePlanner
 from ctxreuse.serving import EngineClient
@@ -27,6 +26,7 @@ from ctxreuse.workflow import (
     one_shot,
     recomp,
 )
+from workflow_data import DIMENSIONS, Collection, make_questions
 
 GRAPHS = {
     "one_shot": lambda: one_shot(k=3, params={"max_tokens": 32}),

@@ -45,7 +45,7 @@ _WIDTH = 150
 def main() -> int:
     """Run the command; return the exit status."""
     options = _options()
-    for folder in ("tests/support", "integrations", "agents", ""):
+    for folder in ("tests/support", "benchmarks", "integrations", "agents", ""):
         sys.path.insert(0, str(ROOT / folder))
     begun = time.perf_counter()
     act = _write if options.command == "write" else _check

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import ctxreuse
-from ctxreuse.cli import doctor_command, lint_command, savings_commands, trace_commands
-from ctxreuse.cli.bill_options import CacheSpec, PricesGiven, prices_given
-from ctxreuse.cli.terminal import Command, Group, progress, put, show
-from ctxreuse.context.cache_profile import cache_profile
+from ctxreuse.cli import finding_commands, savings_commands, trace_commands
+from ctxreuse.cli.command_options import Runs, command_of
+from ctxreuse.cli.terminal import Command, CommandGroup, put
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
     Start with `ctxreuse demo`, which the extra `demo` installs: it plans real retrievals in several
@@ -44,7 +41,9 @@ app = typer.Typer(
 
     `ctxreuse doctor --base-url http://127.0.0.1:8000/v1`
 
-    To compare ways to order blocks on public data or on yours: `ctxreuse bench --help`
+    To measure it on your own engine, times to first token and answers included:
+
+    `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -61,37 +60,20 @@ def _main(
         raise typer.Exit
 
 
-def _demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
-    ] = Path("demo-output"),
-    cache: CacheSpec = "vllm",
-    prices: PricesGiven = None,
-) -> None:
-    """Plan questions about the Python reference in several ways, and show what each saves.
-
-    Needs no server, no model and no download; takes some seconds.
-    """
-    from ctxreuse.measure.demo.demo_run import run_demo
-
-    profile = cache_profile(cache)
-    show(run_demo(output, progress, prices_given(prices, profile), profile))
-
-
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": _demo,
-    "record": trace_commands.record,
-    "estimate": savings_commands.estimate,
-    "report": savings_commands.report,
-    "bench": savings_commands.bench,
-    "plan": trace_commands.plan,
-    "simulate": trace_commands.simulate,
-    "export": trace_commands.export,
-    "explain": trace_commands.explain,
-    "lint": lint_command.lint_recording,
-    "doctor": doctor_command.doctor,
+_COMMANDS: dict[str, type[Runs]] = {
+    "demo": savings_commands.DemoCommand,
+    "record": trace_commands.RecordCommand,
+    "estimate": savings_commands.EstimateCommand,
+    "report": savings_commands.ReportCommand,
+    "bench": savings_commands.BenchCommand,
+    "plan": trace_commands.PlanCommand,
+    "simulate": trace_commands.SimulateCommand,
+    "export": trace_commands.ExportCommand,
+    "explain": trace_commands.ExplainCommand,
+    "lint": finding_commands.LintCommand,
+    "doctor": finding_commands.DoctorCommand,
 }
-for _name, _function in _COMMANDS.items():
+for _name, _command in _COMMANDS.items():
     # what is behind the program that `record` runs is the program's
     _settings = {"allow_interspersed_args": _name != "record"}
-    app.command(_name, cls=Command, context_settings=_settings)(_function)
+    app.command(_name, cls=Command, context_settings=_settings)(command_of(_command))

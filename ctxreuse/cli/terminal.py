@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import table as rich_tables
 from rich.cells import cell_len
 from rich.console import Console
@@ -22,33 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
-from ctxreuse.measure.results.tables import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Bad, Good, Shown, Table
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM
-
-CorpusPath = Annotated[
-    str,
-    typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
-]
-
-KeepBest = Annotated[
-    bool,
-    typer.Option(
-        "--keep-best",
-        help="Keep the retriever's best block in front, for small models: "
-        "ReusePlanner(keep_best=True).",
-    ),
-]
-
-CACHE_HELP = (
-    "The cache's rules and prices: vllm, sglang, openai, openai-before-5.6, anthropic, bedrock, "
-    "gemini or deepseek, with arguments as in 'anthropic(minimum=4096, life=1h)'."
-)
-CacheName = Annotated[str | None, typer.Option("--cache", help=f"{CACHE_HELP} Default: vllm.")]
-HtmlPath = Annotated[
-    str | None,
-    typer.Option("--html", help="Write a report, one HTML file that needs no network, too."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def say(text: str) -> None:
@@ -114,7 +88,7 @@ class Command(_WritesHelp, TyperCommand):
     """A command."""
 
 
-class Group(_WritesHelp, TyperGroup):
+class CommandGroup(_WritesHelp, TyperGroup):
     """All commands."""
 
 

@@ -6,13 +6,15 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import typer
 
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import (
     ProgramCrashError,
     Terminated,
@@ -20,11 +22,6 @@ from ctxreuse.cli.recorded_program import (
     run_program,
 )
 from ctxreuse.cli.terminal import (
-    CACHE_HELP,
-    AsJson,
-    CacheName,
-    CorpusPath,
-    KeepBest,
     check_outputs,
     only_one_from_standard_input,
     progress,
@@ -42,12 +39,8 @@ from ctxreuse.errors import (
     MissingExtraError,
     describe,
 )
-from ctxreuse.measure.plugins import (
-    RECORDERS,
-    NotInstalledError,
-    naming_what_is_missing,
-    registered,
-)
+from ctxreuse.measure.options import CACHES, KEEP_BEST, option
+from ctxreuse.measure.plugins import NotInstalledError, naming_what_is_missing, registered
 from ctxreuse.measure.replay import simulate as simulation
 from ctxreuse.measure.replay.explain_plan import (
     explain_plan,
@@ -74,437 +67,102 @@ from ctxreuse.measure.traces.recording import recording as record_openai
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import ReusePlanner, Strategy
 
+_CORPUS = "Blocks: a JSON object a line with id, text, tokens (optional)."
+_OUTPUT = "Where to write; '-' is standard output."
 
-def record(
-    program: Annotated[str, typer.Argument(help="A Python script, or with --module a module.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="What the program is given; behind its name.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for corpus.jsonl and trace.jsonl.")
-    ] = Path("recording"),
-    hash_only: Annotated[
-        bool,
-        typer.Option("--hash-only", help="Store no text: token counts and salted hashes only."),
-    ] = False,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What to listen to: langchain (retrievers, vector stores), llamaindex (query "
-            "engines, chat engines, retrievers), openai or anthropic (prompts of such clients, "
-            "whose paragraphs count as blocks); several may be given. Without it, langchain and "
-            "llamaindex."
-        ),
-    ] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class RecordCommand:
     """Run a program as it is, and record what it retrieves or sends.
 
     Says what it saw; ends with exit code 2 if that was nothing.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
-    if not module:
-        with file_errors(program, "read"):
-            is_file = Path(program).is_file()
-        if not is_file:
-            raise InputFileError(f"{program}: there is no such script; for a module give --module")
-    recordings = [_recording(name) for name in source or ()] or list(_installed_frameworks())
-    if not recordings:
-        raise MissingExtraError("recording a program", "langchain")
-    try:
-        with (
-            ending_at_sigterm(),
-            TraceRecorder(output, hash_only=hash_only) as recorder,
-            _saying_what_was_recorded(program, output, recorder, source or ()),
-            ExitStack() as exits,
-        ):
-            for recording in recordings:
-                exits.enter_context(recording(recorder))
-            run_program(program, arguments or [], is_module=module)
-    except ProgramCrashError as crash:
-        crash.show()
-        raise typer.Exit(1) from None
-    if not recorder.requests:
-        raise InputFileError(_nothing_recorded(program, recorder, source or ()))
 
-
-@contextmanager
-def _saying_what_was_recorded(
-    program: str, output: Path, recorder: TraceRecorder, sources: Sequence[str]
-) -> Iterator[None]:
-    """Say at the end what was recorded, however the program ends."""
-    try:
-        yield
-    except BaseException as end:
-        if recorder.requests or not isinstance(end, SystemExit) or end.code:
-            if not recorder.requests and not isinstance(end, CtxreuseError):
-                say(f"ctxreuse: {_nothing_recorded(program, recorder, sources, end)}")
-            raise
-    finally:
-        if recorder.requests:
-            say(f"ctxreuse: recorded in {output}: {recorder.summary()}")
-            say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(output))}")
-        else:
-            recorder.discard()  # an empty recording would stand in the next one's way
-        if recorder.faults:
-            say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
-
-
-def _nothing_recorded(
-    program: str,
-    recorder: TraceRecorder,
-    sources: Sequence[str],
-    end: BaseException | None = None,
-) -> str:
-    """Return what to do where nothing of a program was recorded, which may have ended early."""
-    if recorder.faults:
-        return f"{describe(program)}: nothing was recorded, because nothing could be; see the log"
-    ended = {ProgramCrashError: str(end), Terminated: "SIGTERM ended the program"}.get(type(end))
-    if ended is not None:
-        return (
-            f"{describe(program)}: nothing was recorded, so nothing is written; {ended} before it "
-            "retrieved anything"
-        )
-    remedy = (
-        "--source openai reads the prompts that OpenAI clients send, --source anthropic those of "
-        "Anthropic's"
+    program: str = option("A Python script, or with --module a module.", argument=True)
+    arguments: Sequence[str] = option(
+        "What the program is given; behind its name.", (), argument=True
     )
-    if PROMPTS.keys() & set(sources):
-        remedy = "without --source, it listens to retrievers, vector stores and chat engines"
-    return (
-        f"{describe(program)}: nothing was recorded, so nothing is written; let the program answer "
-        f"some questions; {remedy}; TraceRecorder records from code"
+    output: Path = option(
+        "Folder for corpus.jsonl and trace.jsonl.", Path("recording"), "--output", "-o"
     )
+    hash_only: bool = option("Store no text: token counts and salted hashes only.", False)
+    source: Sequence[str] = option(
+        "What to listen to: langchain (retrievers, vector stores), llamaindex (query engines, chat "
+        "engines, retrievers), openai or anthropic (prompts of such clients, whose paragraphs "
+        "count as blocks); several may be given. Without it, langchain and llamaindex.",
+        (),
+    )
+    module: bool = option("As in python -m.", False, "--module", "-m")
 
+    def run(self) -> None:
+        """Run the program."""
+        if not self.module:
+            with file_errors(self.program, "read"):
+                is_file = Path(self.program).is_file()
+            if not is_file:
+                raise InputFileError(
+                    f"{self.program}: there is no such script; for a module give --module"
+                )
+        recordings = [_recording(name) for name in self.source] or list(_installed_frameworks())
+        if not recordings:
+            raise MissingExtraError("recording a program", "langchain")
+        try:
+            with (
+                ending_at_sigterm(),
+                TraceRecorder(self.output, hash_only=self.hash_only) as recorder,
+                self._saying_what_was_recorded(recorder),
+                ExitStack() as exits,
+            ):
+                for recording in recordings:
+                    exits.enter_context(recording(recorder))
+                run_program(self.program, self.arguments, is_module=self.module)
+        except ProgramCrashError as crash:
+            crash.show()
+            raise typer.Exit(1) from None
+        if not recorder.requests:
+            raise InputFileError(self._nothing_recorded(recorder))
 
-def plan(
-    trace: Annotated[
-        str,
-        typer.Option(
-            "--trace",
-            help="Retrievals in arrival order: a JSON object a line with request_id, query, "
-            "blocks; '-' reads standard input.",
-        ),
-    ],
-    corpus: CorpusPath,
-    mode: Annotated[
-        TraceMode,
-        typer.Option(help="online: one request after the other; offline: all as one batch."),
-    ],
-    strategy: Annotated[
-        Strategy,
-        typer.Option(help="reuse: this package's order; paper: ContextPilot's; none: as it is."),
-    ] = "reuse",
-    dedup: Annotated[
-        bool,
-        typer.Option(
-            "--dedup",
-            help="Replay each conversation, answering 'OK.', and leave out what it shows already.",
-        ),
-    ] = False,
-    capacity_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, help="Tokens that the engine's cache holds, if it is known."),
-    ] = None,
-    cache: Annotated[
-        str,
-        typer.Option(
-            help=f"{CACHE_HELP} Where it keeps marked prefixes only, each line has 'marks'."
-        ),
-    ] = "vllm",
-    keep_best: KeepBest = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
-    ] = STANDARD_STREAM,
-) -> None:
-    """Plan the requests of a trace: one JSON line a request, in execution order."""
-    only_one_from_standard_input(trace, corpus)
-    if keep_best and strategy != "reuse":
-        raise InvalidRequestError(
-            f"--keep-best is of the strategy reuse; leave it out with --strategy {strategy}"
-        )
-    _check_output(output)
-    blocks = read_corpus(corpus)
-    requests = read_trace(trace, blocks)
-    planner = ReusePlanner(capacity_tokens=capacity_tokens, cache=cache, keep_best=keep_best)
-    with progress("planning", len(requests)) as advance:
-        planned = plan_trace(
-            requests, planner, mode, strategy, conversations=dedup, advance=advance
-        )
-    write_lines(output, (request.as_json() for request in planned))
-
-
-def simulate(
-    plan: Annotated[
-        str,
-        typer.Option(
-            "--plan",
-            help="What `ctxreuse plan` wrote, or a trace in Mooncake's format, which is known by "
-            "its field hash_ids (and has timestamp, input_length, output_length); '-' reads "
-            "standard input.",
-        ),
-    ],
-    corpus: Annotated[
-        str | None,
-        typer.Option(
-            "--corpus",
-            help="The plan's blocks: a JSON object a line with id, text, tokens (optional). A "
-            "trace in Mooncake's format has none.",
-        ),
-    ] = None,
-    capacity_tokens: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0,
-            help="Tokens that the cache holds; several may be given. Without it, unlimited, and "
-            "for a trace in Mooncake's format sizes from 16,000 upwards, too.",
-        ),
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens of an engine block: 16 with --tokenizer, 512 for a trace in Mooncake's "
-            "format; elsewhere without effect.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="A tokenizer.json: simulate whole prompts token by token. Without it, each block "
-            "counts as its tokens, and questions and annotations as none."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the hit ratio that an engine with a prefix cache would reach on a plan or a trace.
-
-    With several cache sizes, and for a trace in Mooncake's format, it shows the ratio of all
-    requests and of the second half of them, which meets a cache that is in use.
-    """
-    only_one_from_standard_input(plan, corpus or "")
-    lines = read_lines(plan)
-    first = next(lines, None)
-    lines = chain(() if first is None else (first,), lines)
-    if first is not None and is_hashed(first):
-        _simulate_hashed(lines, plan, corpus, capacity_tokens, block_size, tokenizer, as_json)
-        return
-    if corpus is None:
-        raise InputFileError(f"{plan}: a plan needs its blocks; give --corpus")
-    blocks = read_corpus(corpus)
-    planned = planned_requests(lines)
-    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
-    results = []
-    sizes: Sequence[int | None] = capacity_tokens or [None]
-    with progress("simulating", len(planned) * len(sizes)) as advance:
-        for size in sizes:
-            if encoder is None:
-                usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(size))
+    @contextmanager
+    def _saying_what_was_recorded(self, recorder: TraceRecorder) -> Iterator[None]:
+        """Say at the end what was recorded, however the program ends."""
+        try:
+            yield
+        except BaseException as end:
+            if recorder.requests or not isinstance(end, SystemExit) or end.code:
+                if not recorder.requests and not isinstance(end, CtxreuseError):
+                    say(f"ctxreuse: {self._nothing_recorded(recorder, end)}")
+                raise
+        finally:
+            if recorder.requests:
+                say(f"ctxreuse: recorded in {self.output}: {recorder.summary()}")
+                say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(self.output))}")
             else:
-                cache = PrefixCacheSimulator(size, block_size or 16)
-                usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
-            results.append(simulation.SizeResult.of(size, usages, advance))
-    level = "block" if tokenizer is None else "token"
-    if len(results) == 1:
-        _put_figures(results[0], level, as_json)
-    else:
-        _put_sizes(results, level, as_json)
+                recorder.discard()  # an empty recording would stand in the next one's way
+            if recorder.faults:
+                say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
 
-
-def _simulate_hashed(
-    lines: Iterator[JsonLine],
-    path: str,
-    corpus: str | None,
-    sizes: Sequence[int] | None,
-    block_size: int | None,
-    tokenizer: Path | None,
-    as_json: bool,
-) -> None:
-    for name, value in (("--corpus", corpus), ("--tokenizer", tokenizer)):
-        if value is not None:
-            raise InputFileError(
-                f"{path}: a trace in Mooncake's format has no texts; leave out {name}"
+    def _nothing_recorded(self, recorder: TraceRecorder, end: BaseException | None = None) -> str:
+        """Return what to do where nothing of a program was recorded, which may have ended early."""
+        nothing = f"{describe(self.program)}: nothing was recorded"
+        if recorder.faults:
+            return f"{nothing}, because nothing could be; see the log"
+        ended = {ProgramCrashError: str(end), Terminated: "SIGTERM ended the program"}
+        if type(end) in ended:
+            return (
+                f"{nothing}, so nothing is written; {ended[type(end)]} before it retrieved anything"
             )
-    block_tokens = block_size or BLOCK_TOKENS
-    requests = hashed_requests(lines, block_tokens)
-    tried = sizes or USUAL_SIZES
-    with progress("simulating", len(requests) * len(tried)) as advance:
-        results = simulate_hashed(requests, tried, block_tokens, advance)
-    _put_sizes(results, "block", as_json)
-
-
-def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "prefilled_tokens": usage.prefilled_tokens,
-        "hit_ratio": round(usage.hit_ratio, 6),
-    }
-
-
-def _put_figures(result: simulation.SizeResult, level: str, as_json: bool) -> None:
-    figures = {
-        "requests": len(result.usages),
-        **_figures(result.total),
-        "capacity_tokens": result.capacity_tokens,
-        "level": level,
-    }
-    if as_json:
-        put(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        shown = f"{value:,}" if isinstance(value, int) else str(value)
-        put(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
-
-
-def _put_sizes(results: Sequence[simulation.SizeResult], level: str, as_json: bool) -> None:
-    if as_json:
-        sizes = [
-            {
-                "capacity_tokens": one.capacity_tokens,
-                **_figures(one.total),
-                "second_half": _figures(one.second_half),
-            }
-            for one in results
-        ]
-        put(json.dumps({"requests": len(results[0].usages), "level": level, "sizes": sizes}))
-    else:
-        show(size_output(results))
-
-
-def export(
-    plan: Annotated[
-        str,
-        typer.Option(
-            "--plan",
-            help="What `ctxreuse plan` wrote, or a trace, whose requests are then written as "
-            "retrieved; '-' reads standard input.",
-        ),
-    ],
-    corpus: CorpusPath,
-    block_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of a block, each of which has an id.")
-    ] = BLOCK_TOKENS,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="A tokenizer.json: write whole prompts, token by token. Without it, each block "
-            "counts as its tokens, and questions and annotations as none."
-        ),
-    ] = None,
-    answer_tokens: Annotated[
-        int, typer.Option(min=0, help="The output_length of every request.")
-    ] = 1,
-    requests_per_second: Annotated[
-        float | None,
-        typer.Option(
-            min=SLOWEST,
-            help="How many requests arrive in a second. Without it, they arrive at the timestamp "
-            "(milliseconds) that the trace has, or one a second.",
-        ),
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
-    ] = STANDARD_STREAM,
-) -> None:
-    """Write a plan as a trace in Mooncake's format, which other tools replay.
-
-    Each line is a request in execution order: timestamp, input_length, output_length, hash_ids. An
-    id stands for a block of 512 tokens and everything before it.
-    """
-    only_one_from_standard_input(plan, corpus)
-    _check_output(output)
-    blocks = read_corpus(corpus)
-    planned = read_plan(plan)
-    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
-    requests = hashed_plan(
-        planned,
-        blocks,
-        encoder,
-        block_tokens=block_tokens,
-        answer_tokens=answer_tokens,
-        requests_per_second=requests_per_second,
-    )
-    with progress("writing", len(planned)) as advance:
-        lines = []
-        for one in requests:
-            lines.append(one.as_json())
-            advance()
-    write_lines(output, lines)
-
-
-def _check_output(path: str) -> None:
-    """Check, before long work, that it could be written."""
-    check_outputs(None if path == STANDARD_STREAM else path)
-
-
-def explain(
-    plan: Annotated[
-        str,
-        typer.Option(
-            "--plan",
-            help="What `ctxreuse plan` wrote, or a recorded trace, whose requests are then "
-            "explained as they were sent; '-' reads standard input.",
-        ),
-    ],
-    corpus: CorpusPath,
-    request: Annotated[
-        str | None, typer.Option(help="Explain this request only, in words; its request_id.")
-    ] = None,
-    worst: Annotated[
-        int, typer.Option(min=0, help="Number of requests to list, those that lost most.")
-    ] = 10,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="A tokenizer.json: also say at which token of the prompt two part."),
-    ] = None,
-    cache: CacheName = None,
-    answers: Annotated[
-        str | None,
-        typer.Option(
-            help="What the provider says: JSON lines with request_id and the answer's "
-            "prompt_cache_diagnostics (OpenAI) or diagnostics (Anthropic); `ctxreuse record` "
-            "writes them as answers.jsonl."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a request instead.")
-    ] = False,
-) -> None:
-    """Say why requests hit or miss the prefix cache.
-
-    Each request is compared with those before it: the closest earlier prompt, the block at which
-    they part, the tokens that are computed again, and the cause.
-
-    With --cache or --answers each cause has a reason in the words that providers' diagnostics are
-    told in, too: model, key, tools, system, messages, compacted, expired, below the minimum, never
-    written. With --answers the provider's own reason stands beside it, and whether the two agree.
-    """
-    only_one_from_standard_input(plan, corpus, *filter(None, [answers]))
-    profile = cache_profile(cache or "vllm")
-    reported = None if answers is None else read_reported(answers)
-    blocks = read_corpus(corpus)
-    planned = read_plan(plan)
-    if request is not None and request not in {str(one.request_id) for one in planned}:
-        raise InputFileError(f"{plan}: there is no request {request!r}; see its request_id fields")
-    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
-    with progress("comparing", len(planned)) as advance:
-        explained = []
-        for one in explain_plan(planned, blocks, encoder, cache=profile, reported=reported):
-            explained.append(one)
-            advance()
-    if request is not None:
-        explained = [one for one in explained if str(one.explanation.request_id) == request]
-    with_reason = cache is not None or answers is not None
-    if as_json:
-        for one in explained:
-            put(json.dumps(explanation_json(one, with_reason=with_reason)))
-    elif request is not None:
-        for one in explained:
-            put(in_words(one))
-    else:
-        show(explanation_output(explained, worst, with_reason=with_reason))
+        remedy = (
+            "--source openai reads the prompts that OpenAI clients send, --source anthropic those "
+            "of Anthropic's"
+        )
+        if PROMPTS.keys() & set(self.source):
+            remedy = "without --source, it listens to retrievers, vector stores and chat engines"
+        return (
+            f"{nothing}, so nothing is written; let the program answer some questions; {remedy}; "
+            "TraceRecorder records from code"
+        )
 
 
 _Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
@@ -514,7 +172,7 @@ PROMPTS: dict[str, _Recording] = {"openai": record_openai, "anthropic": recordin
 
 
 def _recording(source: str) -> _Recording:
-    frameworks = registered(RECORDERS)
+    frameworks = registered()
     checked_choice("source", source, [*frameworks, *PROMPTS])
     if source in PROMPTS:
         return PROMPTS[source]
@@ -527,6 +185,299 @@ def _recording(source: str) -> _Recording:
 
 
 def _installed_frameworks() -> Iterator[_Recording]:
-    for entry in registered(RECORDERS).values():
+    for entry in registered().values():
         with suppress(NotInstalledError), naming_what_is_missing():
             yield entry.load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand:
+    """Plan the requests of a trace: one JSON line a request, in execution order."""
+
+    trace: str = option(
+        "Retrievals in arrival order: a JSON object a line with request_id, query, blocks; '-' "
+        "reads standard input."
+    )
+    corpus: str = option(_CORPUS)
+    mode: TraceMode = option("online: one request after the other; offline: all as one batch.")
+    strategy: Strategy = option(
+        "reuse: this package's order; paper: ContextPilot's; none: as it is.", "reuse"
+    )
+    dedup: bool = option(
+        "Replay each conversation, answering 'OK.', and leave out what it shows already.", False
+    )
+    capacity_tokens: int | None = option(
+        "Tokens that the engine's cache holds, if it is known.", None, min=0
+    )
+    cache: str = option(
+        f"{CACHES} Where it keeps marked prefixes only, each line has 'marks'.", "vllm"
+    )
+    keep_best: bool = option(KEEP_BEST, False)
+    output: str = option(_OUTPUT, STANDARD_STREAM, "--output", "-o")
+
+    def run(self) -> None:
+        """Write the plan."""
+        only_one_from_standard_input(self.trace, self.corpus)
+        if self.keep_best and self.strategy != "reuse":
+            raise InvalidRequestError(
+                "--keep-best is of the strategy reuse; leave it out with --strategy "
+                f"{self.strategy}"
+            )
+        _check_output(self.output)
+        requests = read_trace(self.trace, read_corpus(self.corpus))
+        planner = ReusePlanner(
+            capacity_tokens=self.capacity_tokens, cache=self.cache, keep_best=self.keep_best
+        )
+        with progress("planning", len(requests)) as advance:
+            planned = plan_trace(
+                requests,
+                planner,
+                self.mode,
+                self.strategy,
+                conversations=self.dedup,
+                advance=advance,
+            )
+        write_lines(self.output, (request.as_json() for request in planned))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateCommand(PrintsJson):
+    """Show the hit ratio that an engine with a prefix cache would reach on a plan or a trace.
+
+    With several cache sizes, and for a trace in Mooncake's format, it shows the ratio of all
+    requests and of the second half of them, which meets a cache that is in use.
+    """
+
+    plan: str = option(
+        "What `ctxreuse plan` wrote, or a trace in Mooncake's format, which is known by its field "
+        "hash_ids (and has timestamp, input_length, output_length); '-' reads standard input."
+    )
+    corpus: str | None = option(
+        "The plan's blocks: a JSON object a line with id, text, tokens (optional). A trace in "
+        "Mooncake's format has none.",
+        None,
+    )
+    capacity_tokens: Sequence[int] = option(
+        "Tokens that the cache holds; several may be given. Without it, unlimited, and for a trace "
+        "in Mooncake's format sizes from 16,000 upwards, too.",
+        (),
+        min=0,
+    )
+    block_size: int | None = option(
+        "Tokens of an engine block: 16 with --tokenizer, 512 for a trace in Mooncake's format; "
+        "elsewhere without effect.",
+        None,
+        min=1,
+    )
+    tokenizer: Path | None = option(
+        "A tokenizer.json: simulate whole prompts token by token. Without it, each block counts as "
+        "its tokens, and questions and annotations as none.",
+        None,
+    )
+
+    def run(self) -> None:
+        """Show the hit ratio."""
+        only_one_from_standard_input(self.plan, self.corpus or "")
+        lines = read_lines(self.plan)
+        first = next(lines, None)
+        lines = chain(() if first is None else (first,), lines)
+        if first is not None and is_hashed(first):
+            self._put_sizes(self._served_hashed(lines), "block")
+            return
+        results = self._served(lines)
+        level = "block" if self.tokenizer is None else "token"
+        if len(results) == 1:
+            self._put_figures(results[0], level)
+        else:
+            self._put_sizes(results, level)
+
+    def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
+        if self.corpus is None:
+            raise InputFileError(f"{self.plan}: a plan needs its blocks; give --corpus")
+        blocks = read_corpus(self.corpus)
+        planned = planned_requests(lines)
+        encoder = _tokenizer(self.tokenizer)
+        results = []
+        sizes: Sequence[int | None] = self.capacity_tokens or [None]
+        with progress("simulating", len(planned) * len(sizes)) as advance:
+            for size in sizes:
+                if encoder is None:
+                    usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(size))
+                else:
+                    cache = PrefixCacheSimulator(size, self.block_size or 16)
+                    usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
+                results.append(simulation.SizeResult.of(size, usages, advance))
+        return results
+
+    def _served_hashed(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
+        for name, value in (("--corpus", self.corpus), ("--tokenizer", self.tokenizer)):
+            if value is not None:
+                raise InputFileError(
+                    f"{self.plan}: a trace in Mooncake's format has no texts; leave out {name}"
+                )
+        block_tokens = self.block_size or BLOCK_TOKENS
+        requests = hashed_requests(lines, block_tokens)
+        tried = self.capacity_tokens or USUAL_SIZES
+        with progress("simulating", len(requests) * len(tried)) as advance:
+            return simulate_hashed(requests, tried, block_tokens, advance)
+
+    def _put_figures(self, result: simulation.SizeResult, level: str) -> None:
+        figures = {
+            "requests": len(result.usages),
+            **_figures(result.total),
+            "capacity_tokens": result.capacity_tokens,
+            "level": level,
+        }
+        if self.as_json:
+            put(json.dumps(figures))
+            return
+        for name, value in figures.items():
+            shown = f"{value:,}" if isinstance(value, int) else str(value)
+            put(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
+
+    def _put_sizes(self, results: Sequence[simulation.SizeResult], level: str) -> None:
+        if not self.as_json:
+            show(size_output(results))
+            return
+        sizes = [
+            {
+                "capacity_tokens": one.capacity_tokens,
+                **_figures(one.total),
+                "second_half": _figures(one.second_half),
+            }
+            for one in results
+        ]
+        put(json.dumps({"requests": len(results[0].usages), "level": level, "sizes": sizes}))
+
+
+def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "prefilled_tokens": usage.prefilled_tokens,
+        "hit_ratio": round(usage.hit_ratio, 6),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand:
+    """Write a plan as a trace in Mooncake's format, which other tools replay.
+
+    Each line is a request in execution order: timestamp, input_length, output_length, hash_ids. An
+    id stands for a block of 512 tokens and everything before it.
+    """
+
+    plan: str = option(
+        "What `ctxreuse plan` wrote, or a trace, whose requests are then written as retrieved; '-' "
+        "reads standard input."
+    )
+    corpus: str = option(_CORPUS)
+    block_tokens: int = option("Tokens of a block, each of which has an id.", BLOCK_TOKENS, min=1)
+    tokenizer: Path | None = option(
+        "A tokenizer.json: write whole prompts, token by token. Without it, each block counts as "
+        "its tokens, and questions and annotations as none.",
+        None,
+    )
+    answer_tokens: int = option("The output_length of every request.", 1, min=0)
+    requests_per_second: float | None = option(
+        "How many requests arrive in a second. Without it, they arrive at the timestamp "
+        "(milliseconds) that the trace has, or one a second.",
+        None,
+        min=SLOWEST,
+    )
+    output: str = option(_OUTPUT, STANDARD_STREAM, "--output", "-o")
+
+    def run(self) -> None:
+        """Write the trace."""
+        only_one_from_standard_input(self.plan, self.corpus)
+        _check_output(self.output)
+        blocks = read_corpus(self.corpus)
+        planned = read_plan(self.plan)
+        requests = hashed_plan(
+            planned,
+            blocks,
+            _tokenizer(self.tokenizer),
+            block_tokens=self.block_tokens,
+            answer_tokens=self.answer_tokens,
+            requests_per_second=self.requests_per_second,
+        )
+        with progress("writing", len(planned)) as advance:
+            lines = []
+            for one in requests:
+                lines.append(one.as_json())
+                advance()
+        write_lines(self.output, lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand:
+    """Say why requests hit or miss the prefix cache.
+
+    Each request is compared with those before it: the closest earlier prompt, the block at which
+    they part, the tokens that are computed again, and the cause.
+
+    With --cache or --answers each cause has a reason in the words that providers' diagnostics are
+    told in, too: model, key, tools, system, messages, compacted, expired, below the minimum, never
+    written. With --answers the provider's own reason stands beside it, and whether the two agree.
+    """
+
+    plan: str = option(
+        "What `ctxreuse plan` wrote, or a recorded trace, whose requests are then explained as "
+        "they were sent; '-' reads standard input."
+    )
+    corpus: str = option(_CORPUS)
+    request: str | None = option("Explain this request only, in words; its request_id.", None)
+    worst: int = option("Number of requests to list, those that lost most.", 10, min=0)
+    tokenizer: Path | None = option(
+        "A tokenizer.json: also say at which token of the prompt two part.", None
+    )
+    cache: str | None = option(f"{CACHES} Default: vllm.", None)
+    answers: str | None = option(
+        "What the provider says: JSON lines with request_id and the answer's "
+        "prompt_cache_diagnostics (OpenAI) or diagnostics (Anthropic); `ctxreuse record` writes "
+        "them as answers.jsonl.",
+        None,
+    )
+    as_json: bool = option("Print a JSON object a request instead.", False, "--json")
+
+    def run(self) -> None:
+        """Show why."""
+        only_one_from_standard_input(self.plan, self.corpus, self.answers or "")
+        profile = cache_profile(self.cache or "vllm")
+        reported = None if self.answers is None else read_reported(self.answers)
+        blocks = read_corpus(self.corpus)
+        planned = read_plan(self.plan)
+        wanted = self.request
+        if wanted is not None and wanted not in {str(one.request_id) for one in planned}:
+            raise InputFileError(
+                f"{self.plan}: there is no request {wanted!r}; see its request_id fields"
+            )
+        encoder = _tokenizer(self.tokenizer)
+        with progress("comparing", len(planned)) as advance:
+            explained = []
+            for one in explain_plan(planned, blocks, encoder, cache=profile, reported=reported):
+                explained.append(one)
+                advance()
+        if wanted is not None:
+            explained = [one for one in explained if str(one.explanation.request_id) == wanted]
+        with_reason = self.cache is not None or self.answers is not None
+        if self.as_json:
+            for one in explained:
+                put(json.dumps(explanation_json(one, with_reason=with_reason)))
+        elif wanted is not None:
+            for one in explained:
+                put(in_words(one))
+        else:
+            show(explanation_output(explained, self.worst, with_reason=with_reason))
+
+
+def _tokenizer(path: Path | None) -> simulation.Tokenizer | None:
+    if path is None:
+        return None
+    tokenizer: simulation.Tokenizer = simulation.load_tokenizer(str(path))
+    return tokenizer
+
+
+def _check_output(path: str) -> None:
+    """Check, before long work, that it could be written."""
+    check_outputs(None if path == STANDARD_STREAM else path)

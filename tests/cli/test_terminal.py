@@ -6,7 +6,7 @@ import pytest
 from cli_helpers import run
 
 from ctxreuse.cli.terminal import ProgressLines, progress, show
-from ctxreuse.measure.results.tables import Good, Table
+from ctxreuse.measure.table import Good, Table
 
 __all__ = ["run"]
 

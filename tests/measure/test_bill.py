@@ -24,9 +24,10 @@ from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.results.bill import Bill
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results, measure_savings
-from ctxreuse.measure.results.tables import estimate_json, estimate_output
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
@@ -307,7 +308,7 @@ def test_results_and_page_say_the_same(run, folder):
 )
 def test_broken_bills_are_one_error(folder, name, value):
     path = folder / "results.json"
-    measure_savings(str(folder / "trace.jsonl"), cache="openai").write(path)
+    measure_savings(EstimateConfig(trace=str(folder), cache="openai")).write(path)
     stored = json.loads(path.read_text())
     (stored if name == "cache" else stored["runs"][0])[name] = value
     path.write_text(json.dumps(stored))
@@ -320,7 +321,7 @@ def test_any_value_in_any_place_is_one_error_or_a_page(folder, monkeypatch, valu
     monkeypatch.setattr(report_page, "charts", lambda _: [])
     cache, path = cache_profile("anthropic"), folder / "results.json"
     prices = Prices.of("prices", PRICES | {"output": 3}, cache)
-    measure_savings(str(folder / "trace.jsonl"), cache=cache, prices=prices).write(path)
+    measure_savings(EstimateConfig(trace=str(folder), cache=cache, prices=prices)).write(path)
     stored = json.loads(path.read_text())
     stored["runs"].insert(0, stored["runs"][2])  # one that has written something
     files = refused = 0
@@ -333,7 +334,7 @@ def test_any_value_in_any_place_is_one_error_or_a_page(folder, monkeypatch, valu
                 refused += 1
             else:
                 assert page(found).startswith("<!DOCTYPE html>")
-                assert [*estimate_output(found), estimate_json(found)]
+                assert [*estimate_output(found), results_json(found)]
     assert files > 50
     assert refused > files / 2
 
@@ -440,4 +441,4 @@ def test_a_profile_of_the_user_s_own_is_billed_by_its_own_factors():
     assert result.bill.never_read == 0
     assert result.billed.bill(own) == pytest.approx(24 * 1.5 + 48 * 0.2)
     with pytest.raises(InvalidRequestError, match="is a provider's cache"):
-        measure_savings("nowhere", cache=own, workers=2)
+        measure_savings(EstimateConfig(trace="nowhere", cache=own, workers=2))

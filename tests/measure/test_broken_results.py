@@ -1,7 +1,6 @@
 """Results files with anything in any place: one error that names it, or a page."""
 
 import copy
-import csv
 import json
 
 import pytest
@@ -13,7 +12,7 @@ from ctxreuse.errors import InputFileError
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.tables import bench_output, comparison
+from ctxreuse.measure.results.tables import estimate_output, tables
 
 __all__ = ["run"]
 
@@ -59,9 +58,9 @@ def stored(tmp_path_factory):
     of_engine = {
         "request_ids": [str(number) for number in range(len(runs[0]["prompt_tokens"]))],
         "first_token_s": [0.5] * len(runs[0]["prompt_tokens"]),
-        "scores": [["0", 1.0, 0.5]],
+        "answers": ["yes"] * len(runs[0]["prompt_tokens"]),
     }
-    runs.append({**runs[0], **of_engine, "part": "sessions", "sessions": 2})
+    runs.append({**runs[0], **of_engine})
     return fields | {"runs": [runs[-1], *runs], "settings": [["k", "5"]], "notes": ["a note"]}
 
 
@@ -98,7 +97,7 @@ def test_any_value_in_any_place_is_one_line_or_a_page(tmp_path, monkeypatch, sto
             assert path[0] == "format" or str(path[0]) in message
         else:
             assert page(found).startswith("<!DOCTYPE html>")
-            assert [*bench_output(found), *comparison(found, found)]
+            assert [*estimate_output(found), *tables(found)]
             for chart in charts(found):
                 chart.draw(Figure().add_subplot())
     assert files > 60
@@ -111,10 +110,6 @@ def test_names_of_any_kind_are_drawn(tmp_path, stored, name):
     text = changed(json.loads(text), ("tree", "children", 0, "name"), name)
     found = read(tmp_path, text)
     assert page(found).startswith("<!DOCTYPE html>")
-    found.write_csv(tmp_path / "results.csv")
-    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as table:
-        policies = [line["policy"] for line in csv.DictReader(table)]
-    assert policies[0] == json.loads(name).replace("\ud800", "?")
 
 
 def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
@@ -135,11 +130,12 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         else:
             kept.append(path[-1])
     assert list(dict.fromkeys(kept)) == [
-        *("part", "k", "workers", "scores", "failures", "word_tokens", "label", "cache_tokens"),
+        *("part", "k", "sessions", "workers", "answers", "failures", "word_tokens", "label"),
+        *("cache_tokens",),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
         *("different_fronts", "outside_runs"),
     ]
-    assert list(others) == ["format", "sessions", "request_ids", "first_token_s"]
+    assert list(others) == ["format", "request_ids", "first_token_s"]
 
 
 @pytest.mark.parametrize(

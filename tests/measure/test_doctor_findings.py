@@ -17,13 +17,13 @@ from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
     Counters,
     EngineReadings,
-    Reading,
+    PromptReading,
     made_up_prompts,
 )
 
 counts = st.integers(0, 3_000)
 counters = st.builds(Counters, counts, counts) | st.none()
-answers = st.builds(Reading, counts | st.none(), counts | st.none(), counters) | st.none()
+answers = st.builds(PromptReading, counts | st.none(), counts | st.none(), counters) | st.none()
 metrics = st.builds(
     PrefixCacheMetrics,
     prefix_cache_queries=counts | st.none(),
@@ -81,10 +81,10 @@ def healthy() -> EngineReadings:
     return EngineReadings(
         host="engine:8000",
         metrics=PrefixCacheMetrics(prefix_cache_queries=0, prefix_cache_hits=0),
-        first=Reading(2_800, 0, Counters(2_800, 0)),
-        again=Reading(2_800, 2_784, Counters(2_800, 2_784)),
-        half=Reading(2_800, 1_392, Counters(2_800, 1_392)),
-        later=Reading(2_800, 2_784, Counters(2_800, 2_784)),
+        first=PromptReading(2_800, 0, Counters(2_800, 0)),
+        again=PromptReading(2_800, 2_784, Counters(2_800, 2_784)),
+        half=PromptReading(2_800, 1_392, Counters(2_800, 1_392)),
+        later=PromptReading(2_800, 2_784, Counters(2_800, 2_784)),
         quiet=Counters(0, 0),
         quiet_s=2.0,
     )
@@ -109,16 +109,16 @@ def test_readings_of_a_healthy_engine_are_well() -> None:
 
 def test_metrics_count_for_a_prompt_only_if_they_count_nothing_else() -> None:
     read = healthy()
-    read.again = Reading(2_800, None, Counters(2_800, 2_784))
+    read.again = PromptReading(2_800, None, Counters(2_800, 2_784))
     assert found(read, "prefix cache").verdict is Verdict.OK
-    read.again = Reading(2_800, None, Counters(2_900, 2_784))  # somebody else's, too
+    read.again = PromptReading(2_800, None, Counters(2_900, 2_784))  # somebody else's, too
     assert found(read, "prefix cache").verdict is Verdict.UNKNOWN
 
 
 def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_engines() -> None:
     read = healthy()
     for name in ("first", "again", "half", "later"):
-        setattr(read, name, Reading(2_800, 0, Counters(0, 0)))
+        setattr(read, name, PromptReading(2_800, 0, Counters(0, 0)))
     read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=False)
     assert processes_finding(read, None, None).verdict is Verdict.OK
     read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=True)  # these are another engine's

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
-from ctxreuse.measure.results.results_file import measure_savings
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
 from ctxreuse.measure.traces.recording_folder import read_recording
@@ -59,7 +59,7 @@ def test_a_question_before_the_documents_is_found(tmp_path, length):
     assert "40 forms of the first paragraph in 40 requests" in finding.found
     assert "--source openai" not in finding.remedy
     assert fronts_that_differ(trace) == 40
-    said = verdict(measure_savings(str(tmp_path)))
+    said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path))))
     assert said.sentence.startswith(
         "In 40 of 40 prompts something that differs stands before the documents: nothing can be "
         "gained until it stands behind them."
@@ -80,7 +80,9 @@ def test_a_document_is_no_front_although_all_are_alike(tmp_path):
         for number in range(5):
             recorder.record([f"Case {number}, page {page}. " * 40 for page in range(3)], "Which?")
     assert fronts_that_differ(read_recording(str(tmp_path))[1]) is None
-    assert verdict(measure_savings(str(tmp_path))).sentence.startswith("Nothing to gain here, ")
+    assert verdict(measure_savings(EstimateConfig(trace=str(tmp_path)))).sentence.startswith(
+        "Nothing to gain here, "
+    )
 
 
 def test_turns_of_conversations_begin_with_their_own_history():

@@ -7,7 +7,6 @@ from planning_helpers import big_request, block, user, write_jsonl
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context import files
 from ctxreuse.errors import InputFileError
-from ctxreuse.measure.datasets.published_files import read_bytes
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.results.stored_results import read_stored
 from ctxreuse.measure.traces.json_lines import read_lines, write_lines
@@ -405,7 +404,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         assert str(caught.value) == f"{path}: cannot be written: {reason}"
 
 
-@pytest.mark.parametrize("read", [read_lines, read_corpus, read_plan, read_stored, read_bytes])
+@pytest.mark.parametrize("read", [read_lines, read_corpus, read_plan, read_stored])
 def test_a_file_without_an_end_is_refused(read, monkeypatch):
     monkeypatch.setattr(files, "_LARGEST", 10_000)
     monkeypatch.setattr(files, "_LONGEST_LINE", 10_000)

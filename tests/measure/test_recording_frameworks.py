@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,8 @@ from test_recording import recorded
 import ctxreuse
 from ctxreuse.measure.doctor.findings import Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
-from ctxreuse.measure.results.results_file import measure_savings
+from ctxreuse.measure.plugins import RECORDERS, naming_what_is_missing, registered
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import TraceRecorder, record_client
 from ctxreuse.measure.traces.recording import recording as recording_openai
@@ -124,7 +126,7 @@ def test_a_question_before_the_documents_is_recorded(tmp_path, template, forms, 
     assert fronts_that_differ(trace) == (20 if forms > 1 else None)
     finding = check_fronts(trace)
     assert (finding.verdict is Verdict.PROBLEM) == (forms > 1)
-    said = verdict(measure_savings(str(tmp_path))).sentence
+    said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path)))).sentence
     assert said.startswith("In 20 of 20 prompts something that differs") == (forms > 1)
 
 
@@ -147,7 +149,7 @@ def test_questions_that_repeat_before_the_documents_share_nothing_with_others(
     with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
         for question in ("Seine Loire Tiber?", "Tiber Seine Loire?", "Loire Tiber Seine?") * 4:
             chain.invoke(question)
-    results = measure_savings(str(tmp_path))
+    results = measure_savings(EstimateConfig(trace=str(tmp_path)))
     assert verdict(results).is_gain == is_gain
     assert any("begin in 3 ways" in note for note in results.notes) != is_gain
     as_retrieved, *_, batch = results.part()
@@ -656,3 +658,19 @@ def test_the_command_says_what_is_wrong(tmp_path: Path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "missing.py: there is no such script" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("broken", name="json"), ImportError("broken", name="json")]
+)
+def test_a_framework_that_is_broken_is_no_missing_one(error):
+    with pytest.raises(ImportError, match="broken"), naming_what_is_missing():
+        raise error
+
+
+def test_the_integrations_register_what_records_them():
+    root = Path(__file__).resolve().parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = {name: entry.value for name, entry in registered().items()}
+    assert found == project["entry-points"][RECORDERS], "install it again: pip install -e ."
+    assert all(callable(entry.load()) for entry in registered().values())

@@ -26,8 +26,8 @@ from ctxreuse.measure.replay.estimate import (
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
 from ctxreuse.measure.report import page, write_pictures, write_report
 from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.tables import OTHER_STYLES, POLICY_STYLES
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
 

@@ -12,11 +12,10 @@ from steps import growth
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from input_size import CASES
-
 from ctxreuse.index import path_search
 from ctxreuse.measure.replay import explain_plan
 from ctxreuse.ordering import online, paper
+from input_size import CASES
 
 LINEAR = 2.6
 SIZES = {

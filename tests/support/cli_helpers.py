@@ -12,13 +12,18 @@ from ctxreuse.cli import main
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Return a function that runs the command and returns exit code, output and errors."""
+    return runner(main, "ctxreuse", monkeypatch, capsys)
+
+
+def runner(command, name, monkeypatch, capsys):
+    """Return a function that runs a command and returns exit code, output and errors."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run_command(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["ctxreuse", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         with pytest.raises(SystemExit) as exit_:
-            main()
+            command()
         captured = capsys.readouterr()
         return exit_.value.code or 0, captured.out, captured.err
 

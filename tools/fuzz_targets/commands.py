@@ -28,10 +28,7 @@ from ctxreuse.measure.replay.run_result import Part
 from ctxreuse.measure.report import page
 from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.tables import (
-    bench_output,
-    comparison,
-)
+from ctxreuse.measure.results.tables import estimate_output, tables
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from fuzz_targets.mutation import NUMBERS, Target, text
 from fuzz_targets.wrapped import DOCUMENTS, blocks
@@ -268,7 +265,7 @@ def _one_run(source: Random) -> dict[str, Any]:
     if source.random() < 0.3:
         run["request_ids"] = [text(source) for _ in prompts]
         run["first_token_s"] = [source.choice((0, 0.5, 1e300, 1e-300)) for _ in prompts]
-        run["scores"] = [[text(source), source.random(), 0] for _ in prompts]
+        run["answers"] = [text(source) for _ in prompts]
     return run
 
 
@@ -289,14 +286,10 @@ def _show_results(given: Mapping[str, Any]) -> None:
     with _folder():
         Path("results").write_text(json.dumps(given))
         results = Results.read("results")
-        ways: list[Callable[[Results], Any]] = [
-            bench_output,
-            lambda one: comparison(one, one),
-        ]
+        ways: list[Callable[[Results], Any]] = [estimate_output, tables]
         for way in ways:
             with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
                 show(way(results))
-        results.write_csv("table")
         results.write("again")
         assert Results.read("again") == results
         for chart in charts(results):

@@ -1,4 +1,4 @@
-"""Files that commands read, and data sets as their authors publish them."""
+"""Files that commands read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Any
 import typer
 
 from ctxreuse.cli import app
-from ctxreuse.measure.datasets import LOADERS, load
 from ctxreuse.measure.results.results_file import Results
-from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated, mutated_bytes, text
+from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated
 
 _CORPUS: list[Any] = [
     {"id": name, "title": "", "text": f"{name} says: " + f"{name} " * 30, "tokens": 40}
@@ -38,73 +37,6 @@ _HASHED: list[Any] = [
     {"timestamp": 3 * number, "input_length": 1_100, "output_length": 5, "hash_ids": [0, 1, number]}
     for number in range(2, 6)
 ]
-_DOCUMENTS = """document_id,set,kind,story_url,story_file_size,wiki_url,wiki_title,story_word_count
-d1,test,movie,http://x,1,http://y,"Tiger, Hidden",9
-d2,train,gutenberg,http://x,1,http://y,Old Tale,9
-"""
-_QAPS = '''document_id,set,question,answer1,answer2,question_tokenized,answer1_tokenized
-d1,test,Who hides?,"The ""tiger""",A tiger,Who hides ?,x
-d2,train,Who is old?,The tale,The tale,x,x
-'''
-_SUMMARIES = """document_id,set,summary,summary_tokenized
-d1,test," A tiger
-hides, here.",x
-d2,train,An old tale.,x
-"""
-_PAPERS = {
-    "1909.00694": {
-        "title": "Seeds",
-        "abstract": "We sow.",
-        "full_text": [{"section_name": "Method", "paragraphs": ["One seed.", "Two seeds."]}],
-        "qas": [
-            {
-                "question": "How many?",
-                "question_id": "q1",
-                "answers": [
-                    {
-                        "answer": {
-                            "unanswerable": False,
-                            "extractive_spans": ["one"],
-                            "yes_no": None,
-                            "free_form_answer": "",
-                            "evidence": ["One seed."],
-                        }
-                    }
-                ],
-            }
-        ],
-    }
-}
-_TALK = {
-    "sample_id": "conv-1",
-    "conversation": {
-        "speaker_a": "Ann",
-        "session_1_date_time": "2 pm",
-        "session_1": [
-            {"speaker": "Ann", "dia_id": "D1:1", "text": "Look!", "blip_caption": "a dog"},
-            {"speaker": "Bo", "dia_id": "D1:2", "text": "Last."},
-        ],
-    },
-    "qa": [{"question": "What?", "answer": "A dog", "evidence": ["D1:1; D1:2"], "category": 4}],
-}
-_TASK = {
-    "conversation_id": "c",
-    "task_id": "c<::>1",
-    "turn": "1",
-    "Collection": "mt-rag-ibmcloud-elser-512-100-20240502",
-    "contexts": [{"document_id": "ib-1", "score": 1.0, "text": "-"}],
-    "input": [{"speaker": "user", "text": "Which keys?"}],
-    "targets": [{"speaker": "agent", "text": "All."}],
-}
-_HOPS = [
-    {
-        "query": "Which town?",
-        "answer": "Oslo",
-        "evidence_list": [{"title": "Rain", "url": "https://x/rain", "fact": "It rained."}],
-    }
-]
-_ARTICLES = [{"title": "Rain", "url": "https://x/rain", "body": "It rained. In Oslo."}]
-_QUERIES = [{"id": "q", "question": "Which?", "answers": ["a"], "gold": ["a"]}]
 
 
 def _lines(file: str, limit: int) -> list[Any]:
@@ -261,47 +193,6 @@ def _run_command(given: dict[str, Any]) -> None:
         _command(*(one.replace("{}", folder) for one in given["arguments"]))
 
 
-def _data_set(source: Random) -> dict[str, Any]:
-    name = source.choice(sorted(LOADERS))
-
-    def one(value: Any) -> bytes:
-        return as_json(mutated(value, source), source)
-
-    def lines(value: list[Any]) -> bytes:
-        return as_json_lines(mutated(value, source), source)
-
-    def table(rows: str) -> bytes:
-        at = source.randrange(len(rows))
-        changed = rows[:at] + text(source, 2) + rows[at:] if source.random() < 0.3 else rows
-        return mutated_bytes(changed.encode("utf-8", "surrogatepass"), source)
-
-    files = {
-        "multihop-rag": lambda: {"corpus.json": one(_ARTICLES), "MultiHopRAG.json": one(_HOPS)},
-        "narrativeqa": lambda: {
-            "documents.csv": table(_DOCUMENTS),
-            "qaps.csv": table(_QAPS),
-            "third_party/wikipedia/summaries.csv": table(_SUMMARIES),
-            **({"tmp/d1.content": table("<html><p>A tale.")} if source.random() < 0.3 else {}),
-        },
-        "qasper": lambda: {"qasper-dev-v0.3.json": one(_PAPERS)},
-        "locomo": lambda: {"locomo10.json": one([_TALK])},
-        "mtrag": lambda: {
-            "corpora/passage_level/cloud.jsonl": lines([{"_id": "ib-1", "text": "Keys."}]),
-            "mtrag-human/generation_tasks/reference.jsonl": lines([_TASK, {**_TASK, "turn": "2"}]),
-        },
-        "jsonl": lambda: {"corpus.jsonl": lines(_CORPUS), "queries.jsonl": lines(_QUERIES)},
-    }[name]()
-    return {"name": name, "files": files}
-
-
-def _load(given: dict[str, Any]) -> None:
-    with _folder(given["files"]) as folder:
-        found = load(given["name"], folder, chunk_tokens=16)
-        assert found.passages
-        assert found.questions
-        assert len({passage.id for passage in found.passages}) == len(found.passages)
-
-
 TARGETS = {
     "trace files": Target(_traced, _run_command),
     "plan files": Target(_replayed, _run_command),
@@ -310,5 +201,4 @@ TARGETS = {
     "exported traces": Target(_exported, _run_command),
     "results files": Target(_results, _read_results),
     "reports": Target(_reported, _run_command, most_seconds=15.0),  # it draws charts
-    "data sets": Target(_data_set, _load),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from ctxreuse import (
 from ctxreuse.adapters.memory_planner import MemoryContext
 from ctxreuse.cache import (
     BlockLevelCache,
-    CacheUsage,
     CapacityTracker,
     EngineBlocks,
     KVEventSync,
@@ -57,9 +55,10 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.measure.lint import LintReport, lint
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.hashed_trace import HashedRequest
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
-from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.policies import OURS_ONLINE
+from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.results.measured_savings import EstimateConfig
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
@@ -260,6 +259,11 @@ def _trace() -> list[TraceRequest]:
     ]
 
 
+def _recorded() -> str:
+    _file("corpus.jsonl", _CORPUS)
+    return _file("trace.jsonl", _TRACE)
+
+
 def _run_result() -> RunResult:
     return Replay(_trace(), _corpus()).run(OURS_ONLINE)
 
@@ -311,19 +315,15 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     Plan: lambda: _planner().plan(_request()),
     PlannerCollector: lambda: PlannerCollector(_planner()),
     PlanningTime: PlanningTime,
-    Policy: lambda: OURS_ONLINE,
     LintReport: lambda: lint(_trace(), _corpus()),
     ReportedMiss: lambda: reported_miss(_MISS),
     PrefixCacheMetrics: PrefixCacheMetrics,
     PrefixCacheSimulator: PrefixCacheSimulator,
     PromptRecorder: lambda: PromptRecorder(TraceRecorder("recorded")),
     Results: lambda: written_results(),
-    Replay: lambda: Replay(_trace(), _corpus()),
-    Run: lambda: Run(OURS_ONLINE, _trace()),
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     for_langchain.ReuseStore: lambda: for_langchain.ReuseStore(InMemoryStore()),
     ReusePlanner: _planner,
-    RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
     Savings: lambda: _planner().savings,
     RedisLog: lambda: RedisLog("unix:///nowhere/redis.sock", secret="a secret of 22 signs."),
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
@@ -409,38 +409,16 @@ VALID: dict[str, Callable[[], Any]] = {
     "CompletionStream.call": lambda: EngineCall(None, {}, 1_000),
     "CompletionStream.pieces": _no_pieces,
     "CompletionStream.drop": lambda: lambda: None,
-    "measure.policy": lambda: OURS_ONLINE,
-    "measure.policies": lambda: [AS_SENT, OURS_ONLINE],
     "measure.trace": _trace,
-    "measure_savings.trace": lambda: (
-        _file("corpus.jsonl", _CORPUS) and _file("trace.jsonl", _TRACE)
-    ),
-    "measure_savings.corpus": lambda: _file("corpus.jsonl", _CORPUS),
+    "measure_savings.config": lambda: EstimateConfig(trace=_recorded()),
+    "EstimateConfig.trace": lambda: _recorded(),
+    "BenchConfig.recording": lambda: _recorded(),
     "measure.corpus": _corpus,
-    "measure.replay": lambda: Replay(_trace(), _corpus()),
-    "measure.run": lambda: Run(OURS_ONLINE, _trace()),
     "measure.runs": lambda: [_run_result()],
-    "measure.planned": lambda: list(_run_result().planned),
-    "measure.shown": lambda: list(_run_result().planned),
-    "measure.request": lambda: _run_result().planned[0],
-    "measure.reordered": lambda: ReorderedTrace(_trace()),
-    "measure.usages": lambda: [CacheUsage(5, 2)],
     "measure.results": written_results,
     "Results.of.trace": lambda: TraceSummary.of(_trace()),
     "Results.of.title": lambda: "A title",
     "Results.of.level": lambda: "blocks",
-    "measure.block": lambda: ContextBlock(text="The Tagus"),
-    "simulate_tokens.cache": PrefixCacheSimulator,
-    "measure.tokenizer": _tokenizer,
-    "measure_savings.tokenizer": lambda: None,
-    "measure.ks": lambda: [1, 2],
-    "measure.capacities": lambda: [None, 1_000],
-    "measure.capacity_tokens": lambda: 1_000,
-    "measure.deduplicate": lambda: True,
-    "measure.planning_s": lambda: 0.5,
-    "measure.share": lambda: 50,
-    "RunResult.request_ids": lambda: {"r"},
-    "PlannedRequest.of.plan": lambda: _planner().plan(_request()),
     "ChainOfAgents.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.prompt": lambda: ChatPromptTemplate.from_template("{context} {input}"),
@@ -556,11 +534,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "batch": lambda: [_MESSAGES],
     "blocks": lambda: ["one", "two"],
     "cache": BlockLevelCache,
-    "hosted_policies.cache": lambda: cache_profile("openai"),
-    "measure_savings.cache": lambda: "gemini",
-    "Policy.planner.cache": lambda: cache_profile("openai"),
-    "Replay.cache": lambda: cache_profile("openai"),
-    "Run.planner.cache": lambda: cache_profile("openai"),
     "client": _client,
     "clusters": lambda: np.zeros((1, 2), np.int64),
     "conversation_id": lambda: "c",

@@ -56,6 +56,7 @@ REASONS = {
     "llamaindex_ctxreuse.ReplayMemory.*": _INTERFACE,
     "llamaindex_ctxreuse.recording.*SpanHandler*": _EVENTS,
     "ctxreuse.cache.telemetry.PlannerSpans.*": "the planner calls it with what it has made itself",
+    "ctxreuse.measure.bench.recorded_bench.bench_recording": "needs an engine, as its tests have",
     "ctxreuse.sharing.RedisLog.append": "needs a server, which its tests start",
     "ctxreuse.sharing.RedisLog.read": "needs a server, which its tests start",
     "ctxreuse.serving.EnginePool.watch": "ends when it is cancelled; `check` is its step",

@@ -1,17 +1,18 @@
-"""The `ctxreuse` command, run in this process."""
+"""The `ctxreuse` command and others, run in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import sys
+from collections.abc import Callable
 from unittest import mock
 
 import ctxreuse.cli
 
 
-def command(*arguments: str) -> str:
-    """Run `ctxreuse` with these arguments; return what it prints.
+def command(*arguments: str, main: Callable[[], None] = ctxreuse.cli.main) -> str:
+    """Run `ctxreuse`, or another command, with these arguments; return what it prints.
 
     Raises:
         RuntimeError: It ended with an error.
@@ -20,7 +21,7 @@ def command(*arguments: str) -> str:
     given = mock.patch.object(sys, "argv", ["ctxreuse", *arguments])
     with given, contextlib.redirect_stdout(printed):
         try:
-            ctxreuse.cli.main()
+            main()
         except SystemExit as done:
             if done.code:
                 raise RuntimeError(f"ctxreuse {arguments} ended with {done.code}") from done

@@ -1,4 +1,4 @@
-"""The commands that measure: `ctxreuse record`, `estimate`, `bench`; all but what clocks say."""
+"""What measures: `ctxreuse record`, `estimate`, and public data; all but what clocks say."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from golden_cases.command import command
 from golden_cases.planning import block, contexts
 from golden_cases.recording import Cases, digest
+from public_data.commands import main
 
 CASES = Cases()
 _PROGRAM = """
@@ -113,7 +114,7 @@ def _write_data(folder: Path) -> None:
 
 @CASES.takes_long
 def benched() -> Any:
-    """All parts of `ctxreuse bench`, by blocks and by tokens."""
+    """All parts of the benchmark on public data, by blocks and by tokens."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -121,9 +122,10 @@ def benched() -> Any:
         for level in ("words", "blocks"):
             output = folder / level
             options = ["--k", "5", "--capacity-tokens", "2000", "--tokenizer", level]
-            command("bench", "jsonl", "--data", name, *options, "-o", str(output))
+            command("bench", "jsonl", "--data", name, *options, "-o", str(output), main=main)
             found[level] = _results(output / "results.json")
         independent = ["--independent", "--in-order", "--requests", "30", "--part", "policies"]
-        command("bench", "jsonl", "--data", name, *independent, "-o", str(folder / "more"))
+        options = [*independent, "-o", str(folder / "more")]
+        command("bench", "jsonl", "--data", name, *options, main=main)
         found["independent"] = _results(folder / "more" / "results.json")
     return found

@@ -1,5 +1,1 @@
-"""`ctxreuse bench`: ways to order blocks, side by side on public data and on your own."""
-
-from ctxreuse.measure.bench.benchmark import BenchConfig, read_workload, run
-
-__all__ = ["BenchConfig", "read_workload", "run"]
+"""`ctxreuse bench`: a recording on a live engine, in the orders that are compared."""

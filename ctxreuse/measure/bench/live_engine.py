@@ -1,11 +1,16 @@
-"""Runs on a real engine: what it had cached, when the first token came, what it answered."""
+"""Runs on a real engine: what it had cached, when the first token came, what it answered.
+
+Runs that are compared take turns, some requests each, and begin in turn, so that a slow phase of
+the machine meets all of them alike. Each has a `cache_salt`, so it finds an empty cache; they share
+the room in it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -15,9 +20,7 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import Replayed, Step, next_step, replayed
-from ctxreuse.measure.replay.policies import ReorderedTrace
-from ctxreuse.measure.replay.run_result import Part, Run, RunResult
-from ctxreuse.measure.results.answers import exact_match, token_f1, without_thoughts
+from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -39,10 +42,12 @@ class LiveEngine:
     model: str | None
     api_key: str = field(repr=False)
     answer_tokens: int
-    references: Mapping[str, Sequence[str]]
     advance: Callable[[], object]
+    """Called twice a request and run."""
     client: EngineClient = field(init=False)
+    """One for all runs, because it learns whether the server tells of 0 cached tokens."""
     context_tokens: int | None = field(init=False, default=None)
+    """The longest prompt with its answer; None if the server does not say how long prompts are."""
     _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
 
     def __post_init__(self) -> None:
@@ -71,7 +76,10 @@ class LiveEngine:
             self._runner.close()
 
     def measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
-        """Send the requests of runs that are compared with each other."""
+        """Send the requests of runs that are compared; a batch that cannot be planned is an error.
+
+        A conversation with a turn that is not answered ends there.
+        """
         return self._runner.run(self._measure(runs))
 
     async def _warm_up(self) -> None:
@@ -92,7 +100,7 @@ class LiveEngine:
         measured: list[_Sending | BatchTooLargeError] = []
         for run in runs:
             try:
-                measured.append(_Sending(self, run, run.reordered(), run.planner()))
+                measured.append(_Sending(self, run, run.planner()))
             except BatchTooLargeError as error:
                 measured.append(error)
         sending = [one for one in measured if isinstance(one, _Sending)]
@@ -102,7 +110,7 @@ class LiveEngine:
                     tasks.create_task(one.send())
                 while sending:
                     for one in sending:
-                        await one.turns.give(_A_TURN * one.workers)
+                        await one.turns.give(_A_TURN * one.run.at_once)
                     sending = [one for one in sending if not one.turns.are_over]
                     sending = sending[1:] + sending[:1]
         except ExceptionGroup as failed:  # as the one run that has failed would raise it alone
@@ -110,7 +118,7 @@ class LiveEngine:
         return [one.result() if isinstance(one, _Sending) else one for one in measured]
 
 
-class _Turns:
+class _RunTurns:
     """Lets a run send some requests at a time, while the others wait."""
 
     def __init__(self) -> None:
@@ -151,35 +159,28 @@ class _Sending:
 
     engine: LiveEngine
     run: Run
-    reordered: ReorderedTrace
     planner: ReusePlanner
-    turns: _Turns = field(default_factory=_Turns)
+    turns: _RunTurns = field(default_factory=_RunTurns)
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
     planned: list[PlannedRequest] = field(default_factory=list)
     usages: list[CacheUsage] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
-    scores: list[tuple[str, float, float]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def workers(self) -> int:
-        """How many conversations go on at a time."""
-        takes_turns = self.run.part is Part.sessions and self.run.sessions is not None
-        return self.run.sessions or 1 if takes_turns else 1
 
     async def send(self) -> None:
         """Send all requests, each in its turn."""
-        requests = self.reordered.requests
-        groups = [list(requests)] if self.workers == 1 else _conversations(requests)
+        requests = self.run.trace
+        groups = [requests] if self.run.at_once == 1 else _conversations(requests)
         waiting = iter(groups)
 
         async def work() -> None:
             for group in waiting:
                 await self._converse(group)
 
-        await asyncio.gather(*(work() for _ in range(self.workers)))
+        await asyncio.gather(*(work() for _ in range(self.run.at_once)))
         for _ in range(2 * (len(self.run.trace) - self.sent)):
             self.engine.advance()
         await self.turns.end()
@@ -203,17 +204,16 @@ class _Sending:
         """Return what was measured."""
         return RunResult.of_run(
             self.run,
-            self.reordered,
             self.planned,
             self.usages,
             self.planning_s,
-            notes=(
+            notes=tuple(
                 f"{self.run.policy.name}: {number:,} requests not answered: {reason}"
                 for reason, number in self.failures.items()
             ),
             request_ids=tuple(str(one.request_id) for one in self.planned),
             first_token_s=tuple(round(seconds, 6) for seconds in self.first_token_s),
-            scores=tuple(self.scores),
+            answers=tuple(self.answers),
             failures=self.failures.total(),
         )
 
@@ -242,15 +242,11 @@ class _Sending:
             return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)
-        right = self.engine.references.get(str(plan.request_id))
-        if right:
-            said = without_thoughts(answer.text)
-            scored = token_f1(said, right), exact_match(said, right)
-            self.scores.append((str(plan.request_id), *scored))
+        self.answers.append(answer.text)
         return answer.text
 
 
-def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:
+def _conversations(trace: Sequence[TraceRequest]) -> Sequence[Sequence[TraceRequest]]:
     groups: dict[object, list[TraceRequest]] = {}
     for traced in trace:
         independent = ("independent", traced.request_id)

@@ -20,18 +20,12 @@ from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, hos
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.bill import Bill
+from ctxreuse.measure.results.policy_styles import POLICY_STYLES
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.tables import (
-    POLICY_STYLES,
-    Good,
-    Shown,
-    Table,
-    bill_lines,
-    bill_table,
-    demo_tables,
-)
+from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
 from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer

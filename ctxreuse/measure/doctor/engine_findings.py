@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings, Reading
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings, PromptReading
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -251,7 +251,7 @@ def _kept(readings: EngineReadings) -> Finding:
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 
-def _cached(reading: Reading | None) -> int | None:
+def _cached(reading: PromptReading | None) -> int | None:
     """Return the cached tokens of a prompt: from the answer, or as the metrics have counted."""
     if reading is None:
         return None

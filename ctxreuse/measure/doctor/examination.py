@@ -17,25 +17,57 @@ from ctxreuse.measure.doctor.findings import AN_ANSWER, Finding, Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import MOST_TOKENS, EngineReadings, ProbeSettings, probe
+from ctxreuse.measure.options import BESIDE_TRACE, option
 from ctxreuse.measure.traces.recording_folder import read_recording
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
     """What is looked at; at least one of them."""
 
-    recording: str | None = None
-    corpus: str | None = None
-    base_url: str | None = None
-    metrics_url: str | None = None
-    shared_log: str | None = field(default=None, repr=False)  # it may hold a password
-    stream: str | None = None
-    workers: int | None = None
-    model: str | None = None
+    recording: str | None = option(
+        "A folder that `ctxreuse record` wrote, or a trace: does anything vary in front of the "
+        "contexts?",
+        None,
+        argument=True,
+    )
+    corpus: str | None = option(BESIDE_TRACE, None)
+    base_url: str | None = option(
+        "Send this engine four made-up prompts, each at most 20,000 tokens long: is the cache on, "
+        "does usage report it, does a common half hit? The key is taken from OPENAI_API_KEY.",
+        None,
+    )
+    metrics_url: str | None = option(
+        "Where vLLM's metrics are, if not at /metrics of the same server.", None, "--metrics"
+    )
+    shared_log: str | None = option(
+        "The log that the processes share: who writes to it? The file of a SQLiteLog, or the URL "
+        "of a RedisLog's server, whose secret is not needed; a password is in no list of processes "
+        "if CTXREUSE_SHARED_LOG holds the URL.",
+        None,
+        secret=True,
+        envvar="CTXREUSE_SHARED_LOG",
+    )
+    stream: str | None = option(
+        "The name of the RedisLog's stream, if it is not the usual one.", None
+    )
+    workers: int | None = option(
+        "How many processes of yours send prompts to the engine.", None, min=1
+    )
+    model: str | None = option("The model to ask; the server's first one if not given.", None)
+    tokens: int | None = option(
+        "How long a prompt is, about; without it 2,800, or what large cache blocks need.",
+        None,
+        min=64,
+        max=MOST_TOKENS,
+    )
+    quiet_s: float = option(
+        "Seconds without a prompt, to see those of others.", 2.0, "--watch", min=0, max=3_600
+    )
+    timeout_s: float = option(
+        "Seconds that an answer may take.", 30.0, "--timeout", min=0.1, max=3_600
+    )
     api_key: str = field(default="EMPTY", repr=False)
-    tokens: int | None = None
-    quiet_s: float = 2.0
-    timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Check it."""

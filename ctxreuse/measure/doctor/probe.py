@@ -53,7 +53,7 @@ class Counters(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptReading:
     """What is known of one prompt."""
 
     prompt_tokens: int | None
@@ -71,10 +71,10 @@ class EngineReadings:
     is_unreachable: bool = False
     metrics_error: str | None = None
     metrics: PrefixCacheMetrics | None = None
-    first: Reading | None = None
-    again: Reading | None = None
-    half: Reading | None = None
-    later: Reading | None = None
+    first: PromptReading | None = None
+    again: PromptReading | None = None
+    half: PromptReading | None = None
+    later: PromptReading | None = None
     quiet: Counters | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
@@ -85,7 +85,7 @@ class EngineReadings:
         return self.error is not None and not self.sent
 
     @property
-    def sent(self) -> list[Reading]:
+    def sent(self) -> list[PromptReading]:
         """What is known of the prompts that were answered, in order."""
         return [one for one in (self.first, self.again, self.half, self.later) if one is not None]
 
@@ -188,11 +188,11 @@ class _Asking:
             return None
         return PrefixCacheMetrics.parse(text)
 
-    async def _send(self, client: EngineClient, text: str) -> Reading:
+    async def _send(self, client: EngineClient, text: str) -> PromptReading:
         before = await self.read_metrics()
         answer = await self._complete(client, text)
         after = await self.read_metrics()
-        return Reading(answer.prompt_tokens, answer.cached_tokens, _counted(before, after))
+        return PromptReading(answer.prompt_tokens, answer.cached_tokens, _counted(before, after))
 
     async def _complete(self, client: EngineClient, text: str) -> Completion:
         messages = [{"role": "user", "content": text}]

@@ -1,6 +1,6 @@
 """`ctxreuse lint`: what in a recorded trace keeps a cache from hitting, and what that costs."""
 
-from ctxreuse.measure.lint.checks import lint
+from ctxreuse.measure.lint.lint_checks import lint
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
 
 __all__ = ["LintFinding", "LintReport", "lint"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxreuse.measure.doctor.findings import printable
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.tables import Shown, Table
+from ctxreuse.measure.table import Shown, Table
 
 _MILLION = 1_000_000
 

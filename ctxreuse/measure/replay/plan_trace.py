@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.replay.plan_file import MOST_TURNS, PlannedRequest
 from ctxreuse.measure.replay.policies import Policy, TraceMode
@@ -95,8 +94,7 @@ def replayed(
         plans = _offline(policy, trace, planner, histories)
     else:
         plans = _online(policy, trace, planner, histories)
-    for traced, planned in plans:
-        plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
+    for traced, plan in plans:
         after = histories.last.get(histories.key(traced))
         planned_request = PlannedRequest.of(
             plan, traced.turn, after, traced.timestamp_ms, has_marks=has_marks
@@ -115,17 +113,6 @@ def _counted(
         if key is not None:
             turns[key] += 1
             yield traced, turns[key]
-
-
-def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
-    """Return a plan whose annotation tells the retriever's ranking of reordered blocks."""
-    keys = list(dict.fromkeys(block.key for block in ranked))
-    sent = [block.key for block in plan.blocks]
-    if plan.request.history or plan.templates.is_ranked(keys, sent):
-        return plan
-    label_of = plan.label_of
-    words = plan.templates.order_annotation([label_of[key] for key in keys])
-    return replace(plan, order_annotation=words)
 
 
 class _Histories:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_each, checked_kind
-from ctxreuse.measure.replay.cacheweaver import CacheWeaverPlanner
-from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 
 TraceMode: TypeAlias = Literal["online", "offline"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReorderedTrace:
-    """A trace as a baseline reorders it."""
-
-    requests: Sequence[TraceRequest]
-    planning_ms: float | None = None
-    wrong: int = 0
-
-
-Reorder: TypeAlias = Callable[[Sequence[TraceRequest], bool], ReorderedTrace]
-"""From a trace, and whether shown blocks are left out, to the trace in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +22,6 @@ class Policy:
     mode: TraceMode
     is_scheduled: bool = True
     is_annotated: bool = True
-    reorder: Reorder | None = None
-    planner_class: type[ReusePlanner] = ReusePlanner
     is_marked: bool = True
     keep_best: bool = False
 
@@ -46,7 +29,7 @@ class Policy:
         self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
     ) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache is empty."""
-        return self.planner_class(
+        return ReusePlanner(
             annotate=None if self.is_annotated else False,
             labels=self.labels(deduplicate=deduplicate),
             deduplicate=deduplicate,
@@ -63,12 +46,11 @@ class Policy:
 AS_SENT = Policy("as retrieved", "none", "online")
 PAPERS_ONLINE = Policy("papers' order, online", "paper", "online")
 PAPERS_BATCH = Policy("papers' order, batch", "paper", "offline")
-CACHEWEAVER = Policy("CacheWeaver, online", "none", "online", planner_class=CacheWeaverPlanner)
 OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
 TODAY = Policy("as sent today", "none", "online", is_marked=False)
-POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS_BATCH)
-"""As it is, as papers (RAGBoost and ContextPilot; CacheWeaver) and as this package have it."""
+POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
+"""As it is, as the papers (RAGBoost and ContextPilot) and as this package have it."""
 
 
 def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:

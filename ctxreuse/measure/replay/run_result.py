@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -18,23 +17,22 @@ from ctxreuse.context.checks import (
     checked_integer,
     checked_kind,
     checked_number,
-    checked_texts,
 )
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import Policy, ReorderedTrace
+from ctxreuse.measure.replay.policies import Policy
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 
+_Value = TypeVar("_Value")
+
 
 class Part(StrEnum):
-    """A part of a benchmark; an estimate has `policies` and `k` only."""
+    """A part of what is measured; benchmarks may have others."""
 
     policies = "policies"
     k = "k"
-    sessions = "sessions"
-    ablations = "ablations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +43,18 @@ class Run:
     trace: Sequence[TraceRequest]
     deduplicate: bool = True
     capacity_tokens: int | None = None
-    part: Part = Part.policies
+    part: str = Part.policies
     k: int | None = None
     sessions: int | None = None
     workers: int = 1
+    at_once: int = 1
+    """Conversations that a live engine is asked at a time."""
 
     def planner(self, cache: CacheProfile = VLLM) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
         return self.policy.planner(
             deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens, cache=cache
         )
-
-    def reordered(self) -> ReorderedTrace:
-        """Return the trace that is planned: the policy's own order, if it has one."""
-        if self.policy.reorder is None:
-            return ReorderedTrace(self.trace)
-        return self.policy.reorder(self.trace, self.deduplicate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class RunResult:
     workers: int = 1
     request_ids: tuple[str, ...] = ()
     first_token_s: tuple[float, ...] = ()
-    scores: tuple[tuple[str, float, float], ...] = ()
+    answers: tuple[str, ...] = ()
     failures: int = 0
     word_tokens: int = 0
     bill: RunBill | None = None
@@ -120,34 +114,23 @@ class RunResult:
     def of_run(
         cls,
         run: Run,
-        reordered: ReorderedTrace,
         planned: Sequence[PlannedRequest],
         usages: Sequence[CacheUsage],
         planning_s: float,
-        *,
-        notes: Iterable[str] = (),
         **more: Any,
     ) -> Self:
         """Return the result of a run."""
         checked_kind("run", run, Run, "a Run")
-        checked_kind("reordered", reordered, ReorderedTrace, "a ReorderedTrace")
         checked_each("planned", planned, PlannedRequest, "a PlannedRequest")
         checked_each("usages", usages, CacheUsage, "a CacheUsage")
         checked_number("planning_s", planning_s)
-        planning_ms = reordered.planning_ms
-        if planning_ms is None:
-            planning_ms = 1e3 * planning_s / max(1, len(planned))
-        wrong = (
-            f"{run.policy.name} lost, doubled or swapped blocks of {reordered.wrong:,} of "
-            f"{len(run.trace):,} requests; these were sent as retrieved"
-        )
         return cls(
             policy=run.policy.name,
             strategy=run.policy.strategy,
             mode=run.policy.mode,
             deduplicated=run.deduplicate,
             capacity_tokens=run.capacity_tokens,
-            planning_ms=round(planning_ms, 4),
+            planning_ms=round(1e3 * planning_s / max(1, len(planned)), 4),
             prompt_tokens=tuple(usage.prompt_tokens for usage in usages),
             cached_tokens=tuple(usage.cached_tokens for usage in usages),
             part=run.part,
@@ -156,7 +139,6 @@ class RunResult:
             workers=run.workers,
             word_tokens=sum(map(said_tokens, planned)),
             planned=planned,
-            notes=(*([wrong] if reordered.wrong else []), *checked_texts("notes", notes)),
             **more,
         )
 
@@ -187,16 +169,6 @@ class RunResult:
         uncached = total.prefilled_tokens - sum(written.values())
         return BilledTokens(uncached, total.cached_tokens, written)
 
-    @property
-    def mean_f1(self) -> float:
-        """The mean F1 of an engine's scored answers."""
-        return fmean(f1 for _, f1, _ in self.scores)
-
-    @property
-    def mean_exact_match(self) -> float:
-        """The share of an engine's scored answers that are exact matches."""
-        return fmean(exact for *_, exact in self.scores)
-
     def first_token_percentile_s(self, share: float) -> float:
         """Return a percentile of an engine's times to the first token, in seconds."""
         if checked_number("share", share) > 100:
@@ -209,9 +181,15 @@ class RunResult:
         """Return the part of an engine's result that is about some requests."""
         checked_kind("request_ids", request_ids, Set, "a set of request ids")
         places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
-        parts: dict[str, Any] = {
-            name: tuple(getattr(self, name)[at] for at in places)
-            for name in ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
-        }
-        scores = tuple(score for score in self.scores if score[0] in request_ids)
-        return replace(self, scores=scores, **parts)
+
+        def kept(values: Sequence[_Value]) -> tuple[_Value, ...]:
+            return tuple(values[at] for at in places) if values else ()
+
+        return replace(
+            self,
+            prompt_tokens=kept(self.prompt_tokens),
+            cached_tokens=kept(self.cached_tokens),
+            request_ids=kept(self.request_ids),
+            first_token_s=kept(self.first_token_s),
+            answers=kept(self.answers),
+        )

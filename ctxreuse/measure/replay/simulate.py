@@ -155,22 +155,21 @@ class Replay:
 
     def measure(self, run: Run) -> RunResult:
         """Plan a run's own trace, which is of the same corpus, and serve it from a cache."""
-        reordered = checked_kind("run", run, Run, "a Run").reordered()
-        planner = run.planner(self.cache)
+        planner = checked_kind("run", run, Run, "a Run").planner(self.cache)
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
 
         started = time.perf_counter()
         planned = plan_under(
-            run.policy, reordered.requests, planner, conversations=True, advance=self.advance
+            run.policy, run.trace, planner, conversations=True, advance=self.advance
         )
         planning_s = time.perf_counter() - started
         if not self.cache.is_hosted:
             usages = self.served(planned, run.capacity_tokens)
-            return RunResult.of_run(run, reordered, planned, usages, planning_s)
+            return RunResult.of_run(run, planned, usages, planning_s)
         billed = self._billed(run.policy, planned)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
         bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
-        return RunResult.of_run(run, reordered, planned, usages, planning_s, bill=bill)
+        return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def _billed(self, policy: Policy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
         """Return what a provider charges for each request; a batch is sent all at once."""

@@ -69,7 +69,7 @@ def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunRes
         run.policy, run.trace, planners, conversations=True, advance=replay.advance
     )
     usages = replay.served(planned, run.capacity_tokens)
-    return RunResult.of_run(run, run.reordered(), planned, usages, planners.planning_s)
+    return RunResult.of_run(run, planned, usages, planners.planning_s)
 
 
 class WorkerPlanners:

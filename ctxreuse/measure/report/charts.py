@@ -22,8 +22,8 @@ from ctxreuse.measure.html_page import legible
 from ctxreuse.measure.replay.explain_plan import TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES, PolicyStyle
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.tables import OTHER_STYLES, POLICY_STYLES, PolicyStyle
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _over_time(results: Results, unlimited: Sequence[RunResult]) -> Iterator[Cha
 
 
 def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
-    over_k, over_sessions = _shown(results, results.part(Part.k)), results.part(Part.sessions)
+    over_k = _shown(results, results.part(Part.k))
     if len({run.capacity_tokens for run in runs}) > 1:
         yield Chart(
             "cache-size",
@@ -170,14 +170,6 @@ def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Char
             f"With {cache}. The dotted line is the reuse bound: the share of the block tokens that "
             f"had been sent before, in whatever place{more}.",
             lambda axes: _draw_ks(axes, over_k, results.bounds),
-        )
-    if over_sessions:
-        yield Chart(
-            "sessions",
-            "Hit ratio and conversations at a time",
-            "The more take turns, the longer until one's history is needed again: a cache that "
-            "is too small for all of them has lost it by then.",
-            lambda axes: _draw_sessions(axes, over_sessions),
         )
 
 
@@ -349,7 +341,7 @@ def _half_and_most(seconds: Sequence[float]) -> tuple[float, float]:
 def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places = {size: place for place, size in enumerate([*sizes, None])}
-    _plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
+    plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
     axes.set_xlabel("tokens that the cache holds")
 
@@ -360,22 +352,12 @@ def _draw_ks(axes: Axes, runs: Sequence[RunResult], bounds: Sequence[tuple[int, 
         axes.plot(ks, shares, color="#8c8c8c", linestyle=":")
         place = min(shares[-1], 0.93) + 0.015
         axes.text(ks[-1], place, "reuse bound", ha="right", fontsize=_LABEL_SIZE, alpha=0.8)
-    _plot_policies(axes, runs, lambda run: run.k or 0)
+    plot_policies(axes, runs, lambda run: run.k or 0)
     axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
     axes.set_xlabel("blocks a request at most")
 
 
-def _draw_sessions(axes: Axes, runs: Sequence[RunResult]) -> None:
-    counts = sorted({run.sessions for run in runs if run.sessions is not None})
-    _plot_policies(axes, runs, lambda run: run.sessions or 0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlabel("conversations at a time")
-
-
-def _plot_policies(
-    axes: Axes, runs: Sequence[RunResult], place: Callable[[RunResult], int]
-) -> None:
+def plot_policies(axes: Axes, runs: Sequence[RunResult], place: Callable[[RunResult], int]) -> None:
     """Draw a line a policy: hit ratios over the runs' places."""
     by_policy: dict[str, list[RunResult]] = {}
     for run in runs:

@@ -13,11 +13,12 @@ from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE
 from ctxreuse.measure.replay.run_result import RunResult
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.report.charts import Chart, charts
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.results_file import CauseTotal, Miss, Results
 from ctxreuse.measure.results.tables import best_of_ours, bill_lines, bill_table, tables
 from ctxreuse.measure.results.verdict import SavingsVerdict, amount, verdict
+from ctxreuse.measure.table import Table
 
 _PAGE = HtmlPage(
     "ctxreuse.measure.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -43,8 +44,8 @@ class _CauseRow:
     misses: Sequence[Miss]
 
 
-def page(results: Results) -> str:
-    """Return results as an HTML page that holds everything it shows."""
+def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()) -> str:
+    """Return results, and more tables and charts, as an HTML page that needs nothing else."""
     _check_results(results)
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
@@ -55,16 +56,21 @@ def page(results: Results) -> str:
         bill=shown,
         bill_lines=[] if bill is None else list(bill_lines(bill)),
         cache=None if bill is None else profile_spec(bill.cache),
-        charts=charts(results),
-        tables=[one for one in tables(results) if one != shown],
+        charts=[*charts(results), *more_charts],
+        tables=[*(one for one in tables(results) if one != shown), *more],
         causes=list(_causes(results)),
         lossless=[one for one in results.causes if not one.lost_tokens],
     )
 
 
-def write_report(results: Results, path: str | Path) -> None:
+def write_report(
+    results: Results,
+    path: str | Path,
+    more: Sequence[Table] = (),
+    more_charts: Sequence[Chart] = (),
+) -> None:
     """Write the page of `page`."""
-    write_text(path, page(results))
+    write_text(path, page(results, more, more_charts))
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:

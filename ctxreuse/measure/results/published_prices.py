@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime, time
 from typing import Any, Final
 
@@ -20,6 +21,15 @@ _PROVIDERS: Final = {
 }
 _WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
 """Where it has the price of writing for a time to live, if not under `cache_write_mtok`."""
+
+
+def prices_given(given: str | Prices | None, cache: CacheProfile) -> Prices | None:
+    """Return the prices of a file, or those of a model's name as they are published today."""
+    if given is None or isinstance(given, Prices):
+        return given
+    if given.endswith(".json") or os.path.exists(given) or os.sep in given:
+        return Prices.read(given, cache)
+    return published_prices(given, date.today(), cache)
 
 
 def published_prices(model: str, day: date, cache: CacheProfile = VLLM) -> Prices:

@@ -57,7 +57,7 @@ def read_stored(path: FilePath) -> Stored:
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise InputFileError(
             f"{path}: no results in format {FORMAT}; write them with "
-            "`ctxreuse estimate TRACE --results FILE` or `ctxreuse bench`"
+            "`ctxreuse estimate TRACE --results FILE`"
         )
     return Stored(str(path), stored)
 
@@ -223,19 +223,17 @@ def run_result(place: str, value: Any, cache: CacheProfile | None = None) -> Run
         planning_ms=stored.get("planning_ms", number),
         prompt_tokens=stored.get("prompt_tokens", each(integer)),
         cached_tokens=stored.get("cached_tokens", each(integer)),
-        part=stored.get("part", one_of(*Part), Part.policies),
+        part=stored.get("part", text, Part.policies),
         k=stored.get("k", optional(integer), None),
         sessions=stored.get("sessions", optional(integer), None),
         workers=stored.get("workers", integer, 1),
         request_ids=stored.get("request_ids", each(text), []),
         first_token_s=stored.get("first_token_s", each(number), []),
-        scores=stored.get("scores", each(row(text, share, share)), []),
+        answers=stored.get("answers", each(text), []),
         failures=stored.get("failures", integer, 0),
         word_tokens=stored.get("word_tokens", integer, 0),
         bill=stored.get("bill", optional(partial(run_bill, cache=cache)), None),
     )
-    if run.part == Part.sessions and not run.sessions:
-        _fail(f"{place}: sessions", run.sessions, "an integer from 1, as part is sessions")
     _check_lengths(place, run)
     return run
 
@@ -247,6 +245,7 @@ def _check_lengths(place: str, run: RunResult) -> None:
         ("cached_tokens", run.cached_tokens, requests),
         ("request_ids", run.request_ids, answered),
         ("first_token_s", run.first_token_s, answered),
+        ("answers", run.answers, answered if run.answers else 0),
     )
     for name, values, length in lists:
         if len(values) != length:

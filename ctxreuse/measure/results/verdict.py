@@ -205,7 +205,7 @@ def _of_order(results: Results) -> SavingsVerdict:
 
 def _compared(results: Results) -> list[RunResult]:
     """Return runs that differ in policy and cache only, among them one as retrieved."""
-    for part in Part:
+    for part in dict.fromkeys((Part.policies, *(run.part for run in results.runs))):
         runs = results.part(part)
         plain = [run for run in runs if run.policy == AS_SENT.name and not run.deduplicated]
         if plain:

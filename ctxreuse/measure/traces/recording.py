@@ -71,7 +71,7 @@ class _MeasuredBlock(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Written:
+class _CorpusEntry:
     """What the corpus has under a name, and how many tenants' blocks it is remembered for."""
 
     digest: bytes
@@ -112,7 +112,9 @@ class TraceRecorder(OnePerProcess):
         self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
             _BLOCKS, max_weight=_BLOCKS, weight_of=id_size
         )
-        self._written: dict[BlockId, _Written] = {}  # by the names that the tenants' blocks have
+        self._written: dict[
+            BlockId, _CorpusEntry
+        ] = {}  # by the names that the tenants' blocks have
         self._has_forgotten = False
         self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
         self._blocks = self._requests_of_conversations = self._talks = 0
@@ -349,7 +351,7 @@ class TraceRecorder(OnePerProcess):
                     line["title"] = title
             _append(corpus, line)
             self._blocks += 1
-            self._written[name] = _Written(digest)
+            self._written[name] = _CorpusEntry(digest)
         self._written[name].tenants += 1
         for _, _, gone in self._names.put(tenant, block.key, name):
             self._written[gone].tenants -= 1

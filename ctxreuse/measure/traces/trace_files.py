@@ -38,7 +38,6 @@ class TraceRequest:
     turn: int = 0
     tenant: str = ""
     system: str | None = None
-    ranked: tuple[ContextBlock, ...] | None = None
     timestamp_ms: float | None = None
     output_tokens: int | None = None
     sent: SentCall | None = None

@@ -1,0 +1,158 @@
+"""CacheWeaver's order, for comparison: a greedy walk through the evidence that was served before.
+
+Tan, Gu and Li, "CacheWeaver: Cache-Aware Evidence Ordering for Efficient Grounded RAG Inference"
+(arXiv 2606.19667, 2026). The authors have published no code. What stands here is taken from:
+
+- the paper's abstract: a prefix tree over recently served evidence sequences, a greedy walk that
+  places the most reusable prefix first, the set of evidence and the engine left as they are;
+- two transcriptions of its Algorithm 1 in public repositories, which agree: the remaining documents
+  are looked at in the retriever's order, the first that continues the walk below the node that was
+  reached is placed next, and where none does, the rest follows in the retriever's order; a request
+  that was served is put into the tree; the tree forgets what was served longest ago, which stands
+  in for the engine's evictions.
+
+The paper's tree holds the last requests of a fixed number, because it does not know the cache. Here
+it holds what the cache holds, in tokens, least recently used leaves first, as the other policies'
+trees do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import replace
+
+from ctxreuse.context.blocks import BlockKey, ContextRequest
+from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.index.nodes import NodeTree
+from ctxreuse.index.radix_tree import ContextIndex, Evicted
+from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.traces.trace_files import block_tokens
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
+
+
+def cacheweaver_order(
+    context: Iterable[BlockKey], tree: NodeTree, root: int, *, prefers_most_served: bool = False
+) -> list[BlockKey]:
+    """Order a context as CacheWeaver does."""
+    rank = {key: place for place, key in enumerate(dict.fromkeys(context))}  # of those to place
+    order: list[BlockKey] = []
+
+    def preference(child: int) -> tuple[int, int]:
+        return (-tree.uses[child] if prefers_most_served else 0, rank[tree.runs[child][0]])
+
+    node = root
+    while node:
+        node = min(_continuing(tree, node, rank), key=preference, default=0)
+        for key in tree.runs[node] if node else ():
+            if key not in rank:
+                node = 0  # within a run, only this block goes on
+                break
+            order.append(key)
+            del rank[key]
+    return [*order, *rank]
+
+
+def _continuing(tree: NodeTree, node: int, context: Collection[BlockKey]) -> Iterator[int]:
+    """Yield the children of a node that begin with a block of a context."""
+    if node in tree.wide:
+        yield from (child for key in context if (child := tree.child(node, key)))
+    else:
+        for child in tree.children(node):
+            if tree.runs[child][0] in context and not tree.opens_turn[child]:
+                yield child
+
+
+class CacheWeaverPlanner(ReusePlanner):
+    """Plans requests one by one in CacheWeaver's order, and as retrieved in all other ways."""
+
+    def __init__(
+        self,
+        *,
+        labels: bool | None = None,
+        deduplicate: bool = True,
+        capacity_tokens: int | None = None,
+        prefers_most_served: bool = False,
+        cache: CacheProfile = VLLM,
+    ) -> None:
+        super().__init__(
+            annotate=False,
+            labels=labels,
+            deduplicate=deduplicate,
+            capacity_tokens=capacity_tokens,
+            cache=cache,
+        )
+        self._prefers_most_served = prefers_most_served
+        self._served = ContextIndex(capacity_tokens)
+        self._ends: dict[tuple[str, str | int | None], int] = {}
+        self._requests = 0
+
+    def plan(
+        self,
+        request: ContextRequest,
+        strategy: Strategy = "none",
+        *,
+        deduplicate: bool | None = None,
+        now: float | None = None,
+    ) -> Plan:
+        """Plan one request that has just arrived; see `ReusePlanner.plan`."""
+        root = (request.tenant, request.system)
+        if not request.history:
+            blocks = request.unique_blocks
+            order = cacheweaver_order(
+                blocks,
+                self._served.tree,
+                self._served.root(root),
+                prefers_most_served=self._prefers_most_served,
+            )
+            request = replace(request, blocks=tuple(blocks[key] for key in order))
+        plan = super().plan(request, "none", deduplicate=deduplicate, now=now)
+        self._serve(plan, root)
+        return plan
+
+    def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
+        """Take requests out that the engine did not serve; see `ReusePlanner.evict`."""
+        ids = list(request_ids)
+        for request_id in ids:
+            self._served.evict(_name(tenant or "", request_id))
+            self._tidy()
+        return super().evict(ids, tenant)
+
+    def _serve(self, plan: Plan, root: Hashable) -> None:
+        request = plan.request
+        keys = [block.key for block in plan.blocks]
+        tokens = [max(1, block_tokens(block)) for block in plan.blocks]
+        conversation = (request.tenant, request.conversation_id)
+        name = _name(request.tenant, plan.request_id)
+        self._requests += 1
+        if request.history:
+            end = self._ends.get(conversation, 0)
+            put = self._served.extend(end, root, keys, tokens, name, self._requests)
+        else:
+            put = self._served.insert(root, keys, tokens, name, self._requests)
+        if request.conversation_id is not None:
+            self._ends[conversation] = put.end
+        self._tidy()
+
+    def _tidy(self) -> None:
+        while self._served.tidy():
+            pass  # nobody waits for it
+
+
+def _name(tenant: str, request_id: str | int) -> str:
+    return repr((tenant, request_id))  # tenants may use the same ids
+
+
+class _CacheWeaverPolicy(Policy):
+    def planner(
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
+    ) -> ReusePlanner:
+        return CacheWeaverPlanner(
+            labels=self.labels(deduplicate=deduplicate),
+            deduplicate=deduplicate,
+            capacity_tokens=capacity_tokens,
+            cache=cache,
+        )
+
+
+CACHEWEAVER = _CacheWeaverPolicy("CacheWeaver, online", "none", "online")

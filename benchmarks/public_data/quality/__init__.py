@@ -1,0 +1,1 @@
+"""Whether an engine's answers stay as good when blocks are reordered."""

@@ -1,0 +1,235 @@
+"""What a benchmark sends: questions with the blocks found for them, in order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
+from ctxreuse.workflow.retrievers import KeywordRetriever
+from public_data.datasets import Dataset, Passage, Question
+from public_data.peers.frameworks import RETRIEVERS
+
+Found = Mapping[str, Sequence[ContextBlock]]
+"""Question -> blocks, best first."""
+
+USUAL_SESSIONS = 8
+"""Conversations at a time, where the benchmark does not vary them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a benchmark."""
+
+    name: str
+    conversations: tuple[tuple[TraceRequest, ...], ...]
+    arrivals: tuple[int, ...]
+    corpus: Mapping[BlockId, ContextBlock]
+    references: Mapping[str, Sequence[str]]
+    recall: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether some questions are turns of a conversation."""
+        return any(turns[0].conversation_id is not None for turns in self.conversations)
+
+    def in_order(self) -> list[TraceRequest]:
+        """Return the requests as the files have them; turns of a conversation stay in order."""
+        turns = list(map(iter, self.conversations))
+        return [next(turns[place]) for place in self.arrivals]
+
+    def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
+        """Return the requests in an order that they might arrive in."""
+        random = Random(seed)
+        waiting = [list(reversed(turns)) for turns in self.conversations]
+        random.shuffle(waiting)
+        running: list[list[TraceRequest]] = []
+        trace = []
+        while waiting or running:
+            while waiting and len(running) < sessions:
+                running.append(waiting.pop())
+            place = random.randrange(len(running))
+            trace.append(running[place].pop())
+            if not running[place]:
+                del running[place]
+        return trace
+
+
+def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
+    """Return a data set with some of its questions, in whole conversations."""
+    groups = list(_conversations(dataset.questions))
+    if seed is not None:
+        Random(seed).shuffle(groups)
+    chosen: set[str] = set()
+    for group in groups:
+        if len(chosen) + len(group) <= most:
+            chosen.update(question.id for question in group)
+    if not chosen and groups:
+        raise InvalidRequestError(
+            f"{most:,} requests are less than the shortest conversation's "
+            f"{min(map(len, groups)):,} turns, and conversations stay whole; allow more, or take "
+            "turns as independent questions"
+        )
+    questions = tuple(question for question in dataset.questions if question.id in chosen)
+    return replace(dataset, questions=questions)
+
+
+def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:
+    """Return the requests for questions, with the blocks found for each."""
+    corpus: dict[BlockId, ContextBlock] = {}
+    hits = golden = 0
+    groups = list(_conversations(questions))
+    place_of = {one.id: place for place, group in enumerate(groups) for one in group}
+    for question in questions:
+        blocks = found[question.id]
+        for block in blocks:
+            if corpus.setdefault(block.id, block).text != block.text:
+                raise InvalidRequestError(
+                    f"the retriever gives id {describe(block.id)} to two texts; "
+                    "give every text its own"
+                )
+        golden += len(question.gold)
+        hits += len(question.gold.intersection(str(block.id) for block in blocks))
+    return Workload(
+        name=name,
+        conversations=tuple(
+            tuple(
+                TraceRequest(
+                    request_id=question.id,
+                    query=question.text,
+                    blocks=tuple(found[question.id]),
+                    conversation_id=question.conversation_id,
+                    turn=question.turn,
+                )
+                for question in group
+            )
+            for group in groups
+        ),
+        arrivals=tuple(place_of[question.id] for question in questions),
+        corpus=corpus,
+        references={one.id: one.answers for one in questions if one.answers},
+        recall=hits / golden if golden else None,
+    )
+
+
+def _conversations(questions: Iterable[Question]) -> Iterable[list[Question]]:
+    groups: dict[tuple[bool, str], list[Question]] = {}
+    for question in questions:
+        key = question.conversation_id
+        groups.setdefault((key is None, question.id if key is None else key), []).append(question)
+    for group in groups.values():
+        group.sort(key=lambda question: question.turn)
+    return groups.values()
+
+
+_DIMENSIONS = 128
+
+
+def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
+    """Return the k blocks that are found for each question, best first."""
+    blocks = {}
+    for one in dataset.passages:
+        tokens = estimate_tokens(one.text) if one.tokens is None else one.tokens
+        blocks[one.id] = ContextBlock(id=one.id, text=one.text, tokens=tokens)
+    found: dict[str, Sequence[ContextBlock]] = {}
+    scopes: dict[str, list[Question]] = {}
+    for question in dataset.questions:
+        if question.blocks is None:
+            scopes.setdefault(question.scope, []).append(question)
+        else:
+            found[question.id] = tuple(blocks[one] for one in question.blocks[:k])
+            advance()
+    for scope, questions in scopes.items():
+        passages = [one for one in dataset.passages if not scope or one.scope == scope]
+        queries = [question.text for question in questions]
+        best_of = _search(how, passages, [blocks[one.id] for one in passages], queries, k)
+        for question, best in zip(questions, best_of, strict=True):
+            found[question.id] = best
+            advance()
+    return found
+
+
+def _search(
+    how: str,
+    passages: Sequence[Passage],
+    blocks: Sequence[ContextBlock],
+    queries: list[str],
+    k: int,
+) -> Iterator[Sequence[ContextBlock]]:
+    match how:
+        case "bm25":
+            return _bm25(blocks, queries, k)
+        case "faiss":
+            return _faiss(blocks, queries, k)
+    return _framework(how, passages, queries, k)
+
+
+def _bm25(
+    blocks: Sequence[ContextBlock], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    retriever = KeywordRetriever(blocks)
+    with asyncio.Runner() as runner:
+        for query in queries:
+            yield runner.run(retriever.retrieve(query, k))
+
+
+def _faiss(
+    blocks: Sequence[ContextBlock], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    import faiss
+
+    texts = [block.text for block in blocks]
+    embedder = TfidfEmbedder.fit(texts, _DIMENSIONS)
+    index = faiss.IndexFlatIP(embedder.dimension)
+    index.add(embedder.embed(texts))
+    _, found = index.search(embedder.embed(queries), min(k, len(blocks)))
+    for row in found:
+        yield [blocks[int(position)] for position in row]
+
+
+def _framework(
+    how: str, passages: Sequence[Passage], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    retriever = _named(how)
+    if isinstance(retriever, type) or not any(hasattr(retriever, one) for one in RETRIEVERS):
+        retriever = retriever(passages)
+    method = next((one for one in RETRIEVERS if hasattr(retriever, one)), None)
+    if method is None:
+        raise InvalidRequestError(
+            f"--retriever {describe(how)} is {type(retriever).__name__}, which has none of the "
+            f"methods {', '.join(RETRIEVERS)} of a framework's retriever"
+        )
+    for query in queries:
+        found = getattr(retriever, method)(query)
+        if not isinstance(found, list):
+            raise InvalidRequestError(
+                f"--retriever {describe(how)} must return a list, not {type(found).__name__}"
+            )
+        yield [RETRIEVERS[method](one) for one in found[:k]]
+
+
+def _named(how: str) -> Any:
+    """Return what "module:name" names."""
+    module, separator, name = how.partition(":")
+    if not separator:
+        raise InvalidRequestError(
+            f"there is no retriever {describe(how)}; take bm25, faiss, or module:name of a "
+            "LangChain or LlamaIndex retriever"
+        )
+    sys.path.insert(0, "")  # as python -m has it, so that a file here can be named
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError(f"--retriever {describe(how)}: {error}") from error
+    finally:
+        sys.path.remove("")

@@ -1,0 +1,144 @@
+"""A recording, sent to an engine in two or three orders that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from ctxreuse.context.checks import checked_choice
+from ctxreuse.errors import BatchTooLargeError, InputFileError
+from ctxreuse.measure.bench.live_engine import LiveEngine
+from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
+from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.policies import AS_SENT, POLICIES, TraceMode, keeping_best
+from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.tables import engine_table, in_words, verdict_output
+from ctxreuse.measure.table import Shown
+from ctxreuse.measure.traces.json_lines import write_lines
+from ctxreuse.measure.traces.recording_folder import read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.planner import Strategy
+
+_ORDERS = [one for one in get_args(Strategy) if one != "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What is sent, and to whom."""
+
+    recording: str = option(
+        "A folder that `ctxreuse record` wrote, or a trace as `ctxreuse plan` reads it.",
+        argument=True,
+    )
+    corpus: str | None = option(BESIDE_TRACE, None)
+    base_url: str = option(
+        "The engine's address, such as http://127.0.0.1:8000/v1. Its key is taken from "
+        "OPENAI_API_KEY."
+    )
+    model: str | None = option("The model to ask; the server's first one if not given.", None)
+    order: Sequence[str] = option(
+        "An order to compare with the retriever's: reuse (this package's) or paper "
+        "(ContextPilot's); several may be given. Without it, reuse.",
+        (),
+    )
+    mode: TraceMode = option(
+        "online: each request is planned as it comes; offline: all as one batch.", "online"
+    )
+    keep_best: bool = option(KEEP_BEST, False)
+    requests: int | None = option(
+        "How many requests to send, from the first on; without it, all.", None, min=1
+    )
+    independent: bool = option("Take turns of conversations as independent requests.", False)
+    answer_tokens: int = option(
+        "The longest answer in tokens. Without it 1, which is enough for the times.", 1, min=1
+    )
+    api_key: str = field(default="EMPTY", repr=False)
+
+
+class RecordedBench(NamedTuple):
+    """What came out, and the requests that were sent."""
+
+    results: Results
+    trace: Sequence[TraceRequest]
+
+
+def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> RecordedBench:
+    """Send a recording in each order, interleaved, and measure what the engine says."""
+    blocks, trace = read_recording(config.recording, config.corpus)
+    trace = trace[: config.requests]
+    if config.independent:
+        trace = [replace(one, conversation_id=None, turn=0) for one in trace]
+    _check_texts(config.recording, trace)
+    runs = list(_runs(config, trace))
+    with (
+        progress("sending", 2 * len(runs) * len(trace)) as advance,
+        LiveEngine(
+            config.base_url, config.model, config.api_key, config.answer_tokens, advance
+        ) as engine,
+    ):
+        measured = engine.measure(runs)
+    results = [one for one in measured if isinstance(one, RunResult)]
+    notes = [
+        f"{run.policy.name} left out: too many requests for it as one batch"
+        for run, one in zip(runs, measured, strict=True)
+        if isinstance(one, BatchTooLargeError)
+    ]
+    notes += [note for one in results for note in one.notes]
+    found = Results.of(
+        Path(config.recording).name,
+        "engine",
+        TraceSummary.of(trace),
+        results,
+        (),
+        blocks,
+        notes=tuple(notes),
+        keep_best=config.keep_best,
+    )
+    return RecordedBench(found, trace)
+
+
+def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
+    if not trace:
+        raise InputFileError(f"{recording}: holds no requests; record some")
+    for one in trace:
+        if any(block.tokens and not block.text for block in one.blocks):
+            raise InputFileError(
+                f"{recording}: request {one.request_id!r} has blocks without texts; record again "
+                "without --hash-only"
+            )
+
+
+def _runs(config: BenchConfig, trace: Sequence[TraceRequest]) -> Iterator[Run]:
+    """Yield the retriever's order, and others, which leave out what a conversation shows."""
+    orders = {checked_choice("order", one, _ORDERS) for one in config.order} or {"reuse"}
+    ours = [one for one in POLICIES if one.mode == config.mode and one.strategy in orders]
+    has_turns = any(one.conversation_id is not None for one in trace)
+    yield Run(AS_SENT, trace, deduplicate=False)
+    for policy in keeping_best(ours) if config.keep_best else ours:
+        yield Run(policy, trace, deduplicate=has_turns)
+
+
+def bench_output(results: Results) -> Iterator[Shown]:
+    """Yield what a terminal shows."""
+    yield from verdict_output(results)
+    yield in_words(results.trace)
+    yield engine_table("What the engine reported", results.part())
+    yield from results.notes
+
+
+def write_answers(bench: RecordedBench, path: Path) -> None:
+    """Write the questions that were answered in all orders, with each answer under its order."""
+    answers = {
+        run.policy: dict(zip(run.request_ids, run.answers, strict=True))
+        for run in bench.results.runs
+    }
+    lines: list[dict[str, Any]] = []
+    for one in bench.trace:
+        said = {name: of_run.get(str(one.request_id)) for name, of_run in answers.items()}
+        if None not in said.values():
+            lines.append({"request_id": one.request_id, "query": one.query, "answers": said})
+    write_lines(str(path), lines)

@@ -1,0 +1,191 @@
+"""What ordering saves of a trace: every policy over cache sizes, and what reports show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ctxreuse.context.cache_profile import CacheProfile, cache_profile
+from ctxreuse.context.checks import (
+    check_function,
+    checked_integer,
+    checked_kind,
+    checked_list,
+    checked_positive,
+)
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
+from ctxreuse.measure.replay.estimate import (
+    KS,
+    TraceSummary,
+    deduplications,
+    estimate,
+    estimate_over_k,
+    reuse_bounds,
+    shown,
+)
+from ctxreuse.measure.replay.policies import POLICIES, hosted_policies, keeping_best
+from ctxreuse.measure.replay.simulate import (
+    Progress,
+    Replay,
+    load_tokenizer,
+    no_progress,
+)
+from ctxreuse.measure.replay.workers import estimate_workers, worker_policies
+from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.published_prices import prices_given
+from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
+from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
+from ctxreuse.serving.emulation.rates import COMMON_RATES
+
+_BEST_FIRST = (
+    "ctxreuse keeps the retriever's best block in front here: ReusePlanner(keep_best=True)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig:
+    """What is estimated."""
+
+    trace: str = option(
+        "A folder that `ctxreuse record` wrote, or a trace: a JSON object a line with request_id, "
+        "query, blocks.",
+        argument=True,
+    )
+    corpus: str | None = option(BESIDE_TRACE, None)
+    capacity_tokens: Sequence[int] = option(
+        "Tokens that the engine's cache holds; several may be given. Without it, some sizes that "
+        "suit the trace.",
+        (),
+        min=0,
+    )
+    tokenizer: str | Path | None = option(
+        "A tokenizer.json: count whole prompts token by token. Without it, each block counts as "
+        "its tokens, the words that ctxreuse adds as about as many as they have, and questions as "
+        "none.",
+        None,
+        type=Path | None,
+    )
+    workers: int | None = option(
+        "Worker processes that use one engine (uvicorn --workers 8): also measure what they reach "
+        "together, without a log of what they have sent and with a shared one. Requests go to them "
+        "in turn, conversations to one each; with a log each knows of a request once as many "
+        "others have come as there are workers.",
+        None,
+        min=2,
+    )
+    prefill_rate: float | None = option(
+        "Prompt tokens that your engine computes in a second, for the time saved; without it, "
+        "10,000, about a model of 8 billion parameters on one H100.",
+        None,
+        min=1,
+    )
+    cache: str | CacheProfile = option(
+        f"{CACHES} Of a provider's cache, what is shown is the bill.", "vllm", type=str
+    )
+    prices: str | Prices | None = option(PRICES, None, metavar="FILE|MODEL", type=str | None)
+    independent: bool = option("Take turns of conversations as independent requests.", False)
+    keep_best: bool = option(KEEP_BEST, False)
+
+
+def measure_savings(
+    config: EstimateConfig, *, for_report: bool = False, progress: Progress = no_progress
+) -> Results:
+    """Replay a trace under every policy, with an unlimited cache and smaller ones."""
+    checked_kind("config", config, EstimateConfig, "an EstimateConfig")
+    check_function("progress", progress, "a function")
+    profile = cache_profile(config.cache)
+    prices = prices_given(config.prices, profile)
+    smaller = checked_list("capacity_tokens", config.capacity_tokens, "a list of tokens")
+    number = None if config.workers is None else checked_integer("workers", config.workers, 2)
+    rate = COMMON_RATES.prefill_tokens_per_s
+    if config.prefill_rate is not None:
+        rate = checked_positive("prefill_rate", config.prefill_rate)
+    if profile.is_hosted and (smaller or number or config.prefill_rate is not None):
+        raise InvalidRequestError(
+            "capacity_tokens, workers and prefill_rate are an engine's, and "
+            f"{profile.name!r} is a provider's cache; leave them out"
+        )
+    blocks, requests = read_recording(config.trace, config.corpus)
+    if config.independent:
+        requests = [replace(one, conversation_id=None, turn=0) for one in requests]
+    different = fronts_that_differ(requests)
+    if different is None:  # else it is said what comes of it once they are mended
+        requests = behind_fronts(requests)
+    summary = TraceSummary.of(requests)
+    encoder = None if config.tokenizer is None else load_tokenizer(str(config.tokenizer))
+    sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
+    tried = hosted_policies(profile) if profile.is_hosted else POLICIES
+    if config.keep_best:
+        tried = keeping_best(tried)
+    most = max((len(one.blocks) for one in requests), default=0)
+    ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
+    policies = len(tried) if number is None else len(tried) + len(worker_policies(number))
+    rounds = policies * len(deduplications(requests)) * len(sizes) + len(tried) * len(ks)
+    with progress("replaying", 2 * rounds * len(requests)) as advance:
+        replay = Replay(requests, blocks, encoder, advance, profile)
+        runs = list(estimate(replay, sizes, tried))
+        of_workers = (
+            []
+            if number is None
+            else list(estimate_workers(replay, sizes, number, keep_best=config.keep_best))
+        )
+        over_k = [run for _, run in estimate_over_k(replay, ks, tried)]
+    return Results.of(
+        Path(config.trace).name,
+        "blocks" if encoder is None else "tokens",
+        summary,
+        [*runs, *of_workers, *over_k],
+        shown(runs).planned if for_report else (),
+        blocks,
+        read_titles(config.corpus or corpus_path(config.trace)) if for_report else None,
+        bounds=reuse_bounds(requests, ks),
+        notes=(
+            *((_BEST_FIRST,) if config.keep_best else ()),
+            *_front_notes(requests),
+            *(_bill_notes(requests) if profile.is_hosted else ()),
+        ),
+        cache_tokens=next(iter(smaller), None),
+        prefill_tokens_per_s=None if profile.is_hosted else rate,
+        prices=prices,
+        cache=profile,
+        output_tokens=_output_tokens(requests),
+        different_fronts=different,
+        outside_runs=sum(one.in_run is False for one in requests),
+        keep_best=config.keep_best,
+    )
+
+
+def _front_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
+    """Yield what to do where prompts begin in several ways before their documents."""
+    fronts = len({one.front for one in trace if one.front is not None})
+    if fronts > 1:
+        yield (
+            f"The prompts begin in {fronts:,} ways before their documents and share nothing across "
+            "these: put what differs behind the documents, {context} before {question}."
+        )
+
+
+def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:
+    """Return the tokens of all answers; None if the trace does not say all."""
+    told = [one.output_tokens for one in trace if one.output_tokens is not None]
+    return sum(told) if told and len(told) == len(trace) else None
+
+
+def _bill_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
+    """Yield what a reader of a bill has to know of a trace."""
+    timed = sum(one.timestamp_ms is not None for one in trace)
+    if not timed:
+        yield "No request has a timestamp, so nothing expires."
+    elif timed < len(trace):
+        yield (
+            f"{len(trace) - timed:,} of {len(trace):,} requests have no timestamp: they count as "
+            "sent with the one before."
+        )
+    told = sum(one.output_tokens is not None for one in trace)
+    if told < len(trace):
+        which = f"only {told:,} of {len(trace):,} requests say" if told else "no request says"
+        yield f"Answers are left out: {which} how long its answer is (output_tokens)."

@@ -1,0 +1,64 @@
+"""Tables, made once from rows and columns: what terminals and pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self, TypeAlias, TypeVar
+
+_Row = TypeVar("_Row")
+
+
+class Good(str):
+    """A cell that is good news."""
+
+    __slots__ = ()
+
+
+class Bad(str):
+    """A cell that is bad news."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; a row of one cell is a heading, and columns of numbers are aligned to the right."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    is_text: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Iterable[_Row],
+        columns: Mapping[str, Callable[[_Row], str]],
+        *,
+        is_text: bool = False,
+    ) -> Self:
+        """Return a table with a row for each of some things."""
+        return cls.of_groups(title, {"": rows}, columns, is_text=is_text)
+
+    @classmethod
+    def of_groups(
+        cls,
+        title: str,
+        groups: Mapping[str, Iterable[_Row]],
+        columns: Mapping[str, Callable[[_Row], str]],
+        *,
+        is_text: bool = False,
+    ) -> Self:
+        """Return a table of groups, those that hold something under their headings."""
+        table: list[tuple[str, ...]] = []
+        for heading, rows in groups.items():
+            cells = [tuple(cell(row) for cell in columns.values()) for row in rows]
+            table += [(heading,)] if heading and cells else []
+            table += cells
+        return cls(title, tuple(columns), tuple(table), is_text)
+
+
+Shown: TypeAlias = str | Table
+"""A line of text, or a table."""

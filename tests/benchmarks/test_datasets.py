@@ -1,0 +1,405 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_text_splitters import RecursiveCharacterTextSplitter
+from planning_helpers import write_jsonl
+from public_data_helpers import run
+
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import InputFileError, InvalidRequestError
+from public_data.datasets import LOADERS, Dataset, Passage, Question, load
+from public_data.datasets.dataset import ChunkedDocument, split_text, squeeze
+
+__all__ = ["run"]
+
+DATA = os.environ.get("CTXREUSE_DATA")
+
+
+def error_of(name, path, kind=InputFileError, **options):
+    with pytest.raises(kind) as caught:
+        load(name, path, **options)
+    return str(caught.value)
+
+
+# load
+
+
+def test_the_formats_have_these_names():
+    assert list(LOADERS) == ["multihop-rag", "narrativeqa", "qasper", "mtrag", "locomo", "jsonl"]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("squad", "'squad' (str)"), (None, "None (NoneType)")])
+def test_a_format_that_does_not_exist_is_named_with_those_that_do(tmp_path, name, shown):
+    assert error_of(name, tmp_path, InvalidRequestError) == (
+        f"there is no data set {shown}; choose one of "
+        "'multihop-rag', 'narrativeqa', 'qasper', 'mtrag', 'locomo', 'jsonl'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"), [(0, "0 (int)"), (True, "a bool"), ("9", "'9' (str)")]
+)
+def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
+    message = error_of("jsonl", tmp_path, InvalidRequestError, chunk_tokens=tokens)
+    assert message == f"chunk_tokens must be an integer from 1, not {shown}"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "files"),
+    [
+        (
+            "multihop-rag",
+            "corpus.json",
+            "a folder with corpus.json and MultiHopRAG.json, published at "
+            "github.com/yixuantt/MultiHop-RAG",
+        ),
+        (
+            "narrativeqa",
+            "documents.csv",
+            "a folder with documents.csv, qaps.csv and third_party/wikipedia/summaries.csv or "
+            "tmp/<document_id>.content, published at github.com/google-deepmind/narrativeqa",
+        ),
+        (
+            "qasper",
+            "qasper-*.json",
+            "a file such as qasper-dev-v0.3.json, or a folder with qasper-*.json, published at "
+            "allenai.org/data/qasper",
+        ),
+        (
+            "mtrag",
+            "mtrag-human/generation_tasks/reference.jsonl",
+            "the repository's folder with corpora/passage_level/*.jsonl (or .jsonl.zip) and "
+            "mtrag-human/generation_tasks/reference.jsonl, or a benchmark's folder in it such as "
+            "mtragun-human, published at github.com/IBM/mt-rag-benchmark",
+        ),
+        (
+            "locomo",
+            "locomo10.json",
+            "a folder with locomo10.json, or that file, published at "
+            "github.com/snap-research/locomo",
+        ),
+        (
+            "jsonl",
+            "corpus.jsonl",
+            "a folder of your own with corpus.jsonl (id, text) and queries.jsonl (id, question)",
+        ),
+    ],
+)
+def test_a_missing_file_is_named_with_what_is_expected_and_who_publishes_it(
+    tmp_path, name, file, files
+):
+    assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"
+
+
+def test_the_command_names_every_format(run):
+    told = run("bench", "--help")[1]
+    assert [name for name in LOADERS if name not in told] == []
+
+
+def test_texts_are_cut_between_paragraphs_then_lines_then_sentences_then_words():
+    text = (
+        "One two.\n\nThree four five six. Seven eight nine ten.\nEleven twelve, and so on\n\n"
+        "Last\n\nparagraphs"
+    )
+    assert split_text(text, 6) == [
+        "One two.",
+        "Three four five six.",
+        "Seven eight nine ten.",
+        "Eleven twelve, and so",
+        "on",
+        "Last\n\nparagraphs",
+    ]
+
+
+def test_a_text_that_fits_is_one_chunk_and_one_of_blanks_none():
+    assert split_text(" short text\n", 3) == ["short text"]
+    assert split_text(" \n", 3) == []
+
+
+@given(text=st.text(st.sampled_from("ab.é🦜 \n\t\u00a0"), max_size=200), tokens=st.integers(1, 12))
+def test_chunking_loses_no_letter_keeps_the_order_and_the_length(text, tokens):
+    chunks = split_text(text, tokens)
+    assert "".join(squeeze(chunk) for chunk in chunks) == squeeze(text)
+    assert all(0 < estimate_tokens(chunk) <= tokens for chunk in chunks)
+
+
+@given(
+    words=st.lists(st.text(st.sampled_from("abcé"), min_size=1, max_size=8), max_size=60),
+    tokens=st.integers(5, 20),
+)
+def test_words_that_fit_stay_whole(words, tokens):
+    chunks = split_text(" ".join(words), tokens)
+    assert [word for chunk in chunks for word in chunk.split()] == words
+
+
+def test_every_chunk_begins_with_its_heading_and_counts_it():
+    document = ChunkedDocument("a", 6)
+    document.add("one two three four", "Title")
+    document.add("five", "Title")
+    document.add(" ")
+    assert document.passages == [
+        Passage("a#0", "Title\n\none two three"),
+        Passage("a#1", "Title\n\nfour"),
+        Passage("a#2", "Title\n\nfive"),
+    ]
+
+
+def test_a_long_heading_leaves_half_of_a_chunk_to_the_text():
+    document = ChunkedDocument("a", 4)
+    document.add("abc efg hij", "A heading that is much too long")
+    assert [passage.text.partition("\n\n")[2] for passage in document.passages] == [
+        "abc efg",
+        "hij",
+    ]
+
+
+def test_a_quote_is_held_by_all_chunks_that_have_a_part_of_it():
+    document = ChunkedDocument("a", 2)
+    document.add("one two three four one two")
+    assert [passage.text for passage in document.passages] == [
+        "one two",
+        "three",
+        "four",
+        "one two",
+    ]
+    assert document.holding("two\nthree") == {"a#0", "a#1"}
+    assert document.holding("one two") == {"a#0", "a#3"}
+    assert document.holding("seven") == frozenset()
+    assert document.holding(" ") == frozenset()
+
+
+@given(st.text(alphabet="ab .\n\u00e9", max_size=300), st.integers(1, 12))
+def test_a_text_is_cut_where_the_library_cuts_it(text, tokens):
+    splitter = RecursiveCharacterTextSplitter(
+        separators=["\n\n", "\n", ". ", " ", ""],
+        keep_separator="end",
+        chunk_size=4 * tokens,
+        chunk_overlap=0,
+        length_function=lambda part: len(part.encode()),
+    )
+    assert split_text(text, tokens) == splitter.split_text(text.strip())
+
+
+# JSON lines
+
+
+def jsonl_folder(folder, corpus, queries):
+    write_jsonl(folder / "corpus.jsonl", *corpus)
+    write_jsonl(folder / "queries.jsonl", *queries)
+    return folder
+
+
+def test_json_lines_give_passages_and_questions_with_their_scopes(tmp_path):
+    folder = jsonl_folder(
+        tmp_path,
+        [
+            {"id": 1, "text": "one", "tokens": 7, "user": "ann"},
+            {"id": "b", "text": "two", "collection": "news", "title": "passed over"},
+            {"id": "c", "text": "\ud800three"},
+        ],
+        [
+            {"id": 8, "question": "which?", "answers": ["1", "one"], "gold": [1, "not there"]},
+            {
+                "id": "q",
+                "question": "and then?",
+                "answers": "two",
+                "conversation_id": 5,
+                "turn": 3,
+                "collection": "news",
+                "gold": None,
+                "blocks": ["b", 1],
+            },
+            {"id": "r", "question": "mine?", "user": "ann", "collection": "news"},
+        ],
+    )
+    assert load("jsonl", folder) == Dataset(
+        "jsonl",
+        (
+            Passage("1", "one", "ann", 7),
+            Passage("b", "two", "news"),
+            Passage("c", "?three"),
+        ),
+        (
+            Question("8", "which?", ("1", "one"), frozenset({"1"})),
+            Question("q", "and then?", ("two",), frozenset(), "5", 3, "news", ("b", "1")),
+            Question("r", "mine?", scope="ann"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("corpus", "query", "file", "problem"),
+    [
+        ({"id": 1}, {}, "corpus", "field 'text' is missing; it must be str"),
+        ({"id": 1, "text": 5}, {}, "corpus", "field 'text' is 5 (int); it must be str"),
+        ({"id": None}, {}, "corpus", "field 'id' is None (NoneType); it must be str or int"),
+        (
+            {"id": "0", "text": "again"},
+            {},
+            "corpus",
+            "id '0' (str) was there before; give every line its own id",
+        ),
+        (
+            {"id": 1, "text": "", "tokens": -1},
+            {},
+            "corpus",
+            "field 'tokens' is -1 (int); it must be an integer from 0",
+        ),
+        (
+            {"id": 1, "text": "", "user": 5},
+            {},
+            "corpus",
+            "field 'user' is 5 (int); it must be str",
+        ),
+        (None, {"question": ["?"]}, "queries", "field 'question' is ['?'] (list); it must be str"),
+        (
+            None,
+            {"answers": [1]},
+            "queries",
+            "field 'answers' holds 1 (int); it must hold texts",
+        ),
+        (None, {"gold": "0"}, "queries", "field 'gold' is '0' (str); it must be list"),
+        (None, {"turn": -1}, "queries", "field 'turn' is -1 (int); turns count from 0"),
+        (
+            None,
+            {"blocks": ["x"]},
+            "queries",
+            "block 'x' (str) is not in the corpus; add it there",
+        ),
+    ],
+)
+def test_a_broken_line_is_named_with_its_fault(tmp_path, corpus, query, file, problem):
+    lines = [{"id": 0, "text": "nothing"}, *([] if corpus is None else [corpus])]
+    folder = jsonl_folder(tmp_path, lines, [{"id": 1, "question": "?"} | query])
+    line = 1 if file == "queries" else 2
+    assert error_of("jsonl", folder) == f"{folder}/{file}.jsonl:{line}: {problem}"
+
+
+def test_gold_that_the_corpus_lacks_altogether_is_the_gold_of_another_corpus(tmp_path):
+    folder = jsonl_folder(
+        tmp_path, [{"id": "a", "text": "a"}], [{"id": 1, "question": "?", "gold": ["b", "c"]}]
+    )
+    assert error_of("jsonl", folder) == (
+        f"{folder}/queries.jsonl: nothing that it names is in the corpus, such as 'b' (str); "
+        "take both from the same release"
+    )
+
+
+@pytest.mark.parametrize(("kind", "number"), [("passages", 0), ("questions", 1)])
+def test_a_data_set_without_passages_or_questions_is_refused(tmp_path, kind, number):
+    folder = jsonl_folder(tmp_path, [{"id": 1, "text": "a"}] * number, [])
+    assert error_of("jsonl", folder) == (
+        f"{folder}: holds no {kind}; check that its files are complete"
+    )
+
+
+# any format that is one JSON file
+
+broken_files = pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"a": \xff}', "not UTF-8 (byte 6); convert the file"),
+        (b'[{"a": 1},\n', "broken JSON (Expecting value, line 2); get the file again"),
+        (b"", "broken JSON (Expecting value, line 1); get the file again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "this is a Git LFS pointer and not the file; run 'git lfs pull' in its folder",
+        ),
+    ],
+)
+
+
+def written(folder, name, content):
+    file = folder / {
+        "locomo": "locomo10.json",
+        "qasper": "qasper-dev.json",
+        "multihop-rag": "corpus.json",
+    }.get(name)
+    file.write_bytes(content)
+    (folder / "MultiHopRAG.json").write_text("[]")
+    return file
+
+
+@pytest.mark.parametrize("name", ["locomo", "qasper", "multihop-rag"])
+@broken_files
+def test_a_broken_file_is_named_with_its_fault(tmp_path, name, content, problem):
+    file = written(tmp_path, name, content)
+    assert error_of(name, tmp_path) == f"{file}: {problem}"
+
+
+@pytest.mark.parametrize("name", ["locomo", "qasper", "multihop-rag"])
+def test_json_that_is_nested_too_deeply_is_one_error(tmp_path, name):
+    file = written(tmp_path, name, b"[" * 200_000)
+    message = error_of(name, tmp_path)
+    assert message.startswith(f"{file}: broken JSON (")
+    assert message.endswith("; get the file again")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("locomo", {}, ": {} (dict) is no list of JSON objects"),
+        ("locomo", [7], "[0]: 7 (int) is no JSON object"),
+        ("qasper", [], ": [] (list) is no JSON object"),
+        ("qasper", {"p": None}, ": p: None (NoneType) is no JSON object"),
+        ("multihop-rag", "text", ": 'text' (str) is no list of JSON objects"),
+        ("multihop-rag", [None], "[0]: None (NoneType) is no JSON object"),
+    ],
+)
+def test_a_file_of_another_shape_is_named_with_the_place(tmp_path, name, value, problem):
+    file = written(tmp_path, name, json.dumps(value).encode())
+    assert error_of(name, tmp_path) == f"{file}{problem}"
+
+
+# the public data that others measure on, too
+
+
+@pytest.mark.skipif(not DATA, reason="needs the public data: set CTXREUSE_DATA to its folder")
+@pytest.mark.parametrize(
+    ("name", "passages", "questions", "scopes", "gold"),
+    [
+        ("xquad", 120, 612, {""}, 612),
+        ("locomo", 2960, 790, {f"conv-{n}" for n in (26, 41, 43, 47, 49)}, 785),
+        ("mtrag", 1152, 1064, {"clapnq", "fiqa", "govt", "ibmcloud"}, 183),
+    ],
+)
+def test_public_data_is_loaded_whole(name, passages, questions, scopes, gold):
+    data = load("jsonl", Path(DATA) / name)
+    scope_of = {passage.id: passage.scope for passage in data.passages}
+    assert len(data.passages) == passages
+    assert len(data.questions) == questions
+    assert {question.scope for question in data.questions} == scopes
+    assert set(scope_of.values()) == scopes
+    assert sum(bool(question.gold) for question in data.questions) == gold
+    assert all(
+        scope_of[one] == question.scope for question in data.questions for one in question.gold
+    )
+
+
+def test_a_piece_with_an_answer_is_gold_and_what_was_retrieved_stays_whole(tmp_path):
+    long = " ".join(f"Word {number} stands here." for number in range(60))
+    corpus = [{"id": "long", "text": long}, {"id": "short", "text": "Another."}]
+    queries = [
+        {"id": "1", "question": "?", "gold": ["long", "short"], "answers": ["Word 3 stands"]},
+        {"id": "2", "question": "?", "gold": ["long"], "answers": ["elsewhere"]},
+    ]
+    data = load("jsonl", jsonl_folder(tmp_path, corpus, queries), chunk_tokens=50)
+    pieces = [one.id for one in data.passages]
+    assert pieces == [*(f"long#{number}" for number in range(len(pieces) - 1)), "short"]
+    assert len(pieces) > 4
+    text = "".join(one.text for one in data.passages[:-1])
+    assert squeeze(text) == squeeze(long)
+    assert data.questions[0].gold == {"long#0", "short"}
+    assert data.questions[1].gold == set(pieces[:-1])
+    assert data.notes == (
+        f"1 documents of more than 100 tokens were cut into {len(pieces) - 1} pieces; "
+        "--chunk-tokens sets their length",
+    )
+    retrieved = [{"id": "1", "question": "?", "blocks": ["long"]}]
+    whole = load("jsonl", jsonl_folder(tmp_path, corpus, retrieved), chunk_tokens=50)
+    assert [one.id for one in whole.passages] == ["long", "short"]
+    assert not whole.notes

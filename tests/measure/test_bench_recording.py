@@ -1,0 +1,292 @@
+"""`ctxreuse bench`: a server is asked a recording; an emulated engine answers."""
+
+import json
+import re
+import time
+
+import httpx
+import pytest
+from cli_helpers import run, words
+from planning_helpers import write_jsonl
+from served_engines import URL, served
+
+from ctxreuse import ContextBlock
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.measure.bench import live_engine
+from ctxreuse.measure.bench.live_engine import TOO_LONG, LiveEngine
+from ctxreuse.measure.replay.policies import POLICIES
+from ctxreuse.measure.replay.run_result import Run
+from ctxreuse.measure.results.tables import first_token_ratio
+from ctxreuse.measure.traces.trace_files import TraceRequest
+
+__all__ = ["run", "served"]
+
+BLOCKS = [
+    ContextBlock(id=f"d{number}", text=f"{town} is a town with a river and a bridge. " * 8)
+    for number, town in enumerate(("Porto", "Paris", "Prague", "Pisa", "Perth", "Palermo"))
+]
+ORDERS = ("012", "210", "345", "120", "543", "102", "031", "130", "214", "412", "251", "152")
+TRACE = [
+    TraceRequest(
+        request_id=f"q{number}",
+        query=f"Is there a river, {number}?",
+        blocks=tuple(BLOCKS[int(one)] for one in order),
+        conversation_id=f"c{number % 3}" if number >= 3 else None,
+        turn=number // 3 - 1 if number >= 3 else 0,
+    )
+    for number, order in enumerate(ORDERS)
+]
+
+
+def nothing():
+    """Advance no bar."""
+
+
+def measured(runs, advance=nothing):
+    with LiveEngine(URL, None, "EMPTY", 8, advance) as engine:
+        return engine.measure(runs)
+
+
+def runs_of(*, at_once=1, number=None):
+    runs = [
+        Run(policy, TRACE, deduplicate, at_once=at_once)
+        for policy in POLICIES
+        for deduplicate in (False, True)
+    ]
+    return runs[:number]
+
+
+def test_every_policy_asks_everything_of_an_empty_cache(served):
+    emulated = served(answer="yes")
+    runs = runs_of()
+    advanced = []
+    results = measured(runs, lambda: advanced.append(1))
+    assert len(advanced) == sum(2 * len(run.trace) for run in runs)
+    bodies = emulated.requests[2:]  # the first two warm it up
+    salts = [body["cache_salt"] for body in bodies]
+    assert len(set(salts)) == len(runs)
+    for one in results:
+        assert sorted(one.request_ids) == sorted(each.request_id for each in TRACE)
+        assert len(one.first_token_s) == len(TRACE)
+        assert one.usages[0].cached_tokens == 0
+        assert one.answers == ("yes",) * len(TRACE)
+        assert one.planned
+    by_name = {(one.policy, one.deduplicated): one.total for one in results}
+    plain = by_name["as retrieved", False]
+    best = by_name["ctxreuse, batch", True]
+    assert best.prefilled_tokens < plain.prefilled_tokens
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_runs_that_are_compared_take_turns(served, at_once):
+    emulated = served(answer="yes")
+    runs = runs_of(at_once=at_once)
+    measured(runs)
+    salts = [body["cache_salt"] for body in emulated.requests[2:]]
+    assert len(salts) == len(TRACE) * len(runs)
+    together = 4 * at_once
+    for number in range(len(TRACE) // together):  # rounds that are full
+        sent = salts[number * together * len(runs) :][: together * len(runs)]
+        turns = [sent[start : start + together] for start in range(0, len(sent), together)]
+        assert [len(set(turn)) for turn in turns] == [1] * len(runs)
+        begins = list(dict.fromkeys(salts))[number]
+        assert turns[0][0] == begins
+
+
+def test_a_slow_phase_of_the_machine_bends_no_ratio(served):
+    """What is sent first takes ten times as long, whoever sends it."""
+    seconds = iter([0.001, 0.001] + [0.05] * 18 + [0.005] * 1_000)
+
+    def wait(_):
+        time.sleep(next(seconds))
+        return "yes"
+
+    served(answer=wait)
+    base, other, last = measured([runs_of()[0] for _ in range(3)])
+    assert max(base.first_token_s) > 5 * min(base.first_token_s)
+    assert first_token_ratio(base, base) == "1.000"
+    for one in (other, last):
+        ratio, _, _ = map(float, re.findall(r"\d+\.\d+", first_token_ratio(one, base)))
+        assert 0.4 < ratio < 2.5  # one after the other, they would be 3 or more apart
+
+
+def test_an_error_of_a_run_is_raised_as_it_is(served, monkeypatch):
+    served(answer="yes")
+    monkeypatch.setattr(live_engine, "next_step", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measured(runs_of(number=2))
+
+
+def test_the_models_answers_stand_in_the_history(served):
+    emulated = served(answer="A bridge.")
+    measured(runs_of(number=1))
+    later = [body["messages"] for body in emulated.requests if len(body["messages"]) > 1]
+    assert later
+    assert all(messages[-2] == {"role": "assistant", "content": "A bridge."} for messages in later)
+
+
+def test_conversations_take_turns(served):
+    emulated = served(answer="yes")
+    results = measured(runs_of(at_once=3, number=3))
+    assert {len(one.request_ids) for one in results} == {len(TRACE)}
+    assert len(emulated.requests) == 2 + 3 * len(TRACE)
+
+
+def test_what_does_not_fit_ends_its_conversation(served):
+    served(answer="yes", max_model_len=500)
+    (result,) = measured(runs_of(number=1))
+    assert f" requests not answered: {TOO_LONG}" in "".join(result.notes)
+    assert 0 < result.failures <= len(TRACE) - len(result.request_ids)
+    ids = set(result.request_ids)
+    for conversation in ("c0", "c1", "c2"):
+        turns = [one for one in TRACE if one.conversation_id == conversation]
+        answered = [one.request_id in ids for one in turns]
+        assert answered == sorted(answered, reverse=True)
+
+
+def test_a_server_that_does_not_say_what_it_had_cached_is_no_use(served):
+    served(answer="yes", prompt_tokens_details=False)
+    with pytest.raises(InvalidRequestError, match="--enable-prompt-tokens-details"):
+        measured(runs_of(number=1))
+
+
+def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some(served):
+    served(answer="yes", prompt_tokens_details="if cached")
+    (result,) = measured(runs_of(number=1))
+    assert len(result.request_ids) == len(TRACE)
+    assert not result.failures
+
+
+def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch):
+    served(answer="yes", max_model_len=100_000)
+
+    async def refuse(_self, _prompt):
+        raise EngineError("no such route", 404)
+
+    monkeypatch.setattr("ctxreuse.serving.EngineClient.tokenize", refuse)
+    (result,) = measured(runs_of(number=1))
+    assert len(result.request_ids) == len(TRACE)
+
+
+def test_no_server_is_an_error(monkeypatch):
+    async def refuse(_, request):
+        raise httpx.ConnectError("refused", request=request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", refuse)
+    monkeypatch.setattr("asyncio.sleep", _at_once)
+    with pytest.raises(EngineError, match=r"engine\.invalid"):
+        measured(runs_of(number=1))
+
+
+async def _at_once(_seconds, result=None):
+    return result
+
+
+@pytest.fixture
+def recording(tmp_path):
+    folder = tmp_path / "recording"
+    folder.mkdir()
+    write_jsonl(folder / "corpus.jsonl", *({"id": one.id, "text": one.text} for one in BLOCKS))
+    lines = [
+        {
+            "request_id": one.request_id,
+            "query": one.query,
+            "blocks": [block.id for block in one.blocks],
+            "conversation_id": one.conversation_id,
+            "turn": one.turn,
+        }
+        for one in TRACE
+    ]
+    write_jsonl(folder / "trace.jsonl", *lines)
+    return folder
+
+
+def test_the_command_shows_what_the_engine_reported(run, recording, served):
+    emulated = served(answer="yes")
+    code, out, err = run(
+        "bench", recording, "--base-url", URL, "--order", "paper", "--order", "reuse"
+    )
+    assert code == 0, err
+    shown = words(out)
+    assert "fewer prompt tokens to compute with ctxreuse, online, de-duplicated (one" in shown
+    assert "the engine's own cache" in shown
+    assert "What the engine reported" in shown
+    for name in ("as retrieved 12 0.", "papers' order, online 12 0.", "ctxreuse, online 12 0."):
+        assert name in shown
+    assert re.search(r"ctxreuse, online 12 [\d.]+ [\d,]+ 0\.\d+ \d+ \d+ \d\.\d+ \[", shown)
+    assert {body["max_tokens"] for body in emulated.requests} == {1}
+    assert len(emulated.requests) == 2 + 3 * len(TRACE)
+
+
+def test_json_has_the_times_of_each_order(run, recording, served):
+    served(answer="yes")
+    code, out, err = run("bench", recording, "--base-url", URL, "--independent", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(one["policy"], one["deduplicated"]) for one in found["runs"]] == [
+        ("as retrieved", False),
+        ("ctxreuse, online", False),
+    ]
+    plain, ours = (one["hit_ratio"] for one in found["runs"])
+    assert ours > plain
+    assert all(0 < one["first_token_p50_s"] <= one["first_token_p95_s"] for one in found["runs"])
+    assert found["verdict"]["policy"] == "ctxreuse, online"
+
+
+def test_both_answers_to_each_question_are_written_for_a_judge(run, recording, served, tmp_path):
+    served(answer=lambda body: body["messages"][-1]["content"].split()[0])
+    file = tmp_path / "answers.jsonl"
+    more = ("--answers", file, "--answer-tokens", "20", "--requests", "5", "--independent")
+    code, _, err = run("bench", recording, "--base-url", URL, "--mode", "offline", *more)
+    assert code == 0, err
+    assert f"ctxreuse: wrote {file}" in err
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["request_id"], line["query"]) for line in lines] == [
+        (one.request_id, one.query) for one in TRACE[:5]
+    ]
+    assert lines[0]["answers"].keys() == {"as retrieved", "ctxreuse, batch"}
+    assert [line["answers"]["as retrieved"] for line in lines] == [
+        one.blocks[0].text.split()[0] for one in TRACE[:5]
+    ]
+
+
+def test_questions_without_an_answer_in_some_order_are_not_for_a_judge(
+    run, recording, served, tmp_path
+):
+    asked = []
+
+    def fail(_, body):
+        asked.append(body)
+        return 400 if "river, 0" in body["messages"][-1]["content"] and len(asked) > 3 else None
+
+    served(answer="yes", fail=fail)
+    file = tmp_path / "answers.jsonl"
+    code, out, err = run("bench", recording, "--base-url", URL, "--answers", file)
+    assert code == 0, err
+    assert "1 requests not answered" in words(out)
+    ids = [json.loads(line)["request_id"] for line in file.read_text().splitlines()]
+    assert ids == [one.request_id for one in TRACE[1:]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--order", "best"), "there is no order 'best' (str); choose one of 'reuse', 'paper'"),
+        (("--answers", "/no/such/folder/file"), "cannot be written"),
+    ],
+)
+def test_mistakes_are_explained(run, recording, served, arguments, problem):
+    engine = served()
+    code, _, err = run("bench", recording, "--base-url", URL, *arguments)
+    assert (code, problem in err) == (2, True), err
+    assert engine.requests == []
+
+
+def test_a_recording_without_texts_cannot_be_sent(run, recording, served):
+    served()
+    write_jsonl(recording / "corpus.jsonl", *({"id": one.id, "tokens": 9} for one in BLOCKS))
+    code, _, err = run("bench", recording, "--base-url", URL)
+    assert (code, "request 'q0' has blocks without texts; record again without" in err) == (2, True)
+    (recording / "trace.jsonl").write_text("")
+    code, _, err = run("bench", recording, "--base-url", URL)
+    assert (code, "holds no requests" in err) == (2, True)
