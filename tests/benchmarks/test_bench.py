@@ -544,6 +544,7 @@ def test_mistakes_are_explained(run, folder, tmp_path, arguments, problem):
     assert problem in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["anthropic(minimum=64)", "gemini(minimum=64)"])
 def test_on_a_hosted_cache_it_measures_the_bill(run, folder, tmp_path, cache):
     arguments = ["bench", "jsonl", "--data", folder, "--k", 3, "--seed", 1, "--cache", cache]

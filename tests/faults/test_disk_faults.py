@@ -153,6 +153,7 @@ print([len(Found().invoke(f"question {number}")) for number in range(20)])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "code", "told"),
     [

@@ -293,6 +293,7 @@ def test_other_files_are_no_results(tmp_path, content, problem):
         Results.read(tmp_path / "results.json")
 
 
+@pytest.mark.slow
 def test_the_commands_write_the_same_page(run, measured, tmp_path):
     corpus, trace = tmp_path / "corpus.jsonl", tmp_path / "trace.jsonl"
     corpus.write_text("".join(json.dumps({"id": n, "tokens": 9_000}) + "\n" for n in range(4)))
@@ -316,6 +317,7 @@ def browser():
     return chromium()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])
 def test_a_browser_opens_it_without_complaint(tmp_path, browser, ids):
     write_report(results(ids), tmp_path / "report.html")

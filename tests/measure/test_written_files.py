@@ -282,6 +282,7 @@ def test_a_full_disk_is_one_line(command, arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "arguments",
@@ -306,6 +307,7 @@ def test_output_that_nobody_takes_is_one_line(command, arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",)])
 def test_output_to_a_closed_stream_is_one_line(command, arguments):
     done = command(*arguments, after=">&-")
@@ -319,6 +321,7 @@ def test_output_to_a_closed_stream_is_one_line(command, arguments):
 ESTIMATE = ("estimate", "trace.jsonl", "--json", "--html", "page.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nobody", ["2>&-", "2> /dev/full", "<&- 2>&-"])
 def test_notes_that_nobody_takes_are_lost_and_nothing_else(command, tmp_path, nobody):
     expected = command(*ESTIMATE)
@@ -340,6 +343,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(command, tmp_path):
     assert (tmp_path / "plan.jsonl").read_text() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nobody", ["2>&-", "2> /dev/full"])
 @pytest.mark.parametrize("arguments", [("plan",), ("nothing",), ("--nothing",)])
 def test_a_usage_error_that_nobody_takes_ends_with_its_exit_code(command, arguments, nobody):

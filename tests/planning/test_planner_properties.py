@@ -345,6 +345,7 @@ DETERMINISM = """
 """
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_the_process_or_its_hash_seed():
     digests = {
         python(textwrap.dedent(DETERMINISM), PYTHONHASHSEED=seed, PYTHONWARNINGS="error").stdout

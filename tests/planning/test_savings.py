@@ -74,6 +74,7 @@ def test_what_the_retrievers_order_would_have_is_what_shadow_mode_counts(ids, ba
         assert getattr(active.savings, name) == getattr(shadow.savings, name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [None, 40_000])
 def test_of_many_documents_it_is_an_estimate(capacity):
     chance = random.Random(3)

@@ -71,7 +71,13 @@ EVICTIONS = {
 }
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
+TAKE_LONG = ("a deep subtree", "the turns of a conversation")
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    [pytest.param(one, marks=pytest.mark.slow if one in TAKE_LONG else ()) for one in EVICTIONS],
+)
 def test_an_eviction_takes_short_holds_however_much_it_takes_out(eviction):
     prepare, evict = EVICTIONS[eviction]
     planner = ReusePlanner()
@@ -84,6 +90,7 @@ def test_an_eviction_takes_short_holds_however_much_it_takes_out(eviction):
     check_index(planner._planning._tenants.known("").index)
 
 
+@pytest.mark.slow
 def test_forgetting_what_many_tenants_have_sent_frees_a_little_of_it_at_once():
     planner = ReusePlanner()
     tenants = [f"tenant {number}" for number in range(30)]

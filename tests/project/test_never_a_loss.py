@@ -37,7 +37,17 @@ ALL = [*cells(1, QUESTIONS), *_long_memories()]
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize("cell", [pytest.param(one, id=_named(one)) for one in ALL])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            one,
+            id=_named(one),
+            marks=pytest.mark.slow if one.shape.kind == "conversations" else (),
+        )
+        for one in ALL
+    ],
+)
 def test_no_program_computes_more_than_without(cell):
     plain, _, ours, _ = cell.ratio()
     gc.collect()  # LlamaIndex's agents leave open connections to it: here, not in another test

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 APPLICATION = """
 import asyncio, logging, multiprocessing, os, signal, sys, threading, time, warnings
 warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)  # Python's, of any fork

@@ -116,6 +116,7 @@ def _process(folder: str, names: str, answers: Any) -> None:
     answers.send(asyncio.run(work()))
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_send_the_same_documents_to_the_same_engine(tmp_path):
     context = get_context("spawn")
     routes = []
