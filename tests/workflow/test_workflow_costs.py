@@ -100,7 +100,7 @@ def test_no_other_sub_stage_has_a_shorter_wait(overhead_s, searches, arriving_pe
 
 
 def test_a_rate_is_that_of_late():
-    rate = ArrivalRate(window_s=1.0)
+    rate = ArrivalRate()
     assert rate.per_s(5.0) == 0.0
     for number in range(100):
         rate.note(number / 20)
