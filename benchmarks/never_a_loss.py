@@ -13,7 +13,8 @@ import argparse
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from typing import NamedTuple
 
@@ -74,15 +75,16 @@ class Cell(NamedTuple):
 
     program: Program
     shape: Shape
-    asked: Sequence[Asked]
+    asked: Callable[[], Sequence[Asked]]  # made when it is wanted
     name: str = ""
 
     def ratio(self) -> tuple[int, int, int, int]:
         """Return the tokens computed, and those of the longest prompt: plain, plain, ours, ours."""
         figures: list[int] = []
+        asked = self.asked()
         for is_ours in (False, True):
             engine = Served()
-            self.program.run(self.asked, is_ours=is_ours, workers=self.shape.workers, engine=engine)
+            self.program.run(asked, is_ours=is_ours, workers=self.shape.workers, engine=engine)
             figures += engine.usage.prefilled_tokens, engine.longest
         return figures[0], figures[1], figures[2], figures[3]
 
@@ -94,7 +96,7 @@ def cells(shapes_each: int, questions: int) -> Iterator[Cell]:
         for program in programs:
             for shape in islice(waiting, shapes_each):
                 kind, tokens, k, _ = shape
-                yield Cell(program, shape, traffic(kind, tokens, k, questions))
+                yield Cell(program, shape, partial(traffic, kind, tokens, k, questions))
             next(waiting)  # so that neighbours in the lists do not always meet
 
 
@@ -119,7 +121,7 @@ def kept_out(questions: int) -> Iterator[Cell]:
         k = int(name.rpartition("k")[2])
         for program in CONVERSATIONS if is_conversation else ONE_SHOT:
             kind: Traffic = "conversations" if is_conversation else "unique"
-            yield Cell(program, Shape(kind, 0, k), asked, name)
+            yield Cell(program, Shape(kind, 0, k), partial(list, asked), name)
 
 
 def placements() -> Iterator[Cell]:
@@ -137,10 +139,10 @@ def placements() -> Iterator[Cell]:
         alone.append(Asked(question, tuple(one.blocks)))
         turns.append(Asked(question, tuple(one.blocks), f"c{n // _LONG}", n % _LONG))
     for program in PLACEMENTS:
-        yield Cell(program, Shape("unique", 0, 20), alone[:QUESTIONS], "LoCoMo")
-        yield Cell(
-            program, Shape("conversations", 0, 20), turns[: 2 * QUESTIONS], "LoCoMo, 20 turns"
-        )
+        some = partial(list, alone[:QUESTIONS])
+        yield Cell(program, Shape("unique", 0, 20), some, "LoCoMo")
+        some = partial(list, turns[: 2 * QUESTIONS])
+        yield Cell(program, Shape("conversations", 0, 20), some, "LoCoMo, 20 turns")
 
 
 def measure(console: Console, title: str, wanted: Sequence[Cell]) -> list[float]:

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def _long_memories() -> list[Cell]:
     assert len(memories) == 3
     shapes = [Shape("conversations", 512, 3), Shape("conversations", 256, 5)]
     return [
-        Cell(program, shape, traffic(shape.kind, shape.tokens, shape.k, 3 * QUESTIONS))
+        Cell(program, shape, partial(traffic, shape.kind, shape.tokens, shape.k, 3 * QUESTIONS))
         for program in memories
         for shape in shapes
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ["MEM0_TELEMETRY"] = "False"
 _home = tempfile.TemporaryDirectory(prefix="mem0-", ignore_cleanup_errors=True)
-os.environ.setdefault("MEM0_DIR", _home.name)
+os.environ["MEM0_DIR"] = _home.name  # also where another process of the tests has one
 
 DIMENSIONS = 64
 
