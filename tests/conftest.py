@@ -28,6 +28,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def new_objects_only() -> None:
+    """Let the collector look at nothing that was there before a test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_rendered_contexts() -> None:
     """Let a module begin without what the modules before it rendered and planned.

@@ -458,6 +458,7 @@ def test_a_planner_that_has_found_a_context_does_not_complain(caplog):
     assert planner.statistics().without_context == 30
 
 
+@pytest.mark.usefixtures("new_objects_only")
 def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector():
     world = World()
 

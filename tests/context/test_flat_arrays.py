@@ -60,6 +60,7 @@ def test_linked_numbers_are_a_list(done):
         assert (linked.oldest, linked.newest) == ((plain[0], plain[-1]) if plain else (0, 0))
 
 
+@pytest.mark.usefixtures("new_objects_only")
 def test_a_collection_of_garbage_looks_at_nothing_that_a_flat_dictionary_holds():
     flat = FlatOrderedDict()
     gc.collect()

@@ -296,6 +296,7 @@ def collected_objects():
     return len(gc.get_objects())
 
 
+@pytest.mark.usefixtures("new_objects_only")
 def test_a_collection_of_garbage_looks_at_few_objects_of_a_tenant_and_at_none_of_a_request(
     monkeypatch,
 ):
