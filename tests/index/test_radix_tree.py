@@ -428,7 +428,6 @@ def test_shortening_a_path_takes_the_same_work_however_many_requests_end_there()
 
 few_ids = st.integers(0, 5)
 
-
 operations = st.one_of(
     st.tuples(st.just("insert"), words, few_ids, st.sampled_from(["one", "two"])),
     st.tuples(st.just("extend"), words, few_ids, st.integers(0, 50)),

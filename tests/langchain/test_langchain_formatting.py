@@ -28,8 +28,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 __all__ = ["no_sockets"]
 
 A, B, C, D = (text_of(letter) for letter in "abcd")
-
-
 ORDER = "Please read the context in the following priority order: {labels} and answer the question."
 
 

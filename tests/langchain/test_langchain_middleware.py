@@ -55,8 +55,6 @@ from langchain_ctxreuse.agents.middleware import (
 )
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-
-
 __all__ = ["no_sockets"]
 
 

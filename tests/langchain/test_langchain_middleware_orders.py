@@ -77,11 +77,7 @@ from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-
-
 __all__ = ["no_sockets"]
-
-
 SEARCHES = 20
 
 
@@ -92,7 +88,6 @@ DOCUMENTS = [
     Document(f"Text {n} of two hundred. " + f"It is about the matter {n}. " * 4, id=f"d{n}")
     for n in range(10 * SEARCHES)
 ]
-
 
 POINTER = re.compile(r"Please refer to (\[Doc_\d+\]) in the previous conversation\.")
 
@@ -176,7 +171,6 @@ OTHERS: dict[str, Callable[[], AgentMiddleware[Any, Any, Any]]] = {
     "tool retry": ToolRetryMiddleware,
     "model retry": lambda: ModelRetryMiddleware(initial_delay=0, jitter=False),
 }
-
 
 SHORTENED = ("summarization", "context editing", "context editing, counted by the model")
 

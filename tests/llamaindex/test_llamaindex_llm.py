@@ -47,7 +47,6 @@ CHATS: dict[str, Way] = {
     "astream_chat": lambda llm, word: asyncio.run(_stream_chat(llm, word)),
 }
 
-
 COMPLETIONS: dict[str, Way] = {
     "complete": lambda llm, word: llm.complete(f"{context(word)}\n\nWhich?").text,
     "stream_complete": lambda llm, word: (
@@ -56,7 +55,6 @@ COMPLETIONS: dict[str, Way] = {
     "acomplete": lambda llm, word: asyncio.run(llm.acomplete(f"{context(word)}\n\nWhich?")).text,
     "astream_complete": lambda llm, word: asyncio.run(_stream_complete(llm, word)),
 }
-
 
 WAYS: dict[str, Way] = {**CHATS, **COMPLETIONS}
 

@@ -128,8 +128,6 @@ def test_a_batch_that_no_matrix_can_hold_is_refused(monkeypatch):
 
 
 A, B, C, D = [3, 5, 1, 7], [2, 6, 3, 5], [3, 5, 8, 9], [2, 6, 4, 0]
-
-
 contexts = st.lists(st.lists(st.integers(0, 12), unique=True, max_size=6), max_size=10)
 
 

@@ -28,8 +28,6 @@ from ctxreuse.index import path_search
 from ctxreuse.index.radix_tree import IndexStatistics
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-
-
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

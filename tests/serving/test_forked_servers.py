@@ -53,8 +53,6 @@ from llamaindex_ctxreuse import WorkflowRetriever as WorkflowNodeRetriever
 from mem0_ctxreuse import ReuseMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
-
 CHILDREN = 10
 
 

@@ -193,11 +193,6 @@ def nodes_of(index: ContextIndex) -> list[Node]:
     return nodes
 
 
-def ids_at(node: Node) -> list[str | int | bytes]:
-    """Return the ids of the requests that end at a node, the oldest first."""
-    return node.ids
-
-
 def shape(index: ContextIndex) -> dict[str, list[str | int | bytes]]:
     """Return the request ids at each node, by the words on its path; "|" opens a later turn."""
     nodes = {}

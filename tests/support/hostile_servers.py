@@ -122,7 +122,6 @@ ENDLESS = {
     "an error": repeating(HEAD.replace(b"200 OK", b"400 No"), b"x" * 10_000),
 }
 
-
 DRIPPING = {
     "events": repeating(HEAD, event({"choices": [{"delta": {"content": "x"}}]}), 0.01),
     "bytes": repeating(HEAD, b"x", 0.01),

@@ -36,8 +36,6 @@ from langchain_ctxreuse import ReuseMiddleware
 from langchain_ctxreuse.agents.sent_messages import PointingStep
 
 A, B, C, D, E = (text_of(letter) for letter in "abcde")
-
-
 numbers = count()
 
 

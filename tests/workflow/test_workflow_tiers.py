@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,12 +23,14 @@ from ivf_helpers import (
     some_vectors,
 )
 
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier, gpu_is_usable
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.top_k import Candidates, best_by_group
 
 metrics = pytest.mark.parametrize("metric", METRICS)
-QUERIES = some_vectors(1)[:8]
+QUERIES = some_vectors(1)[:12]
 VECTOR_BYTES = DIMENSION * 4 + 8
 PLENTY = SIZE * VECTOR_BYTES
 
@@ -220,3 +224,183 @@ def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):
 def test_wrong_settings_are_named(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         HotTier(IVFIndex(shared_index("L2")), **arguments)
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="the GPU tier needs torch")
+
+
+def on_device(index: IVFIndex, clusters: list[int], capacity_bytes: int = PLENTY) -> GpuTier:
+    tier = GpuTier(index, capacity_bytes, device="cpu", decay=0)
+    tier.note(np.array(clusters, dtype=np.int64))
+    tier.swap(tier.build())
+    return tier
+
+
+def every_pair(searched: IVFIndex, queries: np.ndarray, k: int) -> Candidates:
+    """Return what is found for every query in every cluster; ties in the order of ids."""
+    rows = np.repeat(np.arange(len(queries)), searched.nlist)
+    clusters = np.tile(np.arange(searched.nlist), len(queries))
+    found = searched.scan(queries, rows, clusters, k)
+    pairs = np.repeat(np.arange(len(rows)), k)
+    return best_by_group(
+        pairs, found.scores.ravel(), found.ids.ravel(), len(rows), k, searched.higher_is_better
+    )
+
+
+def certain_pairs(tier: GpuTier, queries: np.ndarray, k: int) -> np.ndarray:
+    """Return for each query and held cluster whether the device's answer was taken."""
+    scanner = tier._index._serving.scanner
+    assert scanner is not None
+    rows = np.repeat(np.arange(len(queries)), len(tier.clusters))
+    clusters = np.tile(np.array(tier.clusters), len(queries))
+    return scanner.begin(queries, rows, clusters, k)().is_certain
+
+
+@metrics
+@pytest.mark.parametrize("k", [1, 5, 400])
+def test_clusters_on_the_device_are_searched_as_faiss_does(torch, metric, k):
+    searched = IVFIndex(shared_index(metric))
+    expected = every_pair(searched, QUERIES, k)
+    tier = on_device(searched, list(range(0, NLIST, 2)))
+    assert tier.clusters == tuple(range(0, NLIST, 2))
+    assert_same(every_pair(searched, QUERIES, k), *expected)
+    assert certain_pairs(tier, QUERIES, k).all()
+
+
+@examples(30)
+@given(
+    metric=st.sampled_from(sorted(METRICS)),
+    scale=st.sampled_from([1e-25, 1e-12, 1.0, 300.0, 1e12, 1e17, 3e18, 1e19, 1e25]),
+    shift=st.sampled_from([0.0, 1.0, 1000.0]),
+    dimension=st.sampled_from([1, 3, 17, 64, 200]),
+    k=st.integers(1, 50),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_whatever_the_vectors_results_are_those_of_faiss(metric, scale, shift, dimension, k, seed):
+    pytest.importorskip("torch")
+    random = np.random.default_rng(seed)
+    vectors = ((random.normal(size=(400, dimension)) + shift) * scale).astype(np.float32)
+    vectors[200:250] = vectors[:50]
+    coarse = faiss.IndexFlat(dimension, METRICS[metric])
+    coarse.add(vectors[:4])
+    index = faiss.IndexIVFFlat(coarse, dimension, 4, METRICS[metric])
+    index.train(vectors)
+    index.add(vectors)
+    searched = IVFIndex(index)
+    queries = vectors[::60] + np.float32(scale) * random.normal(size=(7, dimension)).astype("f4")
+    expected = every_pair(searched, queries, k)
+    on_device(searched, [0, 1, 3], capacity_bytes=10**7)
+    assert_same(every_pair(searched, queries, k), *expected)
+
+
+@metrics
+def test_equal_scores_at_the_end_are_left_to_faiss(torch, metric):
+    vectors = np.repeat(some_vectors()[:20], 30, axis=0)
+    searched = IVFIndex(build_index(metric, vectors, nlist=2))
+    expected = every_pair(searched, QUERIES, 7)
+    tier = on_device(searched, [0, 1])
+    assert_same(every_pair(searched, QUERIES, 7), *expected)
+    assert not certain_pairs(tier, QUERIES, 7).any()
+    assert certain_pairs(tier, QUERIES, 30).all()
+
+
+@metrics
+def test_more_candidates_within_the_margin_than_there_is_room_for_are_left_to_faiss(torch, metric):
+    random = np.random.default_rng(0)
+    vectors = (1 + 1e-6 * random.normal(size=(300, DIMENSION))).astype(np.float32)
+    searched = IVFIndex(build_index(metric, vectors, nlist=1))
+    queries = vectors[:3]
+    expected = every_pair(searched, queries, 3)
+    tier = on_device(searched, [0])
+    assert_same(every_pair(searched, queries, 3), *expected)
+    assert not certain_pairs(tier, queries, 3).any()
+
+
+@metrics
+def test_queries_that_are_no_numbers_are_left_to_faiss(torch, metric):
+    searched = IVFIndex(shared_index(metric))
+    queries = QUERIES[:3].copy()
+    queries[1], queries[2] = np.nan, np.inf
+    expected = every_pair(searched, queries, 5)
+    tier = on_device(searched, list(range(NLIST)))
+    assert_same(every_pair(searched, queries, 5), *expected)
+    certain = certain_pairs(tier, queries, 5).reshape(3, NLIST)
+    assert certain.any(axis=1).tolist() == [True, False, False]
+
+
+def test_rows_come_back_in_the_order_in_which_they_were_asked(torch):
+    searched = IVFIndex(shared_index("L2"))
+    random = np.random.default_rng(0)
+    rows, clusters = random.integers(0, 12, 60), random.integers(-1, NLIST, 60)
+    expected = searched.scan(QUERIES, rows, clusters, 4)
+    on_device(searched, list(range(0, NLIST, 3)))
+    assert_same(searched.scan(QUERIES, rows, clusters, 4), *expected)
+
+
+def test_many_rows_are_scored_in_blocks(torch, monkeypatch):
+    searched = IVFIndex(shared_index("L2"))
+    expected = every_pair(searched, QUERIES, 5)
+    on_device(searched, list(range(NLIST)))
+    monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_BLOCK", 700)
+    assert_same(every_pair(searched, QUERIES, 5), *expected)
+
+
+def test_products_of_less_precision_are_not_trusted(torch):
+    searched = IVFIndex(shared_index("L2"))
+    tier = on_device(searched, [3])
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert not certain_pairs(tier, QUERIES, 5).any()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert certain_pairs(tier, QUERIES, 5).all()
+
+
+def test_products_whose_precision_torch_cannot_tell_are_not_trusted(torch, monkeypatch):
+    def mixed_settings() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    tier = on_device(IVFIndex(shared_index("L2")), [3])
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed_settings)
+    assert not certain_pairs(tier, QUERIES, 5).any()
+
+
+def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch):
+    searched = IVFIndex(shared_index("L2"))
+    tier = on_device(searched, [3])
+    tier.build()
+    tier.swap(tier.build())
+    assert tier.clusters == ()
+    assert searched._serving.scanner is None
+
+
+def test_clusters_can_be_hot_in_both_tiers(torch):
+    searched = IVFIndex(shared_index("L2"))
+    expected = every_pair(searched, QUERIES, 5)
+    on_device(searched, [1, 2, 3])
+    ram = HotTier(searched, PLENTY)
+    ram.note(np.array([3, 4]))
+    ram.swap(ram.build())
+    assert_same(every_pair(searched, QUERIES, 5), *expected)
+
+
+def test_compressed_vectors_are_refused():
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatL2(DIMENSION), DIMENSION, 4, faiss.ScalarQuantizer.QT_8bit
+    )
+    index.train(some_vectors())
+    with pytest.raises(InvalidRequestError, match=r"not 16 .* 16 dimensions; use HotTier"):
+        GpuTier(IVFIndex(index), 1)
+    assert type(fastest_tier(IVFIndex(index), 1)) is HotTier
+
+
+def test_without_torch_the_tier_is_in_ram(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    searched = IVFIndex(shared_index("L2"))
+    assert not gpu_is_usable()
+    assert type(fastest_tier(searched, PLENTY)) is HotTier
+    with pytest.raises(MissingExtraError, match=r"the GPU tier needs .*\[gpu\]"):
+        GpuTier(searched, PLENTY)
