@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
@@ -13,6 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse.context import cache_marks
+from ctxreuse.context.cache_profile import cache_profile
+from ctxreuse.context.content_parts import ContentPart, joined, without_blank_parts
+from ctxreuse.context.rendering import Templates
+from ctxreuse.errors import InvalidRequestError
 
 SYSTEM = "Answer from these. " * 10
 
@@ -133,3 +142,320 @@ def test_a_preview_shows_the_marks_that_a_plan_would_have(found, tried, cache):
         assert preview.body() == plan.body()
         assert plan.marks == plain.plan(request, now=number).marks
         history = [*plan.messages(), {"role": "assistant", "content": "Yes."}]
+
+
+OPENAI, ANTHROPIC = cache_profile("openai"), cache_profile("anthropic")
+MARK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+
+
+def planned(
+    blocks: list[Any], query: str = "Which?", marks: tuple[int, ...] = (), **request: Any
+) -> Plan:
+    """Return a plan of blocks as they are, for a cache with marks."""
+    given = ContextRequest(blocks, query, **request)
+    plan = ReusePlanner(labels=False).plan(given, "none")
+    return replace(plan, marks=marks, cache=OPENAI)
+
+
+def text(words: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **fields}
+
+
+texts = st.text(alphabet="ab \n\t\u00a0\ud800", max_size=6)
+
+
+@given(
+    st.lists(texts, max_size=6),
+    texts,
+    st.lists(st.integers(0, 7), max_size=4),
+    st.booleans(),
+    st.sampled_from(["\n\n", " ", "", "---", "\n-\n"]),
+    st.sampled_from(["before_question", "after_question"]),
+)
+def test_parts_add_up_to_the_content_and_none_is_blank(
+    blocks, query, marks, labels, separator, position
+):
+    templates = Templates(separator=separator, order_position=position)
+    planner = ReusePlanner(labels=labels, templates=templates)
+    planner.plan(ContextRequest(blocks[::-1]))
+    plan = planner.plan(ContextRequest(blocks, query))
+    plan = replace(plan, marks=tuple(marks), cache=OPENAI)
+    parts = plan.content_parts()
+    if plan.content.strip():
+        assert joined(parts) == plan.content
+        assert all(part.text.strip() for part in parts)
+    else:
+        assert parts == ()
+    [message] = plan.messages(parts=True)
+    content = message["content"]
+    said = content if isinstance(content, str) else "".join(one["text"] for one in content)
+    assert said == plan.content == plan.messages()[-1]["content"]
+
+
+@given(st.lists(texts, min_size=1, max_size=6), st.lists(texts, max_size=3), texts, texts)
+def test_prompts_that_begin_with_the_same_blocks_begin_with_the_same_parts(
+    shared, more, query, other
+):
+    shared = [*shared, "end"]  # a blank block's part depends on the one behind it
+    ids = range(len(shared) + len(more))
+    blocks = [ContextBlock(id=n, text=one) for n, one in zip(ids, [*shared, *more], strict=True)]
+    one = planned(blocks[: len(shared)], f"{query}?").content_parts()  # blanks at the end stay
+    two = planned(blocks, f"{other}!").content_parts()
+    alike = [a for a, b in zip(one, two, strict=False) if a.text == b.text]
+    assert len(alike) >= sum(bool(text.strip()) for text in shared)
+
+
+def test_a_mark_on_a_blank_part_moves_to_the_part_before_it():
+    parts = [ContentPart("a"), ContentPart("\n", is_marked=True), ContentPart("b")]
+    assert without_blank_parts(parts) == [ContentPart("a", is_marked=True), ContentPart("\nb")]
+
+
+def test_marks_stand_behind_blocks_and_behind_the_system_text():
+    plan = planned(["one", "two", "three"], marks=(0, 2), system="Be brief.")
+    assert plan.messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\n\ntwo\n\nthree\n\nWhich?"},
+    ]
+    assert plan.messages(parts=True) == [
+        {"role": "system", "content": [text("Be brief.", **MARK)]},
+        {
+            "role": "user",
+            "content": [
+                text("one"),
+                text("\n\ntwo", **MARK),
+                text("\n\nthree"),
+                text("\n\nWhich?"),
+            ],
+        },
+    ]
+    assert plan.body("responses") == {
+        "input": [
+            {
+                "role": "system",
+                "content": [{"type": "input_text", "text": "Be brief.", **MARK}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "one"},
+                    {"type": "input_text", "text": "\n\ntwo", **MARK},
+                    {"type": "input_text", "text": "\n\nthree"},
+                    {"type": "input_text", "text": "\n\nWhich?"},
+                ],
+            },
+        ],
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+        "prompt_cache_key": plan.prompt_cache_key,
+    }
+    hour = replace(plan, cache=cache_profile("anthropic(life=1h)"))
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    assert hour.body("anthropic") == {
+        "system": [text("Be brief.", **mark)],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    text("one"), text("\n\ntwo", **mark), text("\n\nthree"), text("\n\nWhich?"),
+                ],
+            }
+        ],
+    }  # fmt: skip
+    assert hour.messages(parts=True)[0]["content"] == [text("Be brief.", **mark)]
+
+
+def test_blocks_become_search_results_that_answers_cite():
+    blocks = [ContextBlock(id="d1", text="one"), ContextBlock(id=2, text="two")]
+    plan = planned(blocks, marks=(1,))
+    [message] = plan.messages(parts=True, form="anthropic", citations=True)
+
+    def result(source: str, words: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "type": "search_result",
+            "source": source,
+            "title": source,
+            "content": [{"type": "text", "text": words}],
+            "citations": {"enabled": True},
+            **fields,
+        }
+
+    assert message["content"] == [
+        result("d1", "one", **EPHEMERAL), result("2", "two"), text("\n\nWhich?"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"form": "anthropic"}, {"parts": True, "form": "gemini"}, {"parts": True, "citations": True}],
+)
+def test_options_that_do_not_go_together_are_refused(options):
+    with pytest.raises(InvalidRequestError):
+        planned(["one"]).messages(**options)
+
+
+HISTORY: list[dict[str, Any]] = [
+    {
+        "role": "user",
+        "name": "ann",
+        "content": [
+            text("look", **EPHEMERAL),
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+        ],
+        "extra": 1,
+    },
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "t1", "content": "found"},
+    {"role": "assistant", "content": "It is."},
+]
+
+
+def test_what_a_history_says_is_kept_in_every_form():
+    plan = planned(["one"], history=HISTORY)
+    assert plan.messages()[:4] == HISTORY
+    assert plan.messages(parts=True)[:4] == HISTORY
+    assert plan.body("anthropic")["messages"][:4] == [
+        {
+            "role": "user",
+            "content": [
+                text("look", **EPHEMERAL),
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+                },
+            ],
+            "extra": 1,
+        },
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "found"}],
+        },
+        {"role": "assistant", "content": "It is."},
+    ]
+    assert plan.body("responses")["input"][:4] == [
+        {
+            "role": "user",
+            "name": "ann",
+            "content": [
+                {"type": "input_text", "text": "look", **EPHEMERAL},
+                {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+            ],
+            "extra": 1,
+        },
+        {"type": "function_call", "call_id": "t1", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "t1", "output": "found"},
+        {"role": "assistant", "content": "It is."},
+    ]
+
+
+@pytest.fixture
+def once(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    cache_marks._log_too_many.cache_clear()
+    caplog.set_level(logging.WARNING, "ctxreuse")
+    return caplog
+
+
+def marks_of(body: Any) -> list[str]:
+    """Return the texts of all marked parts."""
+    messages = [{"content": body.get("system", [])}, *body["messages"]]
+    parts = [
+        part
+        for message in messages
+        for part in (message["content"] if isinstance(message["content"], list) else ())
+    ]
+    return [part["text"] for part in parts if "cache_control" in part]
+
+
+@pytest.mark.parametrize("users", range(7))
+def test_a_fifth_mark_never_leaves_us(users, once):
+    history = [
+        {"role": "user", "content": [text(f"user {n}", **EPHEMERAL) for n in range(users)]},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    plan = planned(["one", "two", "three"], "", marks=(0, 1, 2, 3), system="S", history=history)
+    plan = replace(plan, cache=ANTHROPIC)
+    for _ in range(2):
+        marked = marks_of(plan.body("anthropic"))
+        # the end of the turn is needed most, then its beginning, then what may be asked again
+        ours = ["\n\nthree", "S", "one", "\n\ntwo"]
+        expected = [f"user {n}" for n in range(users)][-4:]
+        kept = ours[: max(0, 4 - users)]
+        assert sorted(marked) == sorted([*expected, *kept])
+        assert len(marked) == 4
+    assert len(once.records) == (users > 2)
+
+
+def test_marks_on_tools_count_too():
+    plan = replace(planned(["one", "two"], marks=(1, 2)), cache=ANTHROPIC)
+    tools = [{"name": f"t{n}", "input_schema": {}, **EPHEMERAL} for n in range(3)]
+    assert marks_of(plan.body("anthropic", tools=tools)) == ["\n\ntwo"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "before", "sent"),
+    [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")],
+)
+def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(ours, before, sent):
+    mark = {"cache_control": {"type": "ephemeral", "ttl": before}}
+    history = [
+        {"role": "user", "content": [text("first", **mark)]},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    plan = planned(["one"], marks=(1,), history=history)
+    plan = replace(plan, cache=cache_profile(f"anthropic(life={ours})"))
+    part = plan.body("anthropic")["messages"][-1]["content"][0]
+    assert part["cache_control"].get("ttl") == sent
+
+
+LONG = ["alpha " * 600, "beta " * 600, "gamma " * 600]
+
+
+def test_the_sdks_read_what_a_plan_before_has_written():
+    one = planned(LONG, "Which one?", marks=(2,), system="Be brief.")
+    two = planned([*LONG[:2], "else " * 600], "Which other?", marks=(2,), system="Be brief.")
+    shared = count_tokens("Be brief.") + 1_200
+    with caching_server("openai") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="k")
+        with client:
+            client.chat.completions.create(model="m", **one.body())
+            client.chat.completions.create(model="m", **two.body())
+            client.responses.create(model="m", **one.body("responses"))
+            client.responses.create(model="m", **two.body("responses"))
+        assert [usage.read for usage in server.usages] == [0, shared, shared, shared]
+        assert server.usages[0].written == {"30m": shared}
+    with caching_server("anthropic") as server:
+        plans = [replace(one, cache=ANTHROPIC), replace(two, cache=ANTHROPIC)]
+        with anthropic.Anthropic(base_url=server.url, api_key="k") as claude:
+            for plan in plans:
+                claude.messages.create(model="m", max_tokens=9, **plan.body("anthropic"))
+        assert [usage.read for usage in server.usages] == [0, shared]
+
+
+@pytest.mark.parametrize("form", ["openai", "anthropic"])
+def test_each_turn_of_a_conversation_reads_the_turn_before(form):
+    profile = OPENAI if form == "openai" else ANTHROPIC
+    planner = ReusePlanner()
+    chat = planner.conversation("c1", system="Be brief.")
+    with caching_server(form) as server:
+        read = 0
+        for question in ("one?", "two?", "three?"):
+            blocks = [f"{question} {words}" for words in LONG]
+            plan = replace(chat.plan(blocks, question), cache=profile)
+            chat._unanswered = plan
+            before = server.usages[-1].total if server.usages else 0
+            server.reckon(plan.body(form), {})
+            assert server.usages[-1].read == before
+            content = plan.messages(parts=True)[-1]["content"]
+            assert "".join(one["text"] for one in content) == plan.content
+            chat.record("Yes.")
+            read += before
+        assert read
