@@ -1,4 +1,4 @@
-"""Clocks that jump by hours, forwards and back, change nothing that users see."""
+"""Clocks that jump by hours, and metrics and spans that fail, change nothing that users see."""
 
 from __future__ import annotations
 
