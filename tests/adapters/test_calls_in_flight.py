@@ -1,7 +1,5 @@
 """Which of the single calls that run at the same time waits for which."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner

@@ -1,7 +1,5 @@
 """Metadata under our key comes from anyone who can write a document."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Documents that an application has joined into a prompt itself: found for certain, or left."""
 
-from __future__ import annotations
-
 from collections import Counter
 from unittest import mock
 

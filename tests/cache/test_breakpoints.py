@@ -1,7 +1,5 @@
 """The simulator of caches with marks, beside a second reckoning of the providers' rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

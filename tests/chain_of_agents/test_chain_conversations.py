@@ -1,7 +1,5 @@
 """Turns of a conversation: what an agent has been shown is pointed to, its history is replayed."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from typing import Any

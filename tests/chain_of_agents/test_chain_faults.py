@@ -1,7 +1,5 @@
 """Bad input, workers and managers that fail, and cancellation: the chain goes on, or says why."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Chain-of-Agents on servers that answer anything: it answers, or says why, and ends in time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The chain as its users meet it: answers, traces, engines, batches, streams."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from itertools import count, pairwise

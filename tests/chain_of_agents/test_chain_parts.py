@@ -1,7 +1,5 @@
 """The parts of a chain: segments, budgets, outcomes, prompts, placement, memory."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import tracemalloc

@@ -1,7 +1,5 @@
 """What holds for every chain, whatever the documents, the settings, and the answers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """What was not read: no answer from nothing, no note lost, nothing cut without a word."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Prompts in the form of Amazon Bedrock's Converse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from caching_provider import count_tokens

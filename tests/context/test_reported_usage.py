@@ -1,7 +1,5 @@
 """Usage in the words of each provider: every token counts once."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

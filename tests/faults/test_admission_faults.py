@@ -1,7 +1,5 @@
 """Taking back what was not answered may fail itself: the model's error is told all the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

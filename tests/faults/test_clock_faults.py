@@ -1,7 +1,5 @@
 """Clocks that jump by hours, and metrics and spans that fail, change nothing that users see."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 A process of its own may write no further for a while (`RLIMIT_FSIZE`), as on a disk that is full.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

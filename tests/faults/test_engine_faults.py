@@ -1,7 +1,5 @@
 """Engines that are away, slow, busy or talk nonsense: programs fail, or not, as without us."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import httpx

@@ -1,7 +1,5 @@
 """Streams of cache events that break off, lie or lose something: calls go on, and profit again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Faults in planning, counting and tracing: programs go on as they do without us."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Two processes use one engine. While the log fails, each goes on as without the o
 each knows what the other has sent meanwhile, without a restart.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Chains whose retriever is ours plan together what is asked at once."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrapped chat models of Amazon Bedrock, whose marks are blocks of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """A call whose prompt can show no context waits for no other: it has nothing to gain."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

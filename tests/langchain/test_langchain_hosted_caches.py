@@ -1,7 +1,5 @@
 """Wrapped chat models in front of hosted caches: what leaves us, and what the provider bills."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any

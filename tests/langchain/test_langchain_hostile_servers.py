@@ -1,7 +1,5 @@
 """Servers that answer anything, behind LangChain's own client: the wrapper is as good as that."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

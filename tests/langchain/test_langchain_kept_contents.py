@@ -1,7 +1,5 @@
 """What the user has put on messages stays in prompts that a wrapped chat model sends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

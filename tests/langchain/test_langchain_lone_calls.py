@@ -1,7 +1,5 @@
 """Single calls that run at the same time in front of hosted caches: the first of them leads."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

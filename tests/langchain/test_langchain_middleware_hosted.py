@@ -1,7 +1,5 @@
 """Agents in front of hosted caches: marks of ours beside those of Anthropic's middleware."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

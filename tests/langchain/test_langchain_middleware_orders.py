@@ -1,7 +1,5 @@
 """Agents with LangChain's own middleware before and behind ours: no document is lost on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """What frameworks look at to see which model they have: name, profile, type, class."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -1,7 +1,5 @@
 """A wrapped model inside somebody else's wrapper, inside a wrapped model: tenants stay apart."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Marks of documents that a retriever or compressor has planned, sent by a wrapped chat model."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Documents that a retriever returned in a run are planned in the prompts of that run alone."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import gc

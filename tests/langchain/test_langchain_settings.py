@@ -1,7 +1,5 @@
 """Settings of what is made already: they take effect, or they are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

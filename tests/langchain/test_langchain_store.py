@@ -1,7 +1,5 @@
 """Memories of a LangGraph store in prompts: each once, where they are wanted, ids kept."""
 
-from __future__ import annotations
-
 from copy import copy
 from typing import Any, get_args
 

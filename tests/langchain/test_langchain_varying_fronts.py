@@ -1,7 +1,5 @@
 """What differs from prompt to prompt in front of the documents is counted, and said once."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

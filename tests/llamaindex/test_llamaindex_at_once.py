@@ -1,7 +1,5 @@
 """Queries that are asked at once are planned together, whatever part of ours is in the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What LlamaIndex's own chat engines with a context do, ours does too; each test runs with all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

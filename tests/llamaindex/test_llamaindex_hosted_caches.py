@@ -1,7 +1,5 @@
 """Wrapped LlamaIndex models in front of hosted caches."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Servers that answer anything, behind LlamaIndex's own client: the wrapper is as good as that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial

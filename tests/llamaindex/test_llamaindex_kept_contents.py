@@ -1,7 +1,5 @@
 """What the user has put on messages stays in prompts that a wrapped LlamaIndex model sends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

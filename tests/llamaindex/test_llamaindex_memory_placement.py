@@ -1,7 +1,5 @@
 """Where a `ReuseMemoryBlock`'s memories stand in a replayed conversation."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

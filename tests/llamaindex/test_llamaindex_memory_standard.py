@@ -1,7 +1,5 @@
 """What LlamaIndex's own `Memory` does, `ReplayMemory` does too; each test runs with both."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

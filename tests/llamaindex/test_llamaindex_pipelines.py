@@ -1,7 +1,5 @@
 """The adapters inside LlamaIndex's own engines, executors and workflows."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A model alone plans what retrievers returned in its own run, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

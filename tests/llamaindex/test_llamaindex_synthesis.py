@@ -1,7 +1,5 @@
 """What query engines show of planned nodes, and what other parts of LlamaIndex see of them."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The workflow engine inside LlamaIndex, and LlamaIndex's models inside the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import runpy
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Memories in front of hosted caches: content parts and marks say what messages say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

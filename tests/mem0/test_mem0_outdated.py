@@ -1,7 +1,5 @@
 """Memories that were changed or deleted after a conversation has shown them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 from unittest.mock import patch

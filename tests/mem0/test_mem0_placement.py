@@ -1,7 +1,5 @@
 """Where memories stand: in every place each is shown once, and what was sent stays as it was."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any, get_args

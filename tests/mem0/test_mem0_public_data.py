@@ -1,7 +1,5 @@
 """Memories of real conversations: how often planned searches hit the engine's prefix cache."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The real mem0ai, with qdrant in memory, and its hosted client; sockets are off."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

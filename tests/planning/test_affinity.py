@@ -1,7 +1,5 @@
 """Ids by which requests with a common prefix are kept together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever is asked, marks cost no more than a stated bound beyond what no marks would cost."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the user has put on messages stays in plans, and in what EngineClient sends."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

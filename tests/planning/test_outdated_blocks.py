@@ -1,7 +1,5 @@
 """Blocks that no longer hold: what is said of them, and how they leave a history."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

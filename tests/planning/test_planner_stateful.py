@@ -4,8 +4,6 @@ The model of a conversation is what its messages show: block -> label, since the
 whether or not the planner has been told to forget it.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A context that comes again as it was retrieved before is sent as it was sent before."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Marks of a conversation's turns: of the first one, of later ones, and of previews."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

@@ -8,8 +8,6 @@ The commands of `console` blocks run in between, where they need nothing but thi
 are said to print is compared, too. Others are checked against what they name.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The built documentation, opened in a browser from its folder: it is searched and fits a phone."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

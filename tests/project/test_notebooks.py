@@ -3,8 +3,6 @@
 That they run is what `make notebooks` finds out.
 """
 
-from __future__ import annotations
-
 import base64
 import platform
 import re

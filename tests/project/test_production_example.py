@@ -1,7 +1,5 @@
 """The service in `examples/production` runs as it stands: its processes, and what starts them."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

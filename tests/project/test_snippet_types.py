@@ -4,8 +4,6 @@ The Python blocks of a page are one program, as in `test_docs.py`. Packages with
 own are those that `[tool.mypy]` in pyproject.toml names.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

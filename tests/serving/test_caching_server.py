@@ -1,7 +1,5 @@
 """The fake provider as the official SDKs see it, by the rules that providers have written down."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

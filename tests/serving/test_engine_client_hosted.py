@@ -1,7 +1,5 @@
 """The client in front of hosted caches: both protocols, marks, keys, headers and usage."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator

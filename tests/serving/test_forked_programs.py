@@ -1,7 +1,5 @@
 """Users' programs with several processes: they end by themselves, with answers and no noise."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

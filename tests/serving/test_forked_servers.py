@@ -4,8 +4,6 @@ The programs are users': threads and event loops keep the parent busy, and each 
 objects in all the ways that there are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

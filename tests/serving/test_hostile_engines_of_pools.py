@@ -1,7 +1,5 @@
 """A pool of one honest engine and one that answers anything: every request is answered."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Pools of several processes that share a log place documents alike."""
 
-from __future__ import annotations
-
 import asyncio
 from multiprocessing import get_context
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Asynchronous work for sync callers: in the event loop that lasts, or in one of its own."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

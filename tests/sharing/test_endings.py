@@ -1,7 +1,5 @@
 """What waits to be told when a process or a planner ends is told still."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Entries of a shared log as bytes: each comes back as it was, and nothing else passes for one."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

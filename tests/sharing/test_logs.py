@@ -1,7 +1,5 @@
 """What holds for every log: the contract of `SharedLog`, and planners that share through it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

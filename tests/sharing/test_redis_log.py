@@ -1,7 +1,5 @@
 """A log in a real Redis server: whatever becomes of the server, planners go on and catch up."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import signal

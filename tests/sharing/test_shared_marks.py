@@ -1,7 +1,5 @@
 """What is written into a hosted cache is known to all planners and after a restart."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planners that share a log order alike, and plan alone where the log does not answer."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

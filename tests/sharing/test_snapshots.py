@@ -1,7 +1,5 @@
 """A planner that is saved and loaded goes on where it was, and a broken file stops no service."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import logging

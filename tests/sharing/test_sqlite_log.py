@@ -1,7 +1,5 @@
 """A log in a file: forks at any moment, and files that others lock, replace or write to."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 A subclass says how its framework is driven (`adapter`); the tests stand here once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from abc import abstractmethod

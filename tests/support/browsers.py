@@ -1,7 +1,5 @@
 """The browser in which tests open pages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

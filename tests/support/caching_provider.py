@@ -4,8 +4,6 @@ It knows prompts as the JSON bodies that providers get, and nothing of this pack
 list of content blocks; a mark stands behind one. What is stored is the whole prefix up to a mark.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The provider of `caching_provider` behind HTTP, for the official SDKs as clients."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

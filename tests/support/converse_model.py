@@ -4,8 +4,6 @@ Texts become `{"text": ...}`, a cache point passes as it is, fields of other pro
 and the cache points of a tool's result go behind it. Runs of one role are merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """How many examples of a property are drawn: few in `make test`, many in `make test-slow`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

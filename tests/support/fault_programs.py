@@ -4,8 +4,6 @@ Each asks about documents that are named by letters, the best one first. What an
 compared with the same program without ours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Running code in forked children, and threads that keep the parent busy meanwhile."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle

@@ -1,7 +1,5 @@
 """How long a tenant's lock is held, counted in steps; and what others do between two holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The measure is the framework's own model: what becomes of a reply there, value o
 become of it in the model that wraps it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

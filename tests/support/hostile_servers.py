@@ -3,8 +3,6 @@
 What is here is what `EngineClient` is tested with; everything that stands on a server is, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

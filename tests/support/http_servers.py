@@ -1,7 +1,5 @@
 """Servers on real sockets: emulated engines that die and come back, and scripts of raw bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress

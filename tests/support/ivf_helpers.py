@@ -1,7 +1,5 @@
 """Small faiss indexes and plain references for the tests of step-wise search."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

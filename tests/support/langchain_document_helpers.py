@@ -1,7 +1,5 @@
 """Documents, retrievers and models without a network, for the LangChain tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

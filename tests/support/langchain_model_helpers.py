@@ -1,7 +1,5 @@
 """What the tests of the chat model share: models that record their calls, and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any

@@ -1,7 +1,5 @@
 """A handler of LangChain's that records what ran inside what, and how it ended."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

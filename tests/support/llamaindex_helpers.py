@@ -1,7 +1,5 @@
 """What the tests of the LlamaIndex integration share: retrievers and models that record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of LlamaIndex's own OpenAI client and of the wrapper, and what becomes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

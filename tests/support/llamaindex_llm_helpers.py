@@ -1,7 +1,5 @@
 """What the tests of the planned LlamaIndex model share: prompts with contexts, served models."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of LlamaIndex memories share: memories that find letters, chats with a memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

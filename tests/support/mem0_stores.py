@@ -3,8 +3,6 @@
 mem0 reads its environment when it is imported, so every test imports it from here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

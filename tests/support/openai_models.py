@@ -1,7 +1,5 @@
 """LangChain's and LlamaIndex's own OpenAI models, in front of an engine that is in this process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

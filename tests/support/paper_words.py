@@ -6,8 +6,6 @@ blocks ranked, a place for each that is left out, and blocks are moved as if wor
 What planners do without being asked is tested where modules do not ask for these words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What the tests of the planner share: small requests, and the invariants of a plan in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """What the tests of the engine pool share: emulated engines by host name, and a clock by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

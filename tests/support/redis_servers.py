@@ -1,7 +1,5 @@
 """A real Redis server for tests: on a socket in a folder, or on a free port with TLS."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Prompts as a planner records them, for tests of explanations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ctxreuse.index.explain import SentPrompt

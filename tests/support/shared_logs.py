@@ -1,7 +1,5 @@
 """Logs for tests of planners that share one, and what these tests ask and wait for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Planners that remember little, and the sizes of what they remember, counted anew."""
 
-from __future__ import annotations
-
 from helpers import nodes_of
 
 from ctxreuse import ReusePlanner

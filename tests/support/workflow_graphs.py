@@ -1,7 +1,5 @@
 """What the tests of workflows share: small graphs."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence

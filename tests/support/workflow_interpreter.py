@@ -5,8 +5,6 @@ the engine must give. A graph that leads two writers of one key onto a wavefront
 fault.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether blocks have labels: what requests and planners ask for, and what words refer to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

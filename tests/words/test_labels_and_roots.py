@@ -1,7 +1,5 @@
 """Prompts with labels and without share no block: what is expected is what the texts share."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

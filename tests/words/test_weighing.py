@@ -1,7 +1,5 @@
 """Blocks are moved only where that saves more than words on it cost; histories are recognised."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What ctxreuse says of LangChain's documents where nobody has asked for other words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the engine's methods promise: results, events, metrics, limits, sessions, tenants."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

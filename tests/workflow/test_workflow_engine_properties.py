@@ -1,7 +1,5 @@
 """Whatever overlaps with whatever: runs give what plain sequential execution gives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What goes wrong in one run is one clear error there, and nothing elsewhere; nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

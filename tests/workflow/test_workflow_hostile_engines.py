@@ -1,7 +1,5 @@
 """Workflows on servers that answer anything: a run fails by its node's name, and no other does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

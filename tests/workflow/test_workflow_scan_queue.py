@@ -1,7 +1,5 @@
 """The queue of scans against a plain list of all that a search has to compare."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any

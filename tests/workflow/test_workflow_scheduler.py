@@ -1,7 +1,5 @@
 """A scheduler whose jobs are done in any order, and any of them brought back undone."""
 
-from __future__ import annotations
-
 from itertools import count
 from random import Random
 
