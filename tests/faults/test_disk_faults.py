@@ -162,7 +162,7 @@ print([len(Found().invoke(f"question {number}")) for number in range(20)])
 def test_a_program_that_the_command_records_runs_as_it_is(blocks, code, told, tmp_path):
     """With room for some requests, or for none: then nobody says that there were none."""
     (tmp_path / "app.py").write_text(APP)
-    limited = f"ulimit -f {blocks}; exec {sys.executable} -m ctxreuse record -o sent app.py"
+    limited = f"ulimit -f {blocks}; exec {sys.executable} -B -m ctxreuse record -o sent app.py"
     done = subprocess.run(
         ["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -361,8 +361,9 @@ def test_a_pipe_whose_reader_is_gone_ends_it_in_silence(command, arguments):
 
 def test_a_file_that_may_not_grow_leaves_the_earlier_one(command, tmp_path):
     (tmp_path / "out.jsonl").write_text("earlier")
-    # as a folder of a disk with one block left: the limit is 1,024 bytes
-    done = command(*PLAN, "-o", "out.jsonl", before="ulimit -f 1;")
+    # as a folder of a disk with one block left: the limit is 1,024 bytes, and would cut bytecode
+    limited = "ulimit -f 1; PYTHONDONTWRITEBYTECODE=1"
+    done = command(*PLAN, "-o", "out.jsonl", before=limited)
     assert (done.returncode, done.stdout, done.stderr) == (
         2,
         "",
@@ -395,7 +396,7 @@ with TraceRecorder({str(tmp_path / "recording")!r}) as recorder:
     recorder.record(["the last text"], "three?")
     print(recorder.requests, recorder.faults)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
     assert done.stdout == "2 4\n", done.stderr
     corpus = read_corpus(str(tmp_path / "recording" / "corpus.jsonl"))
     requests = read_trace(str(tmp_path / "recording" / "trace.jsonl"), corpus)

@@ -4,6 +4,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -62,6 +63,7 @@ def _fork(child: int, work: Callable[[int], Any]) -> tuple[int, Connection]:
     if pid:
         write.close()
         return pid, read
+    sys.dont_write_bytecode = True  # where no file may grow, Python would leave half of it
     try:
         faulthandler.register(signal.SIGUSR1)
         try:
