@@ -282,9 +282,10 @@ class Application:
         found = {(given.part, given.start, given.context)}
         if given.place in self.places:
             found |= {
-                (number, part.text.index(given.context), given.context)
+                (number, quoted.start(), given.context)
                 for number, part in enumerate(given.parts)
-                if number > given.part + 1 and part.text.count(given.context) == 1
+                if number > given.part + 1 and (given.context or not part.text)
+                for quoted in re.finditer(re.escape(given.context), part.text)
             }
         for place in self.places:
             tenant, *before, role, opening, context = place
