@@ -39,20 +39,14 @@ IMPORT_ROOTS = (".", "integrations", "agents")
 """The folders of the repository that imports begin at."""
 PRODUCT = ("ctxreuse", "integrations", "agents")
 EXAMPLE_POLICY = "ctxreuse/ordering/online.py"
-TEST_TIMES = ".cache/test.xml"
-"""What `make test` writes: how long its last run took."""
+TEST_TIMES = ".cache/test.xml"  # what `make test` writes
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A measured number; None where it could not be measured.
+    """A measured number, and what it counts where that helps."""
 
-    Attributes:
-        value: It.
-        details: What it counts, where that helps.
-    """
-
-    value: float | None
+    value: float | None  # None where it could not be measured
     details: Any = ()
 
 
