@@ -727,7 +727,7 @@ def store(placement: Placement = "before_question") -> Any:
                 state += [asked, model.invoke([system, *state, asked])]
                 return
             opening = [] if state else [SystemMessage(_SYSTEM)]
-            prompt = memories.messages(("alice",), [*opening, *state, asked], query=one.question)
+            prompt = memories.messages(("alice",), [*opening, *state, asked])
             state[:] = [*prompt, model.invoke(prompt)]
 
         return answer

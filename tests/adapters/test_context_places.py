@@ -127,7 +127,6 @@ def test_in_a_conversation_such_a_context_keeps_its_bytes():
 
 
 def test_an_answered_context_with_another_one_behind_it_stays_as_it_is():
-    """Another process may have sent it so, though this one has rendered it now, too."""
     world = World()
     world.user(world.context("abc"))
     given = (*accepted(world.context("cab")), *ASKED[1:2], PromptPart("user", world.context("ca")))
