@@ -269,7 +269,6 @@ class TestPrompts:
         ("name", "template"),
         [
             ("first", "no field"),
-            ("first", 3),
             ("first", "{question} {question}"),
             ("next", "{question} {note}"),
             ("note", "{note}"),

@@ -293,7 +293,7 @@ async def test_one_request_tries_an_engine_that_has_rested():
         assert pool.available() == ("a", "b")
 
 
-async def test_an_older_request_that_is_cancelled_does_not_end_the_trial():
+async def test_a_trial_ends_if_it_is_cancelled_and_not_if_an_older_request_is():
     clock = Clock()
     gate = Gate()
     fail = [None, 503]
@@ -308,8 +308,11 @@ async def test_an_older_request_that_is_cancelled_does_not_end_the_trial():
         older.cancel()
         await asyncio.wait([older])
         assert pool.available() == ("b",)
+        trial.cancel()
+        await asyncio.wait([trial])
+        assert (state_of(pool, "a"), pool.available()) == ("on trial", ("a", "b"))
         gate.opened.set()
-        assert (await trial).replica == "a"
+        assert (await pool.complete(asking("x"), replica="a")).replica == "a"
 
 
 async def test_a_trial_that_waits_for_a_place_is_the_only_one():
