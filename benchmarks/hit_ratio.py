@@ -19,7 +19,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.measure.replay.plan_trace import plan_trace, plan_under
 from ctxreuse.measure.replay.policies import TraceMode
-from ctxreuse.measure.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.measure.replay.simulate import simulate_blocks
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
 from public_data.peers.cacheweaver import CACHEWEAVER, CacheWeaverPlanner
@@ -116,7 +116,7 @@ def _compare_with_cacheweaver(console: Console, data: Path) -> None:
                 planner = CacheWeaverPlanner(capacity_tokens=size, prefers_most_served=is_variant)
                 planned = plan_under(CACHEWEAVER, trace, planner)
                 usages = simulate_blocks(planned, corpus, BlockLevelCache(size))
-                ratios.append(total_usage(usages).hit_ratio)
+                ratios.append(sum(usages, CacheUsage()).hit_ratio)
         table.add_row(name, *(f"{ratio:.4f}" for ratio in ratios))
     console.print(table)
 
@@ -130,7 +130,9 @@ def _measure(
         started = time.perf_counter()
         planned = plan_trace(trace, ReusePlanner(capacity_tokens=capacity), mode, strategy)
         planning_ms.append((time.perf_counter() - started) * 1000 / len(trace))
-        usages.append(total_usage(simulate_blocks(planned, corpus, BlockLevelCache(capacity))))
+        usages.append(
+            sum(simulate_blocks(planned, corpus, BlockLevelCache(capacity)), CacheUsage())
+        )
     return Measured(*usages, planning_ms[0])
 
 

@@ -36,7 +36,6 @@ from house_measures.sizes import code_lines, code_tokens, function_lengths, line
 ROOT = Path(__file__).resolve().parent.parent
 CEILINGS = Path(__file__).with_name("house.json")
 IMPORT_ROOTS = (".", "integrations", "agents")
-"""The folders of the repository that imports begin at."""
 PRODUCT = ("ctxreuse", "integrations", "agents")
 EXAMPLE_POLICY = "ctxreuse/ordering/online.py"
 TEST_TIMES = ".cache/test.xml"  # what `make test` writes

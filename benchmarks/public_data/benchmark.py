@@ -31,17 +31,17 @@ from ctxreuse.measure.replay.policies import (
     TODAY,
     Policy,
 )
+from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
-    Tokenizer,
     load_tokenizer,
     no_progress,
 )
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
@@ -182,7 +182,7 @@ class BenchConfig(DataConfig):
         return cache_profile(self.cache)
 
     @property
-    def level(self) -> str:
+    def level(self) -> Level:
         """What is counted: "engine", "blocks" or "tokens"."""
         if self.base_url is not None:
             return "engine"
@@ -258,7 +258,7 @@ def run(
             "ordering moves first turns only, de-duplication shortens the others."
         )
     ks = matrix.ks if any(result.part == Part.k for result in results) else ()
-    found = Results.of(
+    found = results_of(
         workload.name,
         config.level,
         TraceSummary.of(matrix.trace()),

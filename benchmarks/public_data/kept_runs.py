@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.results import stored_results as read
+from ctxreuse.measure.results.stored_results import run_result
 
 Kept: TypeAlias = RunResult | BatchTooLargeError
 _Key: TypeAlias = tuple[object, ...]
@@ -65,7 +66,7 @@ class KeptRuns:
                     if "benchmark" in fields:
                         is_same = fields["benchmark"] == self._name
                     elif is_same and "run" in fields:
-                        run = read.run_result(str(self.path), fields["run"])
+                        run = run_result(str(self.path), fields["run"], VLLM)
                         yield tuple(fields["key"]), _with_notes(run, fields["notes"])
                     elif is_same:
                         yield tuple(fields["key"]), BatchTooLargeError(fields["too_large"])

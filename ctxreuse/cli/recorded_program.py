@@ -17,11 +17,7 @@ from ctxreuse.errors import InputFileError, describe
 
 
 class ProgramCrashError(Exception):
-    """The program ended with an error of its own.
-
-    Attributes:
-        error: The error; its traceback begins in the program.
-    """
+    """The program ended with an error of its own."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"the program ended with {type(error).__name__}")
@@ -37,12 +33,7 @@ class Terminated(SystemExit):
 
 
 def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> None:
-    """Run a script, or a module as `python -m` does.
-
-    Raises:
-        InputFileError: There is no such module.
-        ProgramCrashError: The program ended with an error.
-    """
+    """Run a script, or a module as `python -m` does."""
     before, path = sys.argv, list(sys.path)
     try:
         sys.argv = [program, *arguments]
@@ -107,11 +98,7 @@ def ending_at_sigterm() -> Iterator[None]:
 
 
 def _check_module(name: str) -> None:
-    """Check that there is a module to run; `runpy` raises what a program might raise, too.
-
-    Raises:
-        InputFileError: There is none.
-    """
+    """Check that there is a module to run; `runpy` raises what a program might raise, too."""
     try:
         found = find_spec(name)
         if found is not None and found.submodule_search_locations is not None:

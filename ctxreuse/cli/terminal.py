@@ -32,21 +32,13 @@ def say(text: str) -> None:
 
 
 def put(text: str) -> None:
-    """Print a line on standard output as it is.
-
-    Raises:
-        InputFileError: It cannot be written.
-    """
+    """Print a line on standard output as it is."""
     with file_errors("standard output", "written"):
         print(text)
 
 
 def show(things: Iterable[Shown]) -> None:
-    """Print lines and tables on standard output, none of their text taken as markup.
-
-    Raises:
-        InputFileError: They cannot be written.
-    """
+    """Print lines and tables on standard output, none of their text taken as markup."""
     console = _Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = _Console(width=_PIPED_WIDTH, highlight=False)
@@ -98,21 +90,13 @@ class _Console(Console):
 
 
 def only_one_from_standard_input(*paths: str) -> None:
-    """Check that at most one of some paths is standard input.
-
-    Raises:
-        InputFileError: More are.
-    """
+    """Check that at most one of some paths is standard input."""
     if paths.count(STANDARD_STREAM) > 1:
         raise InputFileError("only one file can be read from standard input ('-')")
 
 
 def check_outputs(*paths: str | Path | None) -> None:
-    """Check, before long work, that files could be written.
-
-    Raises:
-        InputFileError: A file's folder is missing or must not be written to, or it is a folder.
-    """
+    """Check, before long work, that files could be written."""
     for path in paths:
         if path is not None:
             check_writable(path)
@@ -120,12 +104,7 @@ def check_outputs(*paths: str | Path | None) -> None:
 
 @contextmanager
 def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
-    """Show how far a task is, on standard error: a bar, or in a file or a pipe now and then a line.
-
-    Args:
-        task: What is done.
-        steps: How often the function that is given will be called.
-    """
+    """Show how far a task is, on standard error: a bar, or in a file or a pipe lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield ProgressLines(task, steps).advance
@@ -136,13 +115,7 @@ def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
 
 
 class ProgressLines:
-    """Says now and then how far a task is, and when it will be done; nothing of a short one.
-
-    Args:
-        task: What is done.
-        steps: How many steps it has.
-        clock: Seconds from any point in time.
-    """
+    """Says now and then how far a task is, and when it will be done; nothing of a short one."""
 
     def __init__(self, task: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._task = task
@@ -256,13 +229,7 @@ def _width(laid_out: rich_tables.Table, console: Console) -> int:
 def _laid_out(
     table: Table, name_width: int | None = None, parts_numbers: bool = False
 ) -> rich_tables.Table:
-    """Lay a table out.
-
-    Args:
-        table: The table.
-        name_width: Width of the first column; None as wide as it comes, and all others, too.
-        parts_numbers: Whether the other columns are as narrow as their longest word.
-    """
+    """Lay a table out; `name_width` None is as wide as names come, and all others, too."""
     frame: dict[str, Any] = {"title": escape(table.title)} if table.title else {"box": None}
     shown = rich_tables.Table(**frame)
     for number, name in enumerate(table.head):

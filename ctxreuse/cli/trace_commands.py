@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
 
 import typer
 
@@ -40,7 +39,7 @@ from ctxreuse.errors import (
     describe,
 )
 from ctxreuse.measure.options import CACHES, KEEP_BEST, option
-from ctxreuse.measure.plugins import NotInstalledError, naming_what_is_missing, registered
+from ctxreuse.measure.plugins import Recording, installed, registered
 from ctxreuse.measure.replay import simulate as simulation
 from ctxreuse.measure.replay.explain_plan import (
     explain_plan,
@@ -60,6 +59,7 @@ from ctxreuse.measure.replay.hashed_trace import (
 from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.replay.policies import TraceMode
+from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.results.tables import explanation_output, size_output
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
 from ctxreuse.measure.traces.recording import TraceRecorder, recording_anthropic
@@ -105,7 +105,7 @@ class RecordCommand:
                 raise InputFileError(
                     f"{self.program}: there is no such script; for a module give --module"
                 )
-        recordings = [_recording(name) for name in self.source] or list(_installed_frameworks())
+        recordings = list(_recordings(self.source))
         if not recordings:
             raise MissingExtraError("recording a program", "langchain")
         try:
@@ -165,29 +165,20 @@ class RecordCommand:
         )
 
 
-_Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
-
-PROMPTS: dict[str, _Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
+PROMPTS: dict[str, Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
 """The sources that read blocks from what clients send; the others see what is retrieved."""
 
 
-def _recording(source: str) -> _Recording:
+def _recordings(sources: Sequence[str]) -> Iterator[Recording]:
+    """Yield how sources are recorded; without any, all frameworks that are installed."""
     frameworks = registered()
-    checked_choice("source", source, [*frameworks, *PROMPTS])
-    if source in PROMPTS:
-        return PROMPTS[source]
-    try:
-        with naming_what_is_missing():
-            recording: _Recording = frameworks[source].load()
-            return recording
-    except NotInstalledError as error:
-        raise MissingExtraError(f"recording from {source}", source) from error
-
-
-def _installed_frameworks() -> Iterator[_Recording]:
-    for entry in registered().values():
-        with suppress(NotInstalledError), naming_what_is_missing():
-            yield entry.load()
+    for source in sources or frameworks:
+        checked_choice("source", source, [*frameworks, *PROMPTS])
+        recording = PROMPTS.get(source) or installed(frameworks[source])
+        if recording is not None:
+            yield recording
+        elif sources:
+            raise MissingExtraError(f"recording from {source}", source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +297,8 @@ class SimulateCommand(PrintsJson):
                 else:
                     cache = PrefixCacheSimulator(size, self.block_size or 16)
                     usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
-                results.append(simulation.SizeResult.of(size, usages, advance))
+                served = list(simulation.counted(usages, advance))
+                results.append(simulation.SizeResult(size, served))
         return results
 
     def _served_hashed(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
@@ -402,10 +394,7 @@ class ExportCommand:
             requests_per_second=self.requests_per_second,
         )
         with progress("writing", len(planned)) as advance:
-            lines = []
-            for one in requests:
-                lines.append(one.as_json())
-                advance()
+            lines = [one.as_json() for one in simulation.counted(requests, advance)]
         write_lines(self.output, lines)
 
 
@@ -454,10 +443,8 @@ class ExplainCommand:
             )
         encoder = _tokenizer(self.tokenizer)
         with progress("comparing", len(planned)) as advance:
-            explained = []
-            for one in explain_plan(planned, blocks, encoder, cache=profile, reported=reported):
-                explained.append(one)
-                advance()
+            every = explain_plan(planned, blocks, encoder, cache=profile, reported=reported)
+            explained = list(simulation.counted(every, advance))
         if wanted is not None:
             explained = [one for one in explained if str(one.explanation.request_id) == wanted]
         with_reason = self.cache is not None or self.answers is not None
@@ -471,11 +458,8 @@ class ExplainCommand:
             show(explanation_output(explained, self.worst, with_reason=with_reason))
 
 
-def _tokenizer(path: Path | None) -> simulation.Tokenizer | None:
-    if path is None:
-        return None
-    tokenizer: simulation.Tokenizer = simulation.load_tokenizer(str(path))
-    return tokenizer
+def _tokenizer(path: Path | None) -> Tokenizer | None:
+    return None if path is None else simulation.load_tokenizer(str(path))
 
 
 def _check_output(path: str) -> None:

@@ -7,18 +7,17 @@ find is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
+from typing import TypeAlias
 
 from ctxreuse.errors import MissingExtraError
+from ctxreuse.measure.traces.recording import TraceRecorder
 
 RECORDERS = "ctxreuse.recorders"
 
-
-class NotInstalledError(Exception):
-    """The framework that an integration is for is not installed."""
+Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 
 
 def registered() -> dict[str, EntryPoint]:
@@ -27,27 +26,12 @@ def registered() -> dict[str, EntryPoint]:
     return {one.name: one for one in found}
 
 
-@contextmanager
-def naming_what_is_missing() -> Iterator[None]:
-    """Load what an entry point names in this context; raise what is broken, not missing, as it is.
-
-    Raises:
-        NotInstalledError: A framework is missing.
-    """
+def installed(entry: EntryPoint) -> Recording | None:
+    """Load an entry point; None where its framework is missing, and not broken."""
     try:
-        yield
-    except ImportError as error:
-        # an integration says itself which extra it needs; the cause names the package
-        missing = error.__cause__ if isinstance(error, MissingExtraError) else error
-        if not isinstance(missing, ModuleNotFoundError) or not missing.name:
-            raise
-        if _is_installed(missing.name):
-            raise
-        raise NotInstalledError(f"{missing.name} is not installed") from error
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even what it is a part of
-        return False
+        loaded: Recording = entry.load()
+    except MissingExtraError as error:  # each integration says so itself
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            return None
+        raise
+    return loaded

@@ -339,8 +339,8 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--part", "policies"))
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(written) == [
-        *("format", "title", "level", "trace", "runs", "tree", "misses", "bounds"),
-        *("settings", "notes", "version", "cache_tokens", "prefill_tokens_per_s", "prices"),
+        *("format", "title", "level", "trace", "runs", "tree", "misses", "version", "bounds"),
+        *("settings", "notes", "cache_tokens", "prefill_tokens_per_s", "prices"),
         *("command", "date", "python", "causes", "different_fronts", "outside_runs"),
     ]
     assert {tuple(one) for one in written["runs"]} == {

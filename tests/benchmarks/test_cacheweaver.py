@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from planning_helpers import assistant, block, user
 
 from ctxreuse import ContextRequest
-from ctxreuse.cache import BlockLevelCache
+from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import AS_SENT
 from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay, simulate_blocks, total_usage
+from ctxreuse.measure.replay.simulate import Replay, simulate_blocks
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from public_data.peers.cacheweaver import CACHEWEAVER, CacheWeaverPlanner
 
@@ -190,7 +190,9 @@ def test_what_it_reaches_on_xquad(capacity, as_sent, ratio, variant):
 
     def reached(policy, planner):
         planned = plan_under(policy, trace, planner)
-        return total_usage(simulate_blocks(planned, corpus, BlockLevelCache(capacity))).hit_ratio
+        return sum(
+            simulate_blocks(planned, corpus, BlockLevelCache(capacity)), CacheUsage()
+        ).hit_ratio
 
     sizes = {"deduplicate": True, "capacity_tokens": capacity}
     assert reached(AS_SENT, AS_SENT.planner(**sizes)) == pytest.approx(as_sent, abs=5e-5)

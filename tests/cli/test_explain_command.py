@@ -21,7 +21,7 @@ from ctxreuse.measure.replay.explain_plan import (
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
-from ctxreuse.measure.replay.simulate import prompt_tokens
+from ctxreuse.measure.replay.prompts import prompt_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 __all__ = ["run"]

@@ -130,8 +130,8 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         else:
             kept.append(path[-1])
     assert list(dict.fromkeys(kept)) == [
-        *("part", "k", "sessions", "workers", "answers", "failures", "word_tokens", "label"),
-        *("cache_tokens",),
+        *("part", "k", "sessions", "workers", "answers", "failures", "word_tokens"),
+        *("children", "label", "bounds", "settings", "notes", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
         *("different_fronts", "outside_runs"),
     ]
@@ -147,7 +147,6 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         (("runs", 0, "cached_tokens"), "[]", "runs[0]: cached_tokens has 0 entries; it must have"),
         (("runs", 1, "mode"), '"often"', "runs[1]: mode is 'often' (str); it must be one of onlin"),
         (("trace", "turns"), "-1", "trace: turns is -1 (int); it must be an integer from 0"),
-        (("bounds", 0, 1), "1.01", "bounds[0][1] is 1.01 (float); it must be from 0 to 1"),
         (("tree", "children"), '{"a": 1}', "tree: children is {'a': 1} (dict); it must be a list"),
         (("level"), '"page"', "level is 'page' (str); it must be one of blocks, tokens, engine"),
     ],

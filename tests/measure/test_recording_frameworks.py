@@ -26,9 +26,10 @@ from llamaindex_helpers import LetterRetriever, ListChatStore
 from test_recording import recorded
 
 import ctxreuse
+from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.findings import Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
-from ctxreuse.measure.plugins import RECORDERS, naming_what_is_missing, registered
+from ctxreuse.measure.plugins import RECORDERS, installed, registered
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import TraceRecorder, record_client
@@ -660,12 +661,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path):
     assert "missing.py: there is no such script" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "error", [ModuleNotFoundError("broken", name="json"), ImportError("broken", name="json")]
-)
-def test_a_framework_that_is_broken_is_no_missing_one(error):
-    with pytest.raises(ImportError, match="broken"), naming_what_is_missing():
-        raise error
+def test_a_framework_that_is_broken_is_no_missing_one(monkeypatch):
+    def fail(cause):
+        raise MissingExtraError("langchain_ctxreuse", "langchain") from cause
+
+    entry = registered()["langchain"]
+    monkeypatch.setattr(type(entry), "load", lambda _: fail(ModuleNotFoundError("none")))
+    assert installed(entry) is None
+    monkeypatch.setattr(type(entry), "load", lambda _: fail(ImportError("broken")))
+    with pytest.raises(MissingExtraError):
+        installed(entry)
 
 
 def test_the_integrations_register_what_records_them():

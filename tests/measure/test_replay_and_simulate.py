@@ -14,7 +14,6 @@ from ctxreuse.measure.replay.simulate import (
     load_tokenizer,
     simulate_blocks,
     simulate_tokens,
-    total_usage,
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -211,14 +210,6 @@ def test_a_plan_that_names_a_block_the_corpus_lacks_is_named_by_its_line():
         with pytest.raises(InputFileError) as caught:
             list(usages)
         assert str(caught.value) == problem
-
-
-def test_a_sum_of_usages_counts_every_request():
-    steps = []
-    usages = iter([CacheUsage(10, 5), CacheUsage(20, 0)])
-    assert total_usage(usages, lambda: steps.append(1)) == CacheUsage(30, 5)
-    assert len(steps) == 2
-    assert total_usage(iter([])) == CacheUsage(0, 0)
 
 
 # token by token

@@ -27,7 +27,7 @@ from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
 from ctxreuse.measure.report import page, write_pictures, write_report
 from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -52,7 +52,7 @@ def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
     again = replay(trace)
     runs = list(estimate(again, capacities))
     over_k = estimate_over_k(again, (1, 4))
-    return Results.of(
+    return results_of(
         "Some <trace>",
         "blocks",
         TraceSummary.of(trace),
@@ -184,7 +184,7 @@ def named_results(orders, titles=None):
     policy = replace(OURS_ONLINE, strategy="none")
     runs = [again.run(AS_SENT, capacity_tokens=None), again.run(policy, capacity_tokens=None)]
     shown_plans = runs[1].planned
-    return Results.of(
+    return results_of(
         "named", "blocks", TraceSummary.of(trace), runs, shown_plans, again.corpus, titles
     )
 

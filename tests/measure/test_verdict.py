@@ -11,7 +11,7 @@ from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.verdict import verdict
 
 __all__ = ["run"]
@@ -36,7 +36,7 @@ def of(policy, cached, capacity=None, **more):
 
 def results(*runs, repeated=900, **more):
     trace = TraceSummary(10, 0, 0, 10, 100, 1_000, repeated)
-    measured = Results.of("some", "blocks", trace, runs, (), {}, **more)
+    measured = results_of("some", "blocks", trace, runs, (), {}, **more)
     return replace(measured, prefill_tokens_per_s=more.get("prefill_tokens_per_s", 1_000.0))
 
 

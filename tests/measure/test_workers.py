@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import pytest
 from cli_helpers import run, words
 from example_counts import examples
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.replay.policies import OURS_ONLINE
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.replay.workers import estimate_workers
@@ -118,5 +116,3 @@ def test_a_command_for_less_than_two_workers_is_refused(run, tmp_path):  # type:
     code, _, err = run("estimate", tmp_path, "--workers", "1")
     assert code == 2
     assert "'--workers': Input should be greater than or equal to 2" in words(err)
-    with pytest.raises(InvalidRequestError, match="workers"):
-        list(estimate_workers(replay("ab"), [None], 1))

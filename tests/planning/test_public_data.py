@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache import BlockLevelCache
+from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.measure.replay.plan_trace import plan_trace
-from ctxreuse.measure.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.measure.replay.simulate import simulate_blocks
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 DATA = os.environ.get("CTXREUSE_DATA")
@@ -41,7 +41,7 @@ def planned(name, mode, strategy, capacity=None):
 def hit_ratio(name, mode, strategy, capacity=None):
     corpus, _ = load(name)
     plans = planned(name, mode, strategy, capacity)
-    return total_usage(simulate_blocks(plans, corpus, BlockLevelCache(capacity))).hit_ratio
+    return sum(simulate_blocks(plans, corpus, BlockLevelCache(capacity)), CacheUsage()).hit_ratio
 
 
 @functools.cache
@@ -63,7 +63,9 @@ def test_every_plan_is_a_permutation_of_what_was_retrieved(name, mode, strategy)
         ranked = list(dict.fromkeys(ids))
         assert (plan.order_annotation is None) == DEFAULT_TEMPLATES.is_ranked(ranked, plan.blocks)
     expected = sum(one.expected_cached_tokens for one in sent.values())
-    usage = total_usage(simulate_blocks(list(sent.values()), load(name)[0], BlockLevelCache()))
+    usage = sum(
+        simulate_blocks(list(sent.values()), load(name)[0], BlockLevelCache()), CacheUsage()
+    )
     assert expected == usage.cached_tokens
 
 

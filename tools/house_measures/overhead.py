@@ -23,7 +23,6 @@ def invoke_overhead() -> float:
 
     plain = FakeListChatModel(responses=["In France."])
     wrapped = ReuseChatModel(inner=plain)
-
     draw = random.Random(0)
     texts = [f"{number} says: " + f"word{number} " * 80 for number in range(200)]
     ratios = []

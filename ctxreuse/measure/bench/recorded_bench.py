@@ -15,7 +15,7 @@ from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.policies import AS_SENT, POLICIES, TraceMode, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Progress, no_progress
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.tables import engine_table, in_words, verdict_output
 from ctxreuse.measure.table import Shown
 from ctxreuse.measure.traces.json_lines import write_lines
@@ -88,7 +88,7 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         if isinstance(one, BatchTooLargeError)
     ]
     notes += [note for one in results for note in one.notes]
-    found = Results.of(
+    found = results_of(
         Path(config.recording).name,
         "engine",
         TraceSummary.of(trace),

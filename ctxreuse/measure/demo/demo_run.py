@@ -22,7 +22,7 @@ from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.policy_styles import POLICY_STYLES
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.table import Good, Shown, Table
@@ -95,7 +95,7 @@ def _results(
     prices: Prices | None,
     cache: CacheProfile,
 ) -> Results:
-    return Results.of(
+    return results_of(
         "demo",
         "tokens",
         TraceSummary.of(trace),

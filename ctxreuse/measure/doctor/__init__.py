@@ -1,6 +1,7 @@
 """`ctxreuse doctor`: why an engine's prefix cache does not hit, and what to do about it."""
 
-from ctxreuse.measure.doctor.examination import DoctorConfig, examine
+from ctxreuse.measure.doctor.doctor_config import DoctorConfig
+from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import (
     finding_lines,
     findings_json,

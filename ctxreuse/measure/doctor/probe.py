@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError
+from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS, DoctorConfig
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.connection import (
@@ -28,9 +29,6 @@ from ctxreuse.serving.client.engine_client import EngineClient
 
 PROMPTS = 4
 """How many prompts are sent."""
-
-MOST_TOKENS = 20_000
-"""The longest prompt that is sent."""
 
 DEFAULT_TOKENS = 2_800
 """Half of it is more than the 1,024 tokens from which hosted APIs cache."""
@@ -90,40 +88,27 @@ class EngineReadings:
         return [one for one in (self.first, self.again, self.half, self.later) if one is not None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeSettings:
-    """Which engine is asked, and how."""
-
-    base_url: str | None
-    metrics_url: str | None
-    model: str | None = None
-    api_key: str = field(default="EMPTY", repr=False)
-    tokens: int | None = None
-    quiet_s: float = 2.0
-    timeout_s: float = 30.0
-
-
 async def probe(
-    settings: ProbeSettings, announce: Callable[[str], object], log: LogWatch | None = None
+    config: DoctorConfig, announce: Callable[[str], object], log: LogWatch | None = None
 ) -> EngineReadings:
     """Ask an engine."""
     readings = EngineReadings()
     async with AsyncExitStack() as exits:
-        page = _page(settings)
+        page = _page(config)
         if page is not None:
             exits.push_async_callback(page.connection.aclose)
             readings.host = page.connection.host
         client: EngineClient | None = None
-        if settings.base_url is not None:
-            client = await exits.enter_async_context(_client(settings, settings.base_url))
-            readings.host = urlsplit(settings.base_url).netloc.rpartition("@")[2]
+        if config.base_url is not None:
+            client = await exits.enter_async_context(_client(config, config.base_url))
+            readings.host = urlsplit(config.base_url).netloc.rpartition("@")[2]
         asking = _Asking(readings, page, log)
         readings.metrics = await asking.read_metrics()
         try:
             if client is None:
-                await asking.be_quiet(settings.quiet_s)
+                await asking.be_quiet(config.quiet_s)
             else:
-                await asking.send_all(client, settings, announce)
+                await asking.send_all(client, config, announce)
         except EngineError as error:
             readings.error, readings.status = _words(error), error.status
             readings.is_unreachable = bool(connection_fault(error))
@@ -147,12 +132,12 @@ class _Asking:
     limit: dict[str, Any] = field(default_factory=lambda: _FORMS_OF_A_LIMIT[0])
 
     async def send_all(
-        self, client: EngineClient, settings: ProbeSettings, announce: Callable[[str], object]
+        self, client: EngineClient, config: DoctorConfig, announce: Callable[[str], object]
     ) -> None:
         """Send the prompts, and be quiet before the last one."""
         readings = self.readings
-        window = await _context_window(client, settings.model)
-        tokens = _prompt_tokens(settings.tokens, readings.metrics, window)
+        window = await _context_window(client, config.model)
+        tokens = _prompt_tokens(config.tokens, readings.metrics, window)
         announce(
             f"sends {PROMPTS} prompts of about {tokens:,} tokens to {readings.host}, about "
             f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
@@ -162,7 +147,7 @@ class _Asking:
         readings.first = await self._send(client, one)
         readings.again = await self._send(client, one)
         readings.half = await self._send(client, other)
-        await self.be_quiet(settings.quiet_s)
+        await self.be_quiet(config.quiet_s)
         readings.later = await self._send(client, one)
 
     async def be_quiet(self, quiet_s: float) -> None:
@@ -257,22 +242,22 @@ def _words(error: EngineError) -> str:
     return str(error).removesuffix(SEE_CAUSE)
 
 
-def _client(settings: ProbeSettings, base_url: str) -> EngineClient:
+def _client(config: DoctorConfig, base_url: str) -> EngineClient:
     return EngineClient(
         base_url,
-        settings.model,
-        api_key=settings.api_key,
+        config.model,
+        api_key=config.api_key,
         retries=0,
-        timeout_s=settings.timeout_s,
+        timeout_s=config.timeout_s,
         max_reply_bytes=_MOST_REPLY_BYTES,
     )
 
 
-def _page(settings: ProbeSettings) -> _Page | None:
+def _page(config: DoctorConfig) -> _Page | None:
     """Return where metrics are: as given, or else beside the API."""
-    given, base = settings.metrics_url, settings.base_url
+    given, base = config.metrics_url, config.base_url
     if given is None:
-        return None if base is None else _Page(_connection(settings, base, settings.api_key), _PATH)
+        return None if base is None else _Page(_connection(config, base, config.api_key), _PATH)
     try:
         parts = urlsplit(given)
         is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
@@ -280,8 +265,8 @@ def _page(settings: ProbeSettings) -> _Page | None:
     except ValueError:  # a broken address, which the connection names
         is_same, root, path = False, given, ""
     # the key is for the API; whoever else serves metrics does not get it
-    key = settings.api_key if is_same else "EMPTY"
-    return _Page(_connection(settings, root, key), path or _PATH)
+    key = config.api_key if is_same else "EMPTY"
+    return _Page(_connection(config, root, key), path or _PATH)
 
 
 def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
@@ -289,14 +274,14 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or default
 
 
-def _connection(settings: ProbeSettings, url: str, key: str) -> EngineConnection:
+def _connection(config: DoctorConfig, url: str, key: str) -> EngineConnection:
     return EngineConnection(
         url,
         key,
         None,
         retries=0,
         backoff_s=0.0,
-        timeout_s=settings.timeout_s,
+        timeout_s=config.timeout_s,
         max_reply_bytes=_MOST_REPLY_BYTES,
     )
 

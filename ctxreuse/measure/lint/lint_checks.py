@@ -7,18 +7,17 @@ marks and the shortest prefix are looked at besides. Work grows with the length 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.index.explain import Cause, Explanation
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.simulate import checked_trace
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import (
@@ -138,7 +137,8 @@ class _CheckedTrace:
 
 def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VLLM) -> LintReport:
     """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
-    trace = checked_trace(trace)
+    trace = checked_each("trace", trace, TraceRequest, "a TraceRequest")
+    checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
     checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     sent = list(map(PlannedRequest.as_recorded, behind_fronts(trace)))
     explained = explain_plan(sent, corpus, cache=cache)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_list
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, Policy
 from ctxreuse.measure.replay.run_result import Part, RunResult
-from ctxreuse.measure.replay.simulate import Replay, checked_trace
+from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
@@ -37,7 +36,6 @@ class TraceSummary:
     @classmethod
     def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
         """Return the summary of a trace."""
-        trace = checked_trace(trace)
         seen: set[tuple[str, bytes]] = set()
         distinct: dict[bytes, int] = {}
         conversations = set()
@@ -75,19 +73,16 @@ class TraceSummary:
 
 def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
     """Return the trace that a retriever which finds k blocks a request would have given."""
-    checked_integer("k", k)
-    return [replace(traced, blocks=traced.blocks[:k]) for traced in checked_trace(trace)]
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
 
 
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[RunResult]:
     """Yield what each policy reaches, with and without de-duplication, with each cache."""
-    checked_kind("replay", replay, Replay, "a Replay")
-    sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
-    for policy in checked_each("policies", policies, Policy, "a Policy"):
+    for policy in policies:
         for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
-            for capacity in sizes:
+            for capacity in capacities:
                 try:
                     yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
                 except BatchTooLargeError:
@@ -98,19 +93,16 @@ def estimate_over_k(
     replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[tuple[int, RunResult]]:
     """Yield what each policy reaches with an unlimited cache and k blocks a request, with k."""
-    checked_kind("replay", replay, Replay, "a Replay")
-    tried = checked_each("policies", policies, Policy, "a Policy")
-    for k in checked_list("ks", ks, "a list of integers"):
+    for k in ks:
         shorter = replay.of(cut(replay.trace, k))
-        for policy in tried:
+        for policy in policies:
             with suppress(BatchTooLargeError):
                 yield k, replace(shorter.run(policy), part=Part.k, k=k)
 
 
 def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
     """Return for each k the share of the block tokens that had been sent before."""
-    requests, known = checked_trace(trace), checked_list("ks", ks, "a list of integers")
-    return tuple((k, TraceSummary.of(cut(requests, k)).reuse_bound) for k in known)
+    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
 
 
 def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:

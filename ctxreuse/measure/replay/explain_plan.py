@@ -12,12 +12,11 @@ from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.prompts import Tokenizer, checked_plans, prompt_tokens, sent_blocks
+from ctxreuse.measure.replay.prompts import Tokenizer, prompt_tokens, sent_blocks
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
@@ -47,10 +46,6 @@ def explain_plan(
     reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[ExplainedRequest]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
-    planned = checked_plans(planned, corpus)
-    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
-    if reported is not None:
-        checked_kind("reported", reported, Mapping, "a mapping, as read_reported returns it")
     sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
     tokens_of: dict[str | int, array[int]] = {}
     prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)

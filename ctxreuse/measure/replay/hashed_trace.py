@@ -18,23 +18,11 @@ from typing import Any, TypeAlias
 
 from ctxreuse.cache.simulator import ContentHash, PrefixCacheSimulator, token_array
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.context.checks import (
-    check_function,
-    checked_each,
-    checked_integer,
-    checked_list,
-    checked_number,
-)
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.prompts import (
-    Tokenizer,
-    checked_plans,
-    prompt_blocks,
-    prompt_tokens,
-)
-from ctxreuse.measure.replay.simulate import SizeResult
-from ctxreuse.measure.traces.json_lines import LARGEST, JsonLine, checked_lines, read_lines
+from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
+from ctxreuse.measure.replay.simulate import SizeResult, counted
+from ctxreuse.measure.traces.json_lines import LARGEST, JsonLine
 from ctxreuse.measure.traces.trace_files import Corpus
 
 BLOCK_TOKENS = 512
@@ -75,17 +63,11 @@ def is_hashed(line: JsonLine) -> bool:
     return "hash_ids" in line.fields and "blocks" not in line.fields
 
 
-def read_hashed_trace(path: str, block_tokens: int = BLOCK_TOKENS) -> list[HashedRequest]:
-    """Read a trace in Mooncake's format."""
-    return hashed_requests(read_lines(path), block_tokens)
-
-
 def hashed_requests(
     lines: Iterable[JsonLine], block_tokens: int = BLOCK_TOKENS
 ) -> list[HashedRequest]:
-    """Return the requests of the lines of a trace; see `read_hashed_trace`."""
-    checked_integer("block_tokens", block_tokens, 1)
-    return [_hashed_request(line, block_tokens) for line in checked_lines(lines)]
+    """Return the requests of the lines of a trace."""
+    return [_hashed_request(line, block_tokens) for line in lines]
 
 
 def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
@@ -123,9 +105,6 @@ def simulate_hashed(
     advance: Callable[[], object] = lambda: None,
 ) -> list[SizeResult]:
     """Return what caches of several sizes serve of a trace, each empty at first."""
-    requests = checked_each("requests", requests, HashedRequest, "a HashedRequest")
-    checked_integer("block_tokens", block_tokens, 1)
-    check_function("advance", advance, "a function")
     prefixes = _Prefixes()
     # an id means a prefix, but not every tool that writes traces keeps to it, so they are chained
     chains = [
@@ -136,13 +115,13 @@ def simulate_hashed(
         for one in requests
     ]
     results = []
-    for capacity in checked_list("capacities", capacities, "a list of tokens, None for unlimited"):
+    for capacity in capacities:
         cache = PrefixCacheSimulator(capacity, block_tokens)
         usages = (
             cache.serve_hashed(hashes, one.input_tokens)
             for one, hashes in zip(requests, chains, strict=True)
         )
-        results.append(SizeResult.of(capacity, usages, advance))
+        results.append(SizeResult(capacity, list(counted(usages, advance))))
     return results
 
 
@@ -156,11 +135,6 @@ def hashed_plan(
     requests_per_second: float | None = None,
 ) -> Iterator[HashedRequest]:
     """Yield the requests of a plan as a trace in Mooncake's format."""
-    planned = checked_plans(planned, corpus)
-    checked_integer("block_tokens", block_tokens, 1)
-    checked_integer("answer_tokens", answer_tokens)
-    if requests_per_second is not None:
-        checked_number("requests_per_second", requests_per_second, SLOWEST)
     times_ms = _arrival_times_ms(planned, requests_per_second)
     prefixes = _Prefixes()
     prompts = (

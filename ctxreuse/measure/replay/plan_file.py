@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.checks import checked_id, checked_integer, checked_kind, checked_number
 from ctxreuse.context.rendering import Notice, Reference
-from ctxreuse.measure.traces.json_lines import JsonLine, checked_lines, read_lines
+from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planning.plan import Plan
@@ -66,12 +65,6 @@ class PlannedRequest:
         has_marks: bool = False,
     ) -> PlannedRequest:
         """Return a plan's record."""
-        checked_kind("plan", plan, Plan, "a Plan")
-        checked_integer("turn", turn)
-        if after is not None:
-            checked_id("after", after)
-        if timestamp_ms is not None:
-            checked_number("timestamp_ms", timestamp_ms)
         return cls(
             request_id=plan.request_id,
             parts=tuple(
@@ -97,7 +90,6 @@ class PlannedRequest:
     @classmethod
     def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
         """Return a recorded request as it was sent, without any plan."""
-        checked_kind("traced", traced, TraceRequest, "a TraceRequest")
         return cls(
             request_id=traced.request_id,
             parts=tuple(("", block.id, None) for block in traced.blocks),
@@ -147,7 +139,7 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
     """Return the requests of a plan file's lines; see `read_plan`."""
     planned: list[PlannedRequest] = []
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
-    for line in checked_lines(lines):
+    for line in lines:
         request = PlannedRequest(
             request_id=line.get("request_id", (str, int)),
             parts=_parts(line),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.planner import ReusePlanner, Strategy
 
 TraceMode: TypeAlias = Literal["online", "offline"]
@@ -55,12 +54,10 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 
 def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """Return policies of which our own keep the retriever's best block in front."""
-    given = checked_each("policies", policies, Policy, "a Policy")
-    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in given)
+    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
 
 
 def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
     """Return the policies that a bill compares: a provider's default, and ours."""
-    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
     ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
     return (TODAY, *ours) if cache.has_marks else ours

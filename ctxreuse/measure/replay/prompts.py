@@ -6,13 +6,12 @@ A later turn's prompt is the prompt of the turn before, its answer, and what the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from ctxreuse.cache.breakpoints import PromptPiece
 from ctxreuse.cache.simulator import block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.content_parts import separated
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -24,7 +23,7 @@ from ctxreuse.context.rendering import (
     word_tokens,
 )
 from ctxreuse.context.tokens import estimate_tokens, well_formed
-from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import ANSWER
 from ctxreuse.measure.traces.trace_files import Corpus, block_tokens
@@ -47,27 +46,8 @@ class Tokenizer(Protocol):
         """Return the tokens of a text."""
 
 
-def checked_plans(planned: object, corpus: object) -> list[PlannedRequest]:
-    """Return the requests of a plan, whose blocks are those of a corpus."""
-    checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
-    words = "a PlannedRequest; read them with read_plan"
-    return checked_each("planned", planned, PlannedRequest, words)
-
-
-def checked_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return what counts tokens."""
-    is_other = isinstance(tokenizer, (str, type))  # a path has an encode() of its own
-    if is_other or not callable(getattr(tokenizer, "encode", None)):
-        raise InvalidRequestError(
-            f"tokenizer must have encode(), not be {describe(tokenizer)}; use load_tokenizer"
-        )
-    checked: Tokenizer = tokenizer
-    return checked
-
-
 def said_tokens(request: PlannedRequest) -> int:
     """Return about how many tokens the words have that a turn adds to its blocks and question."""
-    checked_kind("request", request, PlannedRequest, "a PlannedRequest")
     labels = DEFAULT_TEMPLATES.label_tokens * len(request.blocks) if request.is_labelled else 0
     return labels + _annotation_tokens(request)
 
@@ -88,7 +68,6 @@ def prompt_blocks(
     planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
 ) -> Iterator[tuple[list[BlockKey], list[int]]]:
     """Yield each request's whole prompt as context blocks and their tokens."""
-    planned = checked_plans(planned, corpus)
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
     continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
@@ -118,8 +97,6 @@ def prompt_tokens(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
 ) -> Iterator[list[int]]:
     """Yield each request's whole prompt as token ids."""
-    planned = checked_plans(planned, corpus)
-    checked_tokenizer(tokenizer)
     prompts: dict[str | int, list[int]] = {}
     continued = Counter(request.after for request in planned)
 
@@ -151,9 +128,6 @@ def prompt_pieces(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
 ) -> Iterator[CutPrompt]:
     """Yield each request's whole prompt in pieces: system text, blocks, and what is around them."""
-    planned = checked_plans(planned, corpus)
-    if tokenizer is not None:
-        checked_tokenizer(tokenizer)
     prompts: dict[str | int, CutPrompt] = {}
     continued = Counter(request.after for request in planned)
 
@@ -257,7 +231,6 @@ def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
 
 def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
     """Return the blocks that a plan sends, in order."""
-    checked_plans([request], corpus)
     return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
 
 
@@ -268,4 +241,4 @@ def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) 
             f"{request.place}: block {describe(block_id)} is not in the corpus; "
             "pass the corpus that the plan was made with"
         )
-    return checked_kind("each block of the corpus", block, ContextBlock, "a ContextBlock")
+    return block

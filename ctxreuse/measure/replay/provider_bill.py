@@ -9,7 +9,6 @@ from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
 from ctxreuse.cache.step_cache import StepCache
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import CacheProfile
-from ctxreuse.context.checks import check_function, checked_kind
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import CutPrompt, Tokenizer, prompt_pieces
 from ctxreuse.measure.traces.trace_files import Corpus
@@ -33,8 +32,6 @@ def billed_prompts(
     advance: Callable[[], object] = lambda: None,
 ) -> BilledPrompts:
     """Return what is charged for requests sent one after the other, each answered first."""
-    checked_kind("profile", profile, CacheProfile, "a CacheProfile")
-    check_function("advance", advance, "a function")
     marks_end = not is_marked and profile.marks_end
     cache: BreakpointCache | StepCache = (
         BreakpointCache(profile, marks_end=marks_end) if profile.has_marks else StepCache(profile)

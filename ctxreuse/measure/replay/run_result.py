@@ -12,18 +12,11 @@ import numpy as np
 from ctxreuse.cache import CacheUsage
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import (
-    checked_each,
-    checked_integer,
-    checked_kind,
-    checked_number,
-)
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.policies import Policy, TraceMode
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.planner import ReusePlanner
+from ctxreuse.planner import ReusePlanner, Strategy
 
 _Value = TypeVar("_Value")
 
@@ -68,9 +61,6 @@ class RunBill:
     @classmethod
     def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
         """Return the bill of prompts in the order in which they were sent."""
-        checked_each("prompts", prompts, BilledTokens, "BilledTokens")
-        checked_integer("never_read", never_read)
-        checked_kind("profile", profile, CacheProfile, "a CacheProfile")
         ahead, pays_from = 0.0, None
         for number, one in enumerate(prompts, start=1):
             ahead += one.prompt_tokens - one.bill(profile)
@@ -82,7 +72,6 @@ class RunBill:
 
 
 _ROUNDING = 1e-6
-_NOT_WRITTEN = ("planned", "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +79,8 @@ class RunResult:
     """What a policy reached, once through the requests."""
 
     policy: str
-    strategy: str
-    mode: str
+    strategy: Strategy
+    mode: TraceMode
     deduplicated: bool
     capacity_tokens: int | None
     planning_ms: float
@@ -120,10 +109,6 @@ class RunResult:
         **more: Any,
     ) -> Self:
         """Return the result of a run."""
-        checked_kind("run", run, Run, "a Run")
-        checked_each("planned", planned, PlannedRequest, "a PlannedRequest")
-        checked_each("usages", usages, CacheUsage, "a CacheUsage")
-        checked_number("planning_s", planning_s)
         return cls(
             policy=run.policy.name,
             strategy=run.policy.strategy,
@@ -147,8 +132,8 @@ class RunResult:
         return replace(self, planned=(), notes=())
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a file holds of it."""
-        names = (one.name for one in fields(self) if one.name not in (*_NOT_WRITTEN, "bill"))
+        """Return what a file holds of it: fields that are compared."""
+        names = (one.name for one in fields(self) if one.compare and one.name != "bill")
         bill = {} if self.bill is None else {"bill": asdict(self.bill)}
         return {name: getattr(self, name) for name in names} | bill
 
@@ -171,15 +156,10 @@ class RunResult:
 
     def first_token_percentile_s(self, share: float) -> float:
         """Return a percentile of an engine's times to the first token, in seconds."""
-        if checked_number("share", share) > 100:
-            raise InvalidRequestError(f"share must be at most 100, not {describe(share)}")
-        if not self.first_token_s:
-            raise InvalidRequestError("a run without an engine has no times to the first token")
         return float(np.percentile(self.first_token_s, share))
 
     def only(self, request_ids: Set[str]) -> Self:
         """Return the part of an engine's result that is about some requests."""
-        checked_kind("request_ids", request_ids, Set, "a set of request ids")
         places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
 
         def kept(values: Sequence[_Value]) -> tuple[_Value, ...]:

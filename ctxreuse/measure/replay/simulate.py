@@ -6,34 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import (
-    check_function,
-    checked_each,
-    checked_kind,
-    checked_optional_integer,
-)
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import Policy
-from ctxreuse.measure.replay.prompts import Encoding as Encoding
-from ctxreuse.measure.replay.prompts import Tokenizer as Tokenizer
-from ctxreuse.measure.replay.prompts import checked_plans, checked_tokenizer
-from ctxreuse.measure.replay.prompts import prompt_blocks as prompt_blocks
-from ctxreuse.measure.replay.prompts import prompt_tokens as prompt_tokens
-from ctxreuse.measure.replay.prompts import sent_blocks as sent_blocks
+from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
 from ctxreuse.measure.replay.provider_bill import BilledPrompts, billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 
-
-def checked_trace(trace: object) -> list[TraceRequest]:
-    """Return the requests of a trace."""
-    return checked_each("trace", trace, TraceRequest, "a TraceRequest; read them with read_trace")
+_Item = TypeVar("_Item")
 
 
 def simulate_blocks(
@@ -44,8 +30,6 @@ def simulate_blocks(
     counts_words: bool = False,
 ) -> Iterator[CacheUsage]:
     """Yield each request's usage at block level: a block counts as its `tokens`."""
-    planned = checked_plans(planned, corpus)
-    checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
     prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
         yield cache.serve(keys, tokens, (request.tenant, request.system))
@@ -58,8 +42,6 @@ def simulate_tokens(
     tokenizer: Tokenizer,
 ) -> Iterator[CacheUsage]:
     """Yield each request's usage at token level, everything in the prompt counted."""
-    planned = checked_plans(planned, corpus)
-    checked_kind("cache", cache, PrefixCacheSimulator, "a PrefixCacheSimulator")
     prompts = prompt_tokens(planned, corpus, tokenizer)
     for request, prompt in zip(planned, prompts, strict=True):
         yield cache.serve(prompt, salt=request.tenant)
@@ -72,17 +54,6 @@ class SizeResult:
     capacity_tokens: int | None
     usages: Sequence[CacheUsage]
 
-    @classmethod
-    def of(
-        cls,
-        capacity_tokens: int | None,
-        usages: Iterator[CacheUsage],
-        advance: Callable[[], object] = lambda: None,
-    ) -> SizeResult:
-        """Return the result of a run, calling `advance` once a request."""
-        checked_optional_integer("capacity_tokens", capacity_tokens)
-        return cls(capacity_tokens, list(_counted(usages, advance)))
-
     @property
     def total(self) -> CacheUsage:
         """The usage of all requests together."""
@@ -94,29 +65,22 @@ class SizeResult:
         return sum(self.usages[len(self.usages) // 2 :], CacheUsage())
 
 
-def total_usage(
-    usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
-) -> CacheUsage:
-    """Return the sum of all usages, calling `advance` once a request."""
-    return sum(_counted(usages, advance), CacheUsage())
-
-
-def _counted(usages: Iterable[CacheUsage], advance: Callable[[], object]) -> Iterator[CacheUsage]:
-    """Yield usages as they come, calling `advance` once each."""
-    check_function("advance", advance, "a function")
-    for usage in checked_kind("usages", usages, Iterable, "an iterator of CacheUsage"):
-        yield checked_kind("each of usages", usage, CacheUsage, "a CacheUsage")
+def counted(items: Iterable[_Item], advance: Callable[[], object]) -> Iterator[_Item]:
+    """Yield things as they come, calling `advance` once each."""
+    for one in items:
+        yield one
         advance()
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str) -> Tokenizer:
     """Return the tokenizer of a `tokenizer.json` file."""
     try:
         from tokenizers import Tokenizer as FileTokenizer
     except ImportError as error:
         raise MissingExtraError("--tokenizer", "tokenizers") from error
     try:
-        return FileTokenizer.from_file(path)
+        tokenizer: Tokenizer = FileTokenizer.from_file(path)
+        return tokenizer
     except Exception as error:  # the library raises bare Exception
         raise InputFileError(
             f"{path}: not a tokenizer.json ({describe(str(error))}); "
@@ -134,14 +98,6 @@ class Replay:
     advance: Callable[[], object] = lambda: None
     cache: CacheProfile = VLLM
 
-    def __post_init__(self) -> None:
-        checked_trace(self.trace)
-        checked_plans((), self.corpus)
-        if self.tokenizer is not None:
-            checked_tokenizer(self.tokenizer)
-        check_function("advance", self.advance, "a function")
-        checked_kind("cache", self.cache, CacheProfile, "a CacheProfile")
-
     def of(self, trace: Sequence[TraceRequest]) -> Replay:
         """Return a replay of another trace of the same corpus."""
         return replace(self, trace=trace)
@@ -150,12 +106,11 @@ class Replay:
         self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
     ) -> RunResult:
         """Plan the trace, and serve it from a cache."""
-        checked_kind("policy", policy, Policy, "a Policy")
         return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
 
     def measure(self, run: Run) -> RunResult:
         """Plan a run's own trace, which is of the same corpus, and serve it from a cache."""
-        planner = checked_kind("run", run, Run, "a Run").planner(self.cache)
+        planner = run.planner(self.cache)
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
 
         started = time.perf_counter()
@@ -195,11 +150,7 @@ class Replay:
         else:
             cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
-        usages = []
-        for usage in served:
-            usages.append(usage)
-            self.advance()
-        return usages
+        return list(counted(served, self.advance))
 
 
 def _in_steps(usage: CacheUsage, cache: CacheProfile) -> CacheUsage:

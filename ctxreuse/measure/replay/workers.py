@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.replay.estimate import deduplications
@@ -38,15 +37,12 @@ def estimate_workers(
     keep_best: bool = False,
 ) -> Iterator[RunResult]:
     """Yield what several workers reach, each on its own and then with a shared log."""
-    checked_kind("replay", replay, Replay, "a Replay")
-    checked_integer("workers", workers, 2)
-    sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
     policies = worker_policies(workers)
     if keep_best:
         policies = keeping_best(policies)
     for shares, policy in enumerate(policies):
         for deduplicate in deduplications(replay.trace):
-            for capacity in sizes:
+            for capacity in capacities:
                 run = Run(policy, replay.trace, deduplicate, capacity, workers=workers)
                 yield _measured(replay, run, workers, shares=bool(shares))
 

@@ -44,9 +44,16 @@ class _CauseRow:
     misses: Sequence[Miss]
 
 
-def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()) -> str:
-    """Return results, and more tables and charts, as an HTML page that needs nothing else."""
+def page(results: Results) -> str:
+    """Return results as an HTML page that holds everything it shows."""
     _check_results(results)
+    return rendered(results)
+
+
+def rendered(
+    results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()
+) -> str:
+    """Return results, and more tables and charts, as a page."""
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
     return _PAGE.render(
@@ -63,14 +70,9 @@ def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Cha
     )
 
 
-def write_report(
-    results: Results,
-    path: str | Path,
-    more: Sequence[Table] = (),
-    more_charts: Sequence[Chart] = (),
-) -> None:
+def write_report(results: Results, path: str | Path) -> None:
     """Write the page of `page`."""
-    write_text(path, page(results, more, more_charts))
+    write_text(path, page(results))
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:

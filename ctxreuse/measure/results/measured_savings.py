@@ -35,7 +35,7 @@ from ctxreuse.measure.replay.simulate import (
 from ctxreuse.measure.replay.workers import estimate_workers, worker_policies
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
@@ -92,34 +92,34 @@ class EstimateConfig:
 
 
 def measure_savings(
-    config: EstimateConfig, *, for_report: bool = False, progress: Progress = no_progress
+    asked: EstimateConfig, *, for_report: bool = False, progress: Progress = no_progress
 ) -> Results:
     """Replay a trace under every policy, with an unlimited cache and smaller ones."""
-    checked_kind("config", config, EstimateConfig, "an EstimateConfig")
+    checked_kind("asked", asked, EstimateConfig, "an EstimateConfig")
     check_function("progress", progress, "a function")
-    profile = cache_profile(config.cache)
-    prices = prices_given(config.prices, profile)
-    smaller = checked_list("capacity_tokens", config.capacity_tokens, "a list of tokens")
-    number = None if config.workers is None else checked_integer("workers", config.workers, 2)
+    profile = cache_profile(asked.cache)
+    prices = prices_given(asked.prices, profile)
+    smaller = checked_list("capacity_tokens", asked.capacity_tokens, "a list of tokens")
+    number = None if asked.workers is None else checked_integer("workers", asked.workers, 2)
     rate = COMMON_RATES.prefill_tokens_per_s
-    if config.prefill_rate is not None:
-        rate = checked_positive("prefill_rate", config.prefill_rate)
-    if profile.is_hosted and (smaller or number or config.prefill_rate is not None):
+    if asked.prefill_rate is not None:
+        rate = checked_positive("prefill_rate", asked.prefill_rate)
+    if profile.is_hosted and (smaller or number or asked.prefill_rate is not None):
         raise InvalidRequestError(
             "capacity_tokens, workers and prefill_rate are an engine's, and "
             f"{profile.name!r} is a provider's cache; leave them out"
         )
-    blocks, requests = read_recording(config.trace, config.corpus)
-    if config.independent:
+    blocks, requests = read_recording(asked.trace, asked.corpus)
+    if asked.independent:
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
     different = fronts_that_differ(requests)
     if different is None:  # else it is said what comes of it once they are mended
         requests = behind_fronts(requests)
     summary = TraceSummary.of(requests)
-    encoder = None if config.tokenizer is None else load_tokenizer(str(config.tokenizer))
+    encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
     sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
     tried = hosted_policies(profile) if profile.is_hosted else POLICIES
-    if config.keep_best:
+    if asked.keep_best:
         tried = keeping_best(tried)
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
@@ -131,20 +131,20 @@ def measure_savings(
         of_workers = (
             []
             if number is None
-            else list(estimate_workers(replay, sizes, number, keep_best=config.keep_best))
+            else list(estimate_workers(replay, sizes, number, keep_best=asked.keep_best))
         )
         over_k = [run for _, run in estimate_over_k(replay, ks, tried)]
-    return Results.of(
-        Path(config.trace).name,
+    return results_of(
+        Path(asked.trace).name,
         "blocks" if encoder is None else "tokens",
         summary,
         [*runs, *of_workers, *over_k],
         shown(runs).planned if for_report else (),
         blocks,
-        read_titles(config.corpus or corpus_path(config.trace)) if for_report else None,
+        read_titles(asked.corpus or corpus_path(asked.trace)) if for_report else None,
         bounds=reuse_bounds(requests, ks),
         notes=(
-            *((_BEST_FIRST,) if config.keep_best else ()),
+            *((_BEST_FIRST,) if asked.keep_best else ()),
             *_front_notes(requests),
             *(_bill_notes(requests) if profile.is_hosted else ()),
         ),
@@ -155,7 +155,7 @@ def measure_savings(
         output_tokens=_output_tokens(requests),
         different_fronts=different,
         outside_runs=sum(one.in_run is False for one in requests),
-        keep_best=config.keep_best,
+        keep_best=asked.keep_best,
     )
 
 

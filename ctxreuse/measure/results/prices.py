@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self
 
 from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.measure.results import stored_results as read
+from ctxreuse.measure.results.stored_results import json_object, number, read_as, read_fields
 
 _MILLION = 1_000_000
 _NEEDED = ("input", "cached_input", "currency", "date", "source")
@@ -43,34 +42,29 @@ class Prices:
     @classmethod
     def of(cls, place: str, value: Any, cache: CacheProfile = VLLM) -> Self:
         """Return the prices of a JSON object."""
-        stored = read.stored_object(place, value)
-        derived = list(stored.get("derived", read.each(read.text), []))
-        if cache.is_hosted and "input" in stored.fields and "cached_input" not in stored.fields:
+        given = dict(json_object(place, value))
+        told = read_as(tuple[str, ...], f"{place}: derived", given.get("derived", []), {})
+        derived = list(told)
+        if cache.is_hosted and "input" in given and "cached_input" not in given:
             derived.append("cached_input")
-        missing = [name for name in _NEEDED if name not in (*stored.fields, *derived)]
+            given["cached_input"] = cache.read_factor * number(f"{place}: input", given["input"])
+        missing = [name for name in _NEEDED if name not in given]
         if missing:
             raise InputFileError(
                 f"{place}: {missing[0]} is missing; prices are a JSON object such as "
                 '{"input": 2.5, "cached_input": 0.25, "currency": "USD", "date": "2026-11-01", '
                 '"source": "..."}, for a million tokens each'
             )
-        plain = stored.get("input", read.number)
-        life = cache.time_to_live.name
-        written = stored.get("written_input", partial(_by_life, life), {})
+        plain, written = number(f"{place}: input", given["input"]), given.get("written_input", {})
+        if not isinstance(written, dict):  # a number is for the life that is written with
+            written = {cache.time_to_live.name: number(f"{place}: written_input", written)}
         for one in cache.times_to_live if cache.is_hosted else ():
             if one.name not in written:
                 derived.append(f"written_input {one.name}".rstrip())
-                written[one.name] = one.write_factor * plain
-        return cls(
-            input=plain,
-            cached_input=stored.get("cached_input", read.number, cache.read_factor * plain),
-            currency=stored.get("currency", read.text),
-            date=stored.get("date", read.text),
-            source=stored.get("source", read.text),
-            output=stored.get("output", read.optional(read.number), None),
-            written_input=written,
-            derived=tuple(derived),
-        )
+                written = {**written, one.name: one.write_factor * plain}
+        given |= {"written_input": written, "derived": derived}
+        prices: Self = read_fields(cls, place, given, {})
+        return prices
 
     def as_json(self) -> dict[str, Any]:
         """Return what `of` reads: without what is not known."""
@@ -87,13 +81,6 @@ class Prices:
     def money(self, tokens: BilledTokens, output_tokens: int = 0) -> float:
         """Return what prompts and their answers cost."""
         paid = tokens.uncached * self.input + tokens.read * self.cached_input
-        for life, number in tokens.written.items():
-            paid += number * self.written_input[life]
+        for life, written in tokens.written.items():
+            paid += written * self.written_input[life]
         return (paid + output_tokens * (self.output or 0.0)) / _MILLION
-
-
-def _by_life(life: str, place: str, value: Any) -> dict[str, float]:
-    """Return a price for each time to live; a number is for the one that is written with."""
-    if not isinstance(value, dict):
-        return {life: read.number(place, value)}
-    return {name: read.number(f"{place}: {name}", price) for name, price in value.items()}

@@ -7,7 +7,6 @@ from datetime import UTC, date, datetime, time
 from typing import Any, Final
 
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.results.prices import Prices
 
@@ -34,8 +33,6 @@ def prices_given(given: str | Prices | None, cache: CacheProfile) -> Prices | No
 
 def published_prices(model: str, day: date, cache: CacheProfile = VLLM) -> Prices:
     """Return a model's prices on a day, as the installed release of genai-prices knows them."""
-    checked_kind("model", model, str, "a string")
-    checked_kind("day", day, date, "a date")
     try:
         import genai_prices
     except ImportError as error:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.context.checks import (
-    checked_each,
-    checked_kind,
-)
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.index.explain import Explanation
@@ -30,11 +25,20 @@ from ctxreuse.measure.replay.explain_plan import (
     shortened,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.prompts import checked_plans
 from ctxreuse.measure.replay.run_result import Part, RunResult
-from ctxreuse.measure.results import stored_results as read
 from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.stored_results import (
+    FORMAT,
+    fail,
+    profile,
+    read_fields,
+    read_stored,
+    readers_of,
+)
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
+
+Level: TypeAlias = Literal["blocks", "tokens", "engine"]
+"""What is counted, or by whom."""
 
 _WORST = 10
 
@@ -65,15 +69,15 @@ class Results:
     """Everything that was measured."""
 
     title: str
-    level: str
+    level: Level
     trace: TraceSummary
     runs: tuple[RunResult, ...]
     tree: TreeNode
     misses: tuple[Miss, ...]
+    version: str
     bounds: tuple[tuple[int, float], ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-    version: str = ctxreuse.__version__
     cache_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
     prices: Prices | None = None
@@ -86,39 +90,6 @@ class Results:
     different_fronts: int | None = None
     outside_runs: int = 0
     keep_best: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        title: str,
-        level: str,
-        trace: TraceSummary,
-        runs: Sequence[RunResult],
-        shown: Sequence[PlannedRequest],
-        corpus: Corpus,
-        titles: Titles | None = None,
-        *,
-        cache: CacheProfile = VLLM,
-        **more: Any,
-    ) -> Self:
-        """Return results, with the tree and the misses of one policy's prompts."""
-        checked_kind("trace", trace, TraceSummary, "a TraceSummary")
-        measured = checked_each("runs", runs, RunResult, "a RunResult")
-        plans = checked_plans(shown, corpus)
-        explained = [one.explanation for one in explain_plan(plans, corpus, cache=cache)]
-        explained.sort(key=lambda one: -one.lost_tokens)
-        named = _Names.of(plans, corpus, titles or {})
-        return cls(
-            title=title,
-            level=level,
-            trace=trace,
-            runs=tuple(run.without_plans() for run in measured),
-            tree=sent_tree(plans, corpus, titles),
-            misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
-            causes=_cause_totals(explained),
-            cache=cache,
-            **more,
-        )
 
     def part(self, name: str = Part.policies) -> list[RunResult]:
         """Return the runs of a part of a benchmark."""
@@ -133,61 +104,51 @@ class Results:
             del values["cache"], values["output_tokens"]
         if not self.keep_best:
             del values["keep_best"]
-        write_text(path, json.dumps({"format": read.FORMAT, **values}) + "\n")
+        write_text(path, json.dumps({"format": FORMAT, **values}) + "\n")
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read a file of `write`."""
-        stored = read.read_stored(path)
-        cache = stored.get("cache", read.cache) if "cache" in stored.fields else VLLM
-        return cls(
-            title=stored.get("title", read.text),
-            level=stored.get("level", read.one_of("blocks", "tokens", "engine")),
-            trace=stored.get("trace", read.summary),
-            runs=stored.get("runs", read.each(partial(read.run_result, cache=cache))),
-            tree=stored.get("tree", read.tree),
-            misses=stored.get("misses", read.each(_miss)),
-            bounds=stored.get("bounds", read.each(read.row(read.integer, read.share))),
-            settings=stored.get("settings", read.each(read.row(read.text, read.text))),
-            notes=stored.get("notes", read.each(read.text)),
-            version=stored.get("version", read.text),
-            cache_tokens=stored.get("cache_tokens", read.optional(read.integer), None),
-            prefill_tokens_per_s=stored.get(
-                "prefill_tokens_per_s", read.optional(read.positive), None
-            ),
-            prices=stored.get(
-                "prices", read.optional(lambda place, value: Prices.of(place, value, cache)), None
-            ),
-            command=stored.get("command", read.text, ""),
-            date=stored.get("date", read.text, ""),
-            python=stored.get("python", read.text, ""),
-            causes=stored.get("causes", read.each(_cause_total), []),
-            cache=cache,
-            output_tokens=stored.get("output_tokens", read.optional(read.integer), None),
-            different_fronts=stored.get("different_fronts", read.optional(read.integer), None),
-            outside_runs=stored.get("outside_runs", read.integer, 0),
-            keep_best=stored.get("keep_best", read.boolean, False),
-        )
+        stored = read_stored(path)
+        cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else VLLM
+        readers = {
+            **readers_of(cache),
+            CacheProfile: lambda place, value: cache,
+            Prices: lambda place, value: Prices.of(place, value, cache),
+        }
+        results: Self = read_fields(cls, str(path), stored, readers)
+        if results.prefill_tokens_per_s == 0:
+            fail(f"{path}: prefill_tokens_per_s", 0, "more than 0")
+        return results
 
 
-def _miss(place: str, value: Any) -> Miss:
-    stored = read.stored_object(place, value)
-    return Miss(
-        request_id=stored.get("request_id", read.text),
-        cause=stored.get("cause", read.text),
-        lost_tokens=stored.get("lost_tokens", read.integer),
-        words=stored.get("words", read.text),
-        question=stored.get("question", read.text, ""),
-        place=stored.get("place", read.text, ""),
-    )
-
-
-def _cause_total(place: str, value: Any) -> CauseTotal:
-    stored = read.stored_object(place, value)
-    return CauseTotal(
-        cause=stored.get("cause", read.text),
-        requests=stored.get("requests", read.integer),
-        lost_tokens=stored.get("lost_tokens", read.integer),
+def results_of(
+    title: str,
+    level: Level,
+    trace: TraceSummary,
+    runs: Sequence[RunResult],
+    shown: Sequence[PlannedRequest],
+    corpus: Corpus,
+    titles: Titles | None = None,
+    *,
+    cache: CacheProfile = VLLM,
+    **more: Any,
+) -> Results:
+    """Return results, with the tree and the misses of one policy's prompts."""
+    explained = [one.explanation for one in explain_plan(shown, corpus, cache=cache)]
+    explained.sort(key=lambda one: -one.lost_tokens)
+    named = _Names.of(shown, corpus, titles or {})
+    return Results(
+        title=title,
+        level=level,
+        trace=trace,
+        runs=tuple(run.without_plans() for run in runs),
+        tree=sent_tree(shown, corpus, titles),
+        misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
+        version=ctxreuse.__version__,
+        causes=_cause_totals(explained),
+        cache=cache,
+        **more,
     )
 
 

@@ -96,12 +96,6 @@ def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
             yield JsonLine(f"{name}:{number}", _parse(f"{name}:{number}", line))
 
 
-def checked_lines(lines: object) -> Iterator[JsonLine]:
-    """Yield the lines of a file, one by one."""
-    for line in checked_kind("lines", lines, Iterable, "an iterator of JsonLine"):
-        yield checked_kind("each of lines", line, JsonLine, "a JsonLine; read them with read_lines")
-
-
 def _parse(place: str, line: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(line.rstrip(b"\r\n").decode("utf-8"))

@@ -56,7 +56,6 @@ class SentCall:
 
 def sent_call_of(line: JsonLine) -> SentCall | None:
     """Return what a trace line says in its field `sent`; None without it."""
-    checked_kind("line", line, JsonLine, "a JsonLine; read them with read_lines")
     fields = line.get("sent", (dict,), None)
     if fields is None:
         return None

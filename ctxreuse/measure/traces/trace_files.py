@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, describe
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, read_lines
@@ -48,7 +47,6 @@ class TraceRequest:
 
 def block_tokens(block: ContextBlock) -> int:
     """Return a block's length: as the corpus says, or else estimated."""
-    checked_kind("block", block, ContextBlock, "a ContextBlock")
     return estimate_tokens(block.text) if block.tokens is None else block.tokens
 
 
