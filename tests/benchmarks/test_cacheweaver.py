@@ -179,6 +179,7 @@ def test_a_replay_measures_it():
     assert small.cached_tokens == (0, 2 * block, 2 * block)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "xquad").is_dir(), reason="needs CTXREUSE_DATA")
 @pytest.mark.parametrize(
     ("capacity", "as_sent", "ratio", "variant"),

@@ -358,6 +358,7 @@ def test_a_file_of_another_shape_is_named_with_the_place(tmp_path, name, value, 
 # the public data that others measure on, too
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="needs the public data: set CTXREUSE_DATA to its folder")
 @pytest.mark.parametrize(
     ("name", "passages", "questions", "scopes", "gold"),

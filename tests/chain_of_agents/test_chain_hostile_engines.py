@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from chain_helpers import question
+from example_counts import slow_unless
 from hostile_servers import (
     COUNTS,
     DRIPPING,
@@ -141,7 +142,7 @@ async def test_counts_of_a_model_object_are_looked_at_too(model, count):
     assert chain._memory.tokens_each("") == 1
 
 
-@pytest.mark.parametrize("kind", {**DRIPPING, **ENDLESS})
+@pytest.mark.parametrize("kind", slow_unless({**DRIPPING, **ENDLESS}, "events", "nothing"))
 async def test_what_has_no_end_is_ended_at_the_limit(kind):
     script = {**DRIPPING, **ENDLESS}[kind]
     honest = engine_script(EmulatedEngine(answer="Here."))
@@ -164,7 +165,7 @@ async def test_what_has_no_end_is_ended_at_the_limit(kind):
         assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("kind", ["events", "bytes", "nothing"])
+@pytest.mark.parametrize("kind", slow_unless(["events", "bytes", "nothing"], "events", "nothing"))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_model_object_is_left_at_the_limit(model, kind, streams):

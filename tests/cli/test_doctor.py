@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import run, words
+from example_counts import slow_unless
 from hostile_servers import BROKEN, DRIPPING, ENDLESS, HEAD, repeating
 from http_servers import HttpServer, Received, Script, engine_script, listening, response
 from planning_helpers import write_jsonl
@@ -416,7 +417,7 @@ async def test_an_engine_that_is_not_there_is_a_problem(examine):
     assert "start it" in checks["engine"]["remedy"]
 
 
-@pytest.mark.parametrize("kind", [*ENDLESS, *DRIPPING])
+@pytest.mark.parametrize("kind", slow_unless(ENDLESS | DRIPPING, "events", "nothing"))
 async def test_replies_without_an_end_end_at_the_time_out_with_a_clear_line(run, kind):
     script = (ENDLESS | DRIPPING)[kind]
     async with listening(script) as [server]:

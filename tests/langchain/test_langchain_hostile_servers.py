@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from example_counts import SOME_OR_ALL
+from example_counts import SOME_OR_ALL, slow_unless
 from hostile_chat_servers import (
     ARGUMENTS,
     CALL,
@@ -160,7 +160,7 @@ def test_callbacks_know_what_was_said_before_a_stream_broke_off(call):
     assert [one.text for one in told] == [WORDS + "[Doc_1", with_given_labels(WORDS) + "[Doc_2"]
 
 
-@pytest.mark.parametrize("kind", DRIPPING)
+@pytest.mark.parametrize("kind", slow_unless(DRIPPING, "events", "nothing"))
 async def test_a_slow_server_holds_nothing_but_the_call_that_waits_for_it(kind):
     script = answered_as_it_should_be_unless(HOSTILE, DRIPPING[kind])
     async with listening(script) as [server]:

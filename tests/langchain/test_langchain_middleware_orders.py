@@ -188,7 +188,7 @@ CONFIG: RunnableConfig = {"recursion_limit": 1_000, "configurable": {"thread_id"
 
 @pytest.mark.filterwarnings("ignore:Counting tokens in tool schemas")
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_nothing_is_pointed_to_that_is_not_there_in_any_order(other, is_first):
     seen = []
     for mode in (run, arun):

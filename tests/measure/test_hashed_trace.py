@@ -202,6 +202,7 @@ def test_arguments_of_the_wrong_kind_are_named(arguments, problem):
     assert str(caught.value) == problem
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MOONCAKE.is_file(), reason="needs CTXREUSE_DATA")
 def test_the_public_conversation_trace_is_served_as_an_independent_profiler_says(run):
     code, out, err = run("simulate", "--plan", MOONCAKE, "--json")
@@ -480,6 +481,7 @@ def test_export_writes_what_simulate_replays(run, tmp_path):
     assert [one["timestamp"] for one in sent] == [0, 500, 1_000]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MOONCAKE.is_file(), reason="needs CTXREUSE_DATA")
 def test_a_public_trace_is_served_at_blocks_of_one_token_as_context_blocks_are():
     folder = MOONCAKE.parent.parent / "xquad"

@@ -264,6 +264,7 @@ def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
 FULL = "No space left on device; make room, or name a file elsewhere\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "arguments",
@@ -350,6 +351,7 @@ def test_a_usage_error_that_nobody_takes_ends_with_its_exit_code(command, argume
     assert command(*arguments, after=nobody).returncode == command(*arguments).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",), ("plan", "--help")]
 )

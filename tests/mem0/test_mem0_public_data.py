@@ -17,10 +17,13 @@ from mem0_ctxreuse import ReuseMemory
 
 DATA = os.environ.get("CTXREUSE_DATA")
 
-pytestmark = pytest.mark.skipif(
-    not DATA or not (Path(DATA) / "locomo" / "trace_k20.jsonl").is_file(),
-    reason="needs the public data: set CTXREUSE_DATA to its folder",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not DATA or not (Path(DATA) / "locomo" / "trace_k20.jsonl").is_file(),
+        reason="needs the public data: set CTXREUSE_DATA to its folder",
+    ),
+]
 
 
 @functools.cache

@@ -16,10 +16,13 @@ from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 DATA = os.environ.get("CTXREUSE_DATA")
 
-pytestmark = pytest.mark.skipif(
-    not DATA or not (Path(DATA) / "peer.json").is_file(),
-    reason="needs the public data: set CTXREUSE_DATA to its folder",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not DATA or not (Path(DATA) / "peer.json").is_file(),
+        reason="needs the public data: set CTXREUSE_DATA to its folder",
+    ),
+]
 every_trace = pytest.mark.parametrize("name", ["xquad_k5", "mtrag_k5", "locomo_k20"])
 SMALL_CACHE = 20_000
 

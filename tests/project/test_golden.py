@@ -22,6 +22,7 @@ def check(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_plans_and_prompts_of_the_core_are_what_the_files_say():
     done = check("core")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -54,6 +54,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
     for searching in (path_search, online, paper):  # small inputs are enough to reach the bound

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from example_counts import slow_unless
 from hostile_servers import (
     CASES,
     COUNTS,
@@ -115,7 +116,7 @@ async def test_counts_that_cannot_be_right_reach_nothing(count):
         assert queues(pool) == IDLE
 
 
-@pytest.mark.parametrize("kind", {**DRIPPING, **ENDLESS})
+@pytest.mark.parametrize("kind", slow_unless({**DRIPPING, **ENDLESS}, "events", "nothing"))
 async def test_what_has_no_end_is_ended_and_another_engine_asked(kind):
     script = {**DRIPPING, **ENDLESS}[kind]
     honest = engine_script(EmulatedEngine(answer="Here."))

@@ -8,6 +8,7 @@ from functools import partial
 import httpx
 import pytest
 from client_helpers import MESSAGES, completed, planned, raw_replies
+from example_counts import slow_unless
 from hostile_servers import (
     CASES,
     COUNTS,
@@ -148,7 +149,7 @@ async def test_other_routes_may_answer_anything(page):
             await EngineClient("http://engine", "m", http_client=http).tokenize(MESSAGES)
 
 
-@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("kind", slow_unless(ENDLESS, "events", "nothing"))
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_endless_reply_ends_at_its_bound(kind, streamed):
     async with (
@@ -167,7 +168,7 @@ async def read_stream(client, prompt):
     return [piece async for piece in client.stream(prompt)]
 
 
-@pytest.mark.parametrize("kind", DRIPPING)
+@pytest.mark.parametrize("kind", slow_unless(DRIPPING, "events", "nothing"))
 async def test_a_dripping_reply_ends_when_its_time_is_over(kind):
     planner = ReusePlanner()
     async with (

@@ -408,6 +408,7 @@ def next_homes(retrievals, assigned):
     return homes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not DATA or not (Path(DATA) / "mtrag" / "trace_k10.jsonl").is_file(),
     reason="needs the public data: set CTXREUSE_DATA to its folder",

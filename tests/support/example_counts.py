@@ -1,5 +1,6 @@
 """How many examples of a property are drawn: few in `make test`, many in `make test-slow`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -19,3 +20,8 @@ def examples(number: int, **more: Any) -> settings:
     """
     drawn = number * settings().max_examples // 100
     return settings(max_examples=max(_LEAST, drawn), **more)
+
+
+def slow_unless(names: Iterable[str], *fast: str) -> list[Any]:
+    """Return parameters of a test, of which `make test` takes some and the other half the rest."""
+    return [pytest.param(one, marks=() if one in fast else pytest.mark.slow) for one in names]

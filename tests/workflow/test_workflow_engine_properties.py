@@ -319,6 +319,7 @@ def test_nothing_is_shown_that_is_only_expected():
     ]
 
 
+@pytest.mark.slow
 def test_enough_random_scenarios_speculate_split_and_go_round():
     kinds: Counter[str] = Counter()
 

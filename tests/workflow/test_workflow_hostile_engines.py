@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from example_counts import slow_unless
 from hostile_servers import COUNTS, DRIPPING, ENDLESS, REFUSALS, SAMPLES, Hosts, usage_of
 from http_servers import listening
 from openai_models import chat_openai, clients_of, openai_like
@@ -109,7 +110,7 @@ async def test_counts_that_cannot_be_right_reach_no_statistics(model, count):
     assert all(0 <= one.seconds.value < 60 for one in usual)
 
 
-@pytest.mark.parametrize("kind", {**DRIPPING, **ENDLESS})
+@pytest.mark.parametrize("kind", slow_unless({**DRIPPING, **ENDLESS}, "events", "nothing"))
 async def test_what_has_no_end_fails_its_run_in_time(kind):
     script = {**DRIPPING, **ENDLESS}[kind]
     async with listening(script) as [server]:
@@ -123,7 +124,7 @@ async def test_what_has_no_end_fails_its_run_in_time(kind):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", ["events", "bytes", "nothing"])
+@pytest.mark.parametrize("kind", slow_unless(["events", "bytes", "nothing"], "events", "nothing"))
 async def test_a_deadline_ends_a_run_whatever_the_server_does(model, kind):
     async with listening(DRIPPING[kind]) as [server]:
         hosts: Any = httpx.AsyncHTTPTransport()

@@ -347,6 +347,7 @@ def test_nothing_is_foreseen_that_does_not_happen_where_nothing_is_left_to_choos
     assert {name: flow.before(name) for name in before} == before
 
 
+@pytest.mark.slow
 def test_enough_random_graphs_validate_and_go_round():
     kinds = Counter()
 
