@@ -274,26 +274,6 @@ class TestPackage:
         )
         assert "[llamaindex]" in python(code).stdout
 
-    def test_the_public_names_are_these(self):
-        import llamaindex_ctxreuse
-
-        assert llamaindex_ctxreuse.__all__ == [
-            "LlamaIndexLLM",
-            "ReplayMemory",
-            "RetrieverStage",
-            "ReuseChatEngine",
-            "ReuseLLM",
-            "ReuseMemoryBlock",
-            "ReusePostprocessor",
-            "ReuseRetriever",
-            "SpeculativeRAGQueryEngine",
-            "WorkflowRetriever",
-            "by_rank",
-            "cited_nodes",
-            "format_context",
-            "reuse_memory",
-        ]
-
     def test_metadata_of_planned_nodes_is_json(self):
         planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
         for node in planned:

@@ -12,7 +12,6 @@ import pytest
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
 from python_processes import python
 
-import mem0_ctxreuse
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
@@ -27,17 +26,6 @@ def planned_after(letters: str, *earlier: str, **options: Any) -> tuple[ReuseMem
         wrapped.search("q?")
     store.found = lettered(letters)
     return wrapped, store
-
-
-def test_the_package_exports_these_names():
-    assert sorted(mem0_ctxreuse.__all__) == [
-        "AsyncReuseMemory",
-        "AsyncSearchableMemory",
-        "MemoryContext",
-        "ReuseMemory",
-        "SearchableMemory",
-        "tenant_of",
-    ]
 
 
 def test_importing_it_imports_no_mem0():
