@@ -130,9 +130,15 @@ async def test_a_failed_request_does_not_stop_the_others_and_is_told_to_the_plan
 async def test_each_request_is_answered_once_though_the_engine_breaks_in_between():
     planner = ReusePlanner()
     plans = [planner.plan(request(word)) for word in "abcdefgh"]
-    engine = EmulatedEngine(
-        answer=echo, fail=lambda number, body: "break" if 3 <= number < 6 else None
-    )
+    breaking = set("cde")  # each once, whichever comes first
+
+    def fail(number, body):
+        query = query_of(body)
+        is_first = query in breaking
+        breaking.discard(query)
+        return "break" if is_first else None
+
+    engine = EmulatedEngine(answer=echo, fail=fail)
     outcomes = await dispatched(engine, plans, planner, concurrency=3)
     assert [outcome.completion.text for outcome in outcomes] == list("abcdefgh")
     assert sum(outcome.completion.attempts for outcome in outcomes) == 11
