@@ -10,7 +10,7 @@ from hypothesis import settings
 from paper_words import with_paper_words
 
 from ctxreuse.adapters import rendered_contexts
-from ctxreuse.adapters.issued_plans import ISSUED_PLANS
+from ctxreuse.adapters.issued_plans import ISSUED_PLANS, SEARCHED_TEXTS
 
 # per cent of the number that a test names (`example_counts.py`); no deadlines: machines differ
 settings.register_profile(
@@ -40,10 +40,11 @@ def own_rendered_contexts() -> None:
     """Let a module begin without what the modules before it rendered and planned.
 
     Planners that were given no registry share one a process, so a text that one module renders
-    would be recognised, and planned, in prompts of another.
+    or searches would be recognised, and planned, in prompts of another.
     """
     rendered_contexts._shared_registry.cache_clear()
     ISSUED_PLANS._forget_all()
+    SEARCHED_TEXTS._forget_all()
 
 
 @pytest.fixture(scope="module")
