@@ -4,19 +4,15 @@
 
 Each measurement is a process of its own, which plans a trace of CTXREUSE_DATA online (one request
 after the other) and as one batch. The checkouts take turns, so that what slows the machine down
-slows both; time is that of the process, without what others do meanwhile. `--nodes 1000000` also
-measures inserts into a context index of that many nodes, with the collections of garbage that they
-cause, and searches in it.
+slows both; time is that of the process, without what others do meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -24,7 +20,6 @@ from pathlib import Path
 from statistics import median, quantiles
 
 TRACES = ("xquad_k15", "mtrag_k10", "locomo_k20")
-SEARCHES = 20_000
 
 
 def main() -> None:
@@ -36,7 +31,6 @@ def main() -> None:
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--repeats", type=int, default=10, help="number of pairs, from 2")
     parser.add_argument("--traces", nargs="+", default=TRACES, metavar="NAME", help="as xquad_k15")
-    parser.add_argument("--nodes", type=int, default=0, help="of a context index; 0: none")
     arguments = parser.parse_args()
     if arguments.repeats < 2:
         parser.error("--repeats must be at least 2")
@@ -44,34 +38,27 @@ def main() -> None:
 
     os.environ["CTXREUSE_DATA"] = str(data_folder())
     checkouts = [arguments.old.resolve(), arguments.new.resolve()]
-    programs = {
-        trace: (f"planning_pairs.plan({{checkout!r}}, {trace!r})", ("online", "batch"))
-        for trace in arguments.traces
-    }
-    if arguments.nodes:
-        program = f"planning_pairs.fill({{checkout!r}}, {arguments.nodes})"
-        programs[f"{arguments.nodes:,} nodes"] = program, ("insert", "search")
     print(f"{'trace':<16}{'time of':<8}{'old ms':>9}{'new ms':>9}{'new/old':>9}  middle half")
-    for title, (program, modes) in programs.items():
+    for trace in arguments.traces:
         pairs = []
         for number in range(arguments.repeats):
             in_turn = checkouts[:: -1 if number % 2 else 1]
-            measured = {checkout: _measured(checkout, program) for checkout in in_turn}
+            measured = {checkout: _measured(checkout, trace) for checkout in in_turn}
             pairs.append([measured[checkout] for checkout in checkouts])
-        for mode in modes:
+        for mode in ("online", "batch"):
             old, new = ([one[mode] for one in some] for some in zip(*pairs, strict=True))
             ratios = [after / before for before, after in zip(old, new, strict=True)]
             low, _, high = quantiles(ratios, n=4, method="inclusive")
             print(
-                f"{title:<16}{mode:<8}{median(old):>9.1f}{median(new):>9.1f}"
+                f"{trace:<16}{mode:<8}{median(old):>9.1f}{median(new):>9.1f}"
                 f"{median(ratios):>9.3f}  {low:.3f} to {high:.3f}",
                 flush=True,
             )
 
 
-def _measured(checkout: Path, program: str) -> dict[str, float]:
+def _measured(checkout: Path, trace: str) -> dict[str, float]:
     """Return the milliseconds that a new process of a checkout prints, by what they went into."""
-    program = f"import planning_pairs; {program.format(checkout=str(checkout))}"
+    program = f"import planning_pairs; planning_pairs.plan({str(checkout)!r}, {trace!r})"
     path = os.pathsep.join([str(checkout), str(Path(__file__).resolve().parent)])
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
@@ -119,45 +106,6 @@ def plan(checkout: str, trace: str) -> None:
     planner.plan_batch(requests)
     milliseconds["batch"] = 1e3 * (time.process_time() - started)
     print(json.dumps(milliseconds))
-
-
-def fill(checkout: str, nodes: int) -> None:
-    """Insert contexts into an index until it has a number of nodes, search it, and print as JSON.
-
-    Popular blocks recur as in `speed.py`. Former versions take the root where later ones take the
-    system text, and search from a node without its tree.
-    """
-    from ctxreuse.context.blocks import BlockKey
-    from ctxreuse.index.path_search import heaviest_path
-    from ctxreuse.index.radix_tree import ContextIndex
-
-    _check_package(checkout)
-    source, index = random.Random(1), ContextIndex(max_nodes=10 * nodes)
-
-    def drawn() -> dict[BlockKey, int]:
-        numbers = sorted({min(int(source.paretovariate(0.5)), 200_000) for _ in range(8)})
-        return {BlockKey(f"{one:016}".encode()): 100 + one % 200 for one in numbers}
-
-    takes_root = "root" in inspect.signature(ContextIndex.insert).parameters
-    number = inserted = 0
-    inserting = 0.0
-    gc.collect()
-    while inserted < nodes:
-        contexts = [([*one], [*one.values()]) for one in (drawn() for _ in range(1_000))]
-        started = time.process_time()
-        for keys, weights in contexts:
-            number += 1
-            beginning = index.root(None) if takes_root else None
-            index.insert(beginning, keys, weights, f"request-{number}", number)
-        inserting += time.process_time() - started
-        inserted = index.statistics().nodes
-    looked_for, root = [drawn() for _ in range(SEARCHES)], index.root(None)
-    before = () if takes_root else (index.tree,)
-    started = time.process_time()
-    for one in looked_for:
-        heaviest_path(*before, root, one)
-    searching = time.process_time() - started
-    print(json.dumps({"insert": 1e3 * inserting, "search": 1e3 * searching}))
 
 
 def _check_package(checkout: str) -> None:

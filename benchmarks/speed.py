@@ -24,8 +24,7 @@ from rich.console import Console
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.index.path_search import heaviest_path
-from ctxreuse.index.radix_tree import ContextIndex
+from ctxreuse.memory.prefix_index import PrefixIndex
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 from generate import requests_of, topic_contexts
@@ -151,7 +150,7 @@ def no_overlap(console: Console, size: int = 5_000) -> None:
 
 def large_index(console: Console, nodes: int) -> None:
     """Print what a large index holds, and how long the process pauses because of it."""
-    source, index, number = random.Random(1), ContextIndex(max_nodes=10 * nodes), 0
+    source, index, number = random.Random(1), PrefixIndex(max_nodes=10 * nodes), 0
     inserting = 0.0
     gc.collect()
     before = _process_bytes()
@@ -160,9 +159,8 @@ def large_index(console: Console, nodes: int) -> None:
         inserting += _ms(partial(_insert_all, index, batch, number))
         number += len(batch)
     held = _process_bytes() - before
-    tree, root = index.tree, index.root(None)
     looked_for = [_drawn_weights(source) for _ in range(1_000)]
-    searching = _ms(lambda: [heaviest_path(tree, root, one) for one in looked_for])
+    searching = _ms(lambda: [index.search(None, one) for one in looked_for])
     table = new_table(f"an index of {nodes:,} nodes and {number:,} request ids", ("what",), ("is",))
     table.add_row(
         "an insert, collections of garbage among them, µs", f"{inserting / number * 1e3:.1f}"
@@ -172,9 +170,6 @@ def large_index(console: Console, nodes: int) -> None:
     table.add_row("a full collection of garbage, ms", f"{_shortest_ms(gc.collect):.1f}")
     table.add_row("evicting one request, ms", f"{_ms(lambda: index.evict('request-0')):.2f}")
     table.add_row("forgetting all, ms", f"{_ms(index.clear):.2f}")
-    drops, most_steps = index.take_dropped(), 4 * nodes // 1_000
-    steps = [_ms(partial(next, dropped, None)) for dropped in drops for _ in range(most_steps)]
-    table.add_row("the longest of the steps that free it, ms", f"{max(steps):.2f}")
     console.print(table)
 
 
@@ -183,7 +178,7 @@ def _drawn_weights(source: random.Random) -> dict[BlockKey, int]:
     return {BlockKey(f"{one:016}".encode()): 100 + one % 200 for one in drawn}
 
 
-def _insert_all(index: ContextIndex, contexts: list[dict[BlockKey, int]], number: int) -> None:
+def _insert_all(index: PrefixIndex, contexts: list[dict[BlockKey, int]], number: int) -> None:
     for now, context in enumerate(contexts, number):
         index.insert(None, [*context], [*context.values()], f"request-{now}", now)
 

@@ -5,7 +5,7 @@ from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profi
 from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.index.radix_tree import Evicted
+from ctxreuse.memory.prefix_index import Evicted
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan

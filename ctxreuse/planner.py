@@ -44,14 +44,15 @@ from ctxreuse.errors import (
     UnknownStrategyError,
     describe,
 )
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.memory.names import KeyedDigests
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
+from ctxreuse.memory.sent_log import Entry, SentEntry
 from ctxreuse.planning.affinity import GroupRates
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy, group_of
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
-from ctxreuse.planning.sharing import Entry, KeyedDigests, SentEntry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, Tracing
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
@@ -148,9 +149,8 @@ class ReusePlanner(FixedSettings):
         self._exchange: Exchange | None = None
         if shared_log is not None:
             self._exchange = _checked_exchange(shared_log, mode)
-        keyed = None if self._exchange is None else self._exchange.keyed
         self._tenant_class = tenant_class
-        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, keyed, self._settings.cache)
+        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, self._settings.cache)
         self._planning: TenantPlanner | ShadowPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         if mode == "shadow":
@@ -180,7 +180,7 @@ class ReusePlanner(FixedSettings):
             InputFileError: the file cannot be read, and `strict` is set.
         """
         planner = cls(**settings)
-        planner._check_keeps_journal()
+        planner._check_can_save()
         planner._restore(checked_path("path", path), strict)
         return planner
 
@@ -199,14 +199,14 @@ class ReusePlanner(FixedSettings):
         from ctxreuse.sharing.snapshot import write_snapshot
 
         file = checked_path("path", path)
-        planning = self._check_keeps_journal()
+        planning = self._check_can_save()
         secret = kept_secret(file, self._secret, InputFileError)
         if self._secret not in (None, secret):
             raise InvalidRequestError(
                 f"the key beside {file} belongs to another planner; name another file, or delete "
                 "the key and the file"
             )
-        write_snapshot(file, secret, planning.journal(KeyedDigests(secret)))
+        write_snapshot(file, secret, planning.replay(KeyedDigests(secret)))
 
     def _restore(self, path: Path, strict: bool) -> None:
         from ctxreuse.sharing.snapshot import read_snapshot
@@ -225,13 +225,13 @@ class ReusePlanner(FixedSettings):
         planning = TenantPlanner(self._settings, keyed=digests)
         planning.restore(entries)
         capacity = self._settings.capacity_tokens
-        self._meter = SavingsMeter(self._mode, capacity, self._tenant_class, digests.keyed)
+        self._meter = SavingsMeter(self._mode, capacity, self._tenant_class)
         for entry in entries:
             if isinstance(entry, SentEntry):
                 self._meter.sent_elsewhere(entry)
         self._planning, self._secret = planning, secret
 
-    def _check_keeps_journal(self) -> TenantPlanner:
+    def _check_can_save(self) -> TenantPlanner:
         if isinstance(self._planning, ShadowPlanner):
             raise InvalidRequestError(
                 "a planner in shadow mode sends everything as retrieved, so there is nothing to "
@@ -568,11 +568,19 @@ class ReusePlanner(FixedSettings):
             self._meter.took(len(plans), seconds)
             if self._mode == "active":
                 for plan in plans:
-                    self._meter.sent(plan, self._planning.block_tokens)
+                    self._meter.sent(plan, self._left_out_tokens(plan))
             if self._tracing is not None:
                 self._tracing.planned(plans, seconds)
         except Exception as error:
             self._counting.note(error)
+
+    def _left_out_tokens(self, plan: Plan) -> int:
+        """Return the tokens of the blocks that a plan leaves out."""
+        request, shown = plan.request, {block.key for block in plan.blocks}
+        if len(request.unique_blocks) == len(shown):
+            return 0
+        gone = [block for key, block in request.unique_blocks.items() if key not in shown]
+        return self._planning.block_tokens(gone, request.tenant, request.system)
 
     def _note_evicted(self, evicted: Evicted) -> Evicted:
         self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)

@@ -25,7 +25,7 @@ from ctxreuse.context.checks import (
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.index.radix_tree import ContextIndex
+from ctxreuse.memory.prefix_index import PrefixIndex
 
 ContentHash = NewType("ContentHash", bytes)
 """A full block's tokens, chained over everything before them."""
@@ -347,7 +347,7 @@ class BlockLevelCache:
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
         checked_optional_integer("capacity_tokens", capacity_tokens)
-        self._index = ContextIndex(capacity_tokens, max_nodes=2**62)
+        self._index = PrefixIndex(capacity_tokens, max_nodes=2**62)
         self._requests = 0
 
     def serve(
@@ -380,8 +380,6 @@ class BlockLevelCache:
         self._requests += 1
         now = self._requests
         inserted = self._index.insert(group, blocks, tokens, None, now)
-        while self._index.tidy():
-            pass  # nobody waits for it
         return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))
 
 

@@ -6,10 +6,9 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 from ctxreuse.context.blocks import id_size
-from ctxreuse.context.flat_arrays import FlatOrderedDict
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -46,10 +45,8 @@ class LRUMap(Generic[Key, Value]):
         *,
         max_weight: float = math.inf,
         weight_of: Callable[[Value], int] = _count_one,
-        is_plain: bool = False,
     ) -> None:
-        self._entries: OrderedDict[Key, Value] | FlatOrderedDict[Key, Value]
-        self._entries = FlatOrderedDict() if is_plain else OrderedDict()
+        self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._max_entries = max_entries
         self._max_weight = max_weight
         self._weight_of = weight_of
@@ -88,7 +85,7 @@ class LRUMap(Generic[Key, Value]):
         """Keep a value as the newest; return the entries that went, that of the key included."""
         entries, gone = self._entries, []
         if key in entries:
-            earlier = cast("Value", entries.pop(key))
+            earlier = entries.pop(key)
             gone.append((key, earlier))
             self.weight -= self._weight_of(earlier)
         entries[key] = value

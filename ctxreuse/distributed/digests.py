@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 
 from ctxreuse.context.blocks import ContextRequest, encoded
-from ctxreuse.index.explain import MOST_BLOCK_TOKENS
+from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS
 from ctxreuse.ordering.group_tree import Contexts
 
 _BYTES = 8

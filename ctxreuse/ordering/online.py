@@ -1,66 +1,39 @@
 """The order of one arriving context (online): what goes in front, and how the rest follows.
 
-The best cached path comes first, if it has more tokens than what is cached in the retriever's order
-and words on the ranking. The rest follows by co-occurrence or as retrieved (the papers' way),
-whichever has gained more on the tenant's own requests.
+The path of most weight that is cached comes first. Behind it stands what most often came together
+with all blocks placed so far, since that is what later requests can share; the retriever's order
+where nothing did. Nothing moves unless that saves more tokens than the words on it cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.context.flat_arrays import Objects
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.nodes import NodeTree
-from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
-from ctxreuse.index.radix_tree import ContextIndex
 
-_TRIED_AT_LEAST = 32
-_TRIED_ALWAYS = 256
-_TRIED_LATER = 4
-_FORGETTING = 0.998
-_TRIAL_NODES = 4_000
 _MORE_THAN_ALL = -1  # every bit set, as an integer of any width
+_FIRST_CHOICES = 8
+_SEEN_OFTEN = 2  # requests that hold a block with all before it; or one in so many of these:
+_ONE_IN = 5
+_A_SHORT_TOKEN = 1e-3  # what a token of a prefix that is too short is worth, to tell ties
 _STEPS = 1 << 17
 _STEPS_A_BLOCK = 32
 
-LONG_CONTEXT = 64
-"""Blocks; the order of a longer context is worked out while its tenant's other requests go on."""
-
-
-class Continuation(NamedTuple):
-    """The order of the blocks behind a cached path."""
-
-    order: list[BlockKey]
-    is_cut_short: bool = False  # the work ended at its bound
-
-
-_Follow: TypeAlias = Callable[[Iterable[BlockKey], Mapping[BlockKey, int]], Continuation]
-"""From the blocks in front and the others with their weights to the order of the others."""
-
 
 class Cooccurrence:
-    """Which blocks came together in the last `window` requests of one tenant.
-
-    Each block has a bit set over the window: blocks came together as often as their conjunction has
-    ones, at a few dozen nanoseconds whatever their popularity.
-    """
+    """Which blocks came together in the last `window` requests of one tenant."""
 
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
         self._window = window
         self._max_entries = max_entries
-        self._requests: Objects = np.empty(window, dtype=object)  # the collector looks past it
+        self._requests: list[tuple[BlockKey, ...]] = [()] * window
         self._next = 0
         self._oldest = 0
         self._entries = 0
-        self._members: dict[BlockKey, int] = {}
+        self._members: dict[BlockKey, int] = {}  # the requests that hold a block, as a bit set
 
     def add(self, context: Iterable[BlockKey]) -> None:
         """Remember a request, and forget the oldest where the bounds ask for it."""
@@ -95,16 +68,10 @@ class Cooccurrence:
         members = self._members
         return {key: members[key] for key in blocks if key in members}
 
-    def continuation(
-        self, placed: Iterable[BlockKey], rest: Mapping[BlockKey, int], first_choices: int = 4
-    ) -> Continuation:
-        """Order the blocks behind `placed`; see the function `continuation`."""
-        return continuation(self._members, placed, rest, first_choices)
-
     def _forget(self, slot: int) -> None:
         members = self._members
         keep = ~(1 << slot)
-        blocks: tuple[BlockKey, ...] = self._requests[slot]
+        blocks = self._requests[slot]
         for key in blocks:
             left = members[key] & keep
             if left:
@@ -115,58 +82,85 @@ class Cooccurrence:
         self._requests[slot] = ()
 
 
+class Continuation(NamedTuple):
+    """The order of the blocks behind a cached path."""
+
+    order: list[BlockKey]
+    tokens: int = 0  # of those that came together before
+    is_cut_short: bool = False
+
+
 def continuation(
     members: Mapping[BlockKey, int],
     placed: Iterable[BlockKey],
     rest: Mapping[BlockKey, int],
-    first_choices: int = 4,
+    missing: int = 0,
 ) -> Continuation:
     """Order the blocks behind `placed` so that later requests find the longest prefix.
 
-    The next block is the one that most often came together with all placed so far. The first
-    decides what others can be, so the most frequent few are tried, and the continuation that
-    earlier requests could have shared most of, in weight, wins. The work is bounded; the rest stays
-    as retrieved.
+    Of several first blocks the one is taken whose chain the earlier requests could have shared for
+    most tokens, counted from `missing` tokens on. What too few requests share stays as retrieved.
     """
     together = _MORE_THAN_ALL
     for key in placed:
         together &= members.get(key, 0)
-    if not together:
-        return Continuation(list(rest))
     known = [
         (both.bit_count(), key, both) for key in rest if (both := together & members.get(key, 0))
     ]
-    if not known:
+    known.sort(key=itemgetter(0), reverse=True)  # stable: rank breaks ties
+    all_together = together.bit_count() if together > 0 else 0
+    if not known or not (known[0][0] >= _SEEN_OFTEN or 0 < all_together <= _ONE_IN * known[0][0]):
         return Continuation(list(rest))
-    known_first = sorted(known, key=itemgetter(0), reverse=True)  # stable: rank breaks ties
-    best: list[BlockKey] = []
-    best_value = -1
     candidates = [key for _, key, _ in known]
+    best, most, tokens = [], 0.0, 0
     steps = _STEPS + _STEPS_A_BLOCK * len(rest)
-    for total, first, both in known_first[:first_choices]:
-        value, order, steps = _greedy(members, first, total, both, candidates, rest, steps)
-        if value > best_value:
-            best, best_value = order, value
+    for _, first, both in known[:_FIRST_CHOICES]:
+        if steps < 0:
+            break
+        tried = _chain(members, first, both, candidates, rest, missing, steps)
+        steps = tried.steps
+        if tried.value > most and tried.tokens >= missing:
+            best, most, tokens = tried.order, tried.value, tried.tokens
     chosen = set(best)
-    return Continuation(best + [key for key in rest if key not in chosen], steps < 0)
+    return Continuation([*best, *(key for key in rest if key not in chosen)], tokens, steps < 0)
 
 
-def _greedy(
+class _Chain(NamedTuple):
+    """Blocks in order, what earlier requests could have shared of them, and the steps left."""
+
+    order: list[BlockKey]
+    value: float
+    tokens: int
+    steps: int
+
+
+def _chain(
     members: Mapping[BlockKey, int],
     first: BlockKey,
-    requests: int,
-    together: int,
+    together: int,  # the requests that hold all so far
     candidates: list[BlockKey],
     weights: Mapping[BlockKey, int],
+    missing: int,
     steps: int,
-) -> tuple[int, list[BlockKey], int]:
-    """Continue from a first block; return the weight that requests share, the order, steps left."""
-    order = [first]
-    value = requests * weights[first]
+) -> _Chain:
+    """Continue from a first block with what most of the requests hold that hold all so far."""
+    order: list[BlockKey] = []
+    value, depth = 0.0, 0
+    chosen, requests = [first], together.bit_count()
     left = [key for key in candidates if key != first]
-    while left and steps >= 0:
+    while True:
+        for key in chosen:
+            weight = weights[key]
+            before, depth = depth, depth + weight
+            if depth < missing:
+                value += requests * weight * _A_SHORT_TOKEN
+            else:
+                value += requests * (weight if before >= missing else depth)
+        order += chosen
+        if not left or steps < 0:
+            break
         steps -= len(left)
-        best, best_count, best_both = None, 0, 0
+        best, most, best_both = None, 0, 0
         following: list[BlockKey] = []
         everywhere: list[BlockKey] = []
         for key in left:
@@ -178,248 +172,62 @@ def _greedy(
                 continue
             following.append(key)
             number = both.bit_count()
-            if number > best_count:
-                best, best_count, best_both = key, number, both
-        order += everywhere
-        value += requests * sum([weights[key] for key in everywhere])
+            if number > most:
+                best, most, best_both = key, number, both
+        left, chosen = following, everywhere
+        if everywhere:
+            continue
         if best is None:
             break
-        order.append(best)
-        value += best_count * weights[best]
-        following.remove(best)
-        left, together, requests = following, best_both, best_count
-    return value, order, steps
+        left.remove(best)
+        chosen, together, requests = [best], best_both, most
+    return _Chain(order, value, depth, steps)
 
 
-class OnlineOrder:
-    """Orders the arriving requests of one tenant."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """An arriving context with what its tenant's state says about it.
 
-    def __init__(
-        self,
-        recent: Cooccurrence,
-        words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
-        note_limit: Callable[[str], object] = lambda name: None,
-        *,
-        keeps_best: bool = False,
-    ) -> None:
-        self.recent = recent
-        self._words = words
-        self._note_limit = note_limit
-        self._keeps_best = keeps_best
-        self._requests = 0
-        self._gains = {True: 0.0, False: 0.0}
-        self.follows_cooccurrence = True
-        self.forget_trials()
+    Attributes:
+        context: The weight of each block, in the retriever's order.
+        path: The blocks that may come first: cached, or worth to be written.
+        gain: What they save in front, as tokens, beyond what the retriever's order saves.
+        members: Which recent requests hold which blocks, one bit a request; empty where nothing
+            can be shared.
+        missing: Tokens that a common beginning still needs to be kept at all.
+        words: Tokens of the words on an order that differs from the retriever's.
+        first: The block that stands in front whatever is cached; None for any.
+        note_limit: Is told where the work ended at its bound.
+    """
 
-    def forget_trials(self) -> None:
-        """Empty the index in which continuations are tried; what they gained so far counts on."""
-        self._trials = ContextIndex(max_nodes=_TRIAL_NODES)
-
-    @property
-    def node_count(self) -> int:
-        """How many index nodes the trials hold."""
-        return self._trials.node_count
-
-    @property
-    def block_count(self) -> int:
-        """How many blocks these nodes hold together."""
-        return self._trials.block_count
-
-    def first(self, context: Iterable[BlockKey]) -> BlockKey | None:
-        """Return the block that a context begins with whatever is cached; None for any."""
-        return next(iter(context), None) if self._keeps_best else None
-
-    def order(
-        self,
-        context: Mapping[BlockKey, int],
-        tree: NodeTree,
-        root: int,
-        least: int = ENGINE_BLOCK_TOKENS,
-    ) -> list[BlockKey]:
-        """Return a permutation of a context."""
-        path = self._cached_path(context, tree, root, least)
-        follows = self.follows_cooccurrence and _leads_on(tree, root)
-        follow = self.recent.continuation if follows else None
-        return _order_behind(path, context, follow, self._note_limit, least, self.first(context))
-
-    def learn(
-        self,
-        context: Mapping[BlockKey, int],
-        system: Hashable,
-        least: int = ENGINE_BLOCK_TOKENS,
-    ) -> None:
-        """Try both continuations on a request, before it counts as a recent one."""
-        if not self._is_tried():
-            return
-        trials = self._trials
-        for by_cooccurrence, path in self._trial_paths(context, system, least).items():
-            root = trials.root((by_cooccurrence, system))
-            follows = by_cooccurrence and _leads_on(trials.tree, root)
-            follow = self.recent.continuation if follows else None
-            order = _order_behind(
-                path, context, follow, self._note_limit, least, self.first(context)
-            )
-            self._gain(by_cooccurrence, order, context, system)
-        self._compare()
-
-    def look_up(
-        self,
-        context: Mapping[BlockKey, int],
-        tree: NodeTree,
-        root: int,
-        system: Hashable,
-        *,
-        learns: bool,
-        order: list[BlockKey] | None = None,
-        least: int = ENGINE_BLOCK_TOKENS,
-    ) -> LongContext:
-        """Return all that a long context's order depends on, so that the state need not be held."""
-        follow = partial(continuation, self.recent.members(context))
-        return LongContext(
-            context,
-            system,
-            self._cached_path(context, tree, root, least) if order is None else order,
-            follow,
-            self.follows_cooccurrence and _leads_on(tree, root),
-            self._trial_paths(context, system, least) if learns and self._is_tried() else {},
-            self._note_limit,
-            least,
-            self.first(context),
-        )
-
-    def learn_from(self, looked_up: LongContext) -> None:
-        """Do what `learn` does with the orders of a long context."""
-        for by_cooccurrence, order in looked_up.tried.items():
-            self._gain(by_cooccurrence, order, looked_up.context, looked_up.system)
-        if looked_up.tried:
-            self._compare()
-
-    def _is_tried(self) -> bool:
-        """Count a request, and return whether it is one of those that are tried."""
-        self._requests += 1
-        return self._requests <= _TRIED_ALWAYS or not self._requests % _TRIED_LATER
-
-    def _trial_paths(
-        self, context: Mapping[BlockKey, int], system: Hashable, least: int
-    ) -> dict[bool, Match | None]:
-        trials = self._trials
-        return {
-            one: self._cached_path(context, trials.tree, trials.root((one, system)), least)
-            for one in (True, False)
-        }
-
-    def _gain(
-        self,
-        by_cooccurrence: bool,
-        order: list[BlockKey],
-        context: Mapping[BlockKey, int],
-        system: Hashable,
-    ) -> None:
-        """Count what a continuation would have gained, and send the request in its trial."""
-        weights = [context[key] for key in order]
-        root = by_cooccurrence, system
-        inserted = self._trials.insert(root, order, weights, None, self._requests)
-        gain = sum(weights[: inserted.blocks_before])
-        if order != list(context):
-            gain -= self._words(len(context))
-        self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
-
-    def _compare(self) -> None:
-        is_ahead = self._gains[True] >= self._gains[False]
-        self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
-
-    def _cached_path(
-        self, context: Mapping[BlockKey, int], tree: NodeTree, root: int, least: int
-    ) -> Match | None:
-        """Return the best cached path; None where it is not worth moving blocks for."""
-        match = heaviest_path(tree, root, context, first=self.first(context))
-        match.note_limits(self._note_limit)
-        words = self._words(len(context))
-        return match if is_worth_moving(match, context, tree, root, words, least) else None
-
-
-def is_worth_moving(
-    path: Match,
-    context: Mapping[BlockKey, int],
-    tree: NodeTree,
-    root: int,
-    words: int,
-    least: int = ENGINE_BLOCK_TOKENS,
-) -> bool:
-    """Return whether a cached path may come first: none does, or it saves more than words cost."""
-    if path.weight < least:
-        return True
-    retrieved = list(context)
-    as_retrieved = sum([context[key] for key in retrieved[: sent_prefix(tree, root, retrieved)]])
-    return path.weight - as_retrieved > words
-
-
-def _leads_on(tree: NodeTree, node: int) -> bool:
-    return tree.first_children[node] != 0
-
-
-def _order_behind(
-    path: Match | None,
-    context: Mapping[BlockKey, int],
-    follow: _Follow | None,
-    note_limit: Callable[[str], object],
-    least: int,
-    first: BlockKey | None,
-) -> list[BlockKey]:
-    """Return the order that begins with a path, unless it is shorter than an engine block."""
-    # of an engine's blocks even the shortest context may be one; a provider keeps nothing as short
-    is_never_kept = least > ENGINE_BLOCK_TOKENS and sum(context.values()) < least
-    if path is None or is_never_kept:
-        return list(context)
-    # a shorter path saves nothing and is no reason to move anything
-    placed = path.path if path.weight >= least else ()
-    if first is not None:
-        placed = placed or (first,)
-    taken = set(placed)
-    rest = {key: weight for key, weight in context.items() if key not in taken}
-    if not rest:
-        return list(placed)
-    if follow is None:
-        return [*placed, *rest]
-    following = follow(placed, rest)
-    if following.is_cut_short:
-        note_limit("continuations")
-    return [*placed, *following.order]
-
-
-class LongContext:
-    """A long context that is being ordered, with what its tenant's state said about it."""
-
-    def __init__(
-        self,
-        context: Mapping[BlockKey, int],
-        system: Hashable,
-        path: Match | list[BlockKey] | None,
-        follow: _Follow,
-        follows_cooccurrence: bool,
-        trials: Mapping[bool, Match | None],
-        note_limit: Callable[[str], object],
-        least: int = ENGINE_BLOCK_TOKENS,
-        first: BlockKey | None = None,
-    ) -> None:
-        self.context = context
-        self.system = system
-        self._path = path
-        self._follow = follow
-        self._follows_cooccurrence = follows_cooccurrence
-        self.trials = trials
-        self.tried: dict[bool, list[BlockKey]] = {}
-        self._note_limit = note_limit
-        self._least = least
-        self._first = first
+    context: Mapping[BlockKey, int]
+    path: tuple[BlockKey, ...]
+    gain: float
+    members: Mapping[BlockKey, int]
+    missing: int
+    words: int
+    first: BlockKey | None
+    note_limit: Callable[[str], object]
 
     def order(self) -> list[BlockKey]:
-        """Return the order, and work out those of the trials; the state need not be held."""
-        self.tried = {one: self._behind(path, one) for one, path in self.trials.items()}
-        if isinstance(self._path, list):
-            return self._path
-        return self._behind(self._path, self._follows_cooccurrence)
-
-    def _behind(self, path: Match | None, by_cooccurrence: bool) -> list[BlockKey]:
-        follow = self._follow if by_cooccurrence else None
-        return _order_behind(path, self.context, follow, self._note_limit, self._least, self._first)
+        """Return the order; the tenant's state need not be held."""
+        retrieved, path, missing = list(self.context), self.path, self.missing
+        is_moved = list(path) != retrieved[: len(path)]
+        if is_moved and self.gain <= self.words:
+            return retrieved
+        if path:
+            missing = 0
+        elif self.first is not None:
+            path, missing = (self.first,), max(0, missing - self.context[self.first])
+        placed = set(path)
+        rest = {key: weight for key, weight in self.context.items() if key not in placed}
+        if not rest or not self.members:
+            return [*path, *rest]
+        if sum(rest.values()) < missing:
+            return retrieved  # it is too short to be kept, whatever the order
+        following = continuation(self.members, path, rest, missing)
+        if following.is_cut_short:
+            self.note_limit("continuations")
+        if not is_moved and following.tokens <= self.words:
+            return retrieved
+        return [*path, *following.order]

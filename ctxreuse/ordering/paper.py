@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.index.nodes import NodeTree
+from ctxreuse.memory.prefix_index import Node
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,9 +109,7 @@ class PaperOrder(NamedTuple):
     is_cut_short: bool  # the descent ended at the bound on its work
 
 
-def paper_order(
-    context: Mapping[BlockKey, int], tree: NodeTree, root: int, alpha: float
-) -> PaperOrder:
+def paper_order(context: Mapping[BlockKey, int], root: Node | None, alpha: float) -> PaperOrder:
     """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
 
     Blocks that the context lacks are not put in front, so a child is a candidate only if its first
@@ -121,30 +119,27 @@ def paper_order(
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
     moved = 0  # the sum of the rank differences of the prefix, all of whose blocks are shared
-    node, runs = root, tree.runs
+    node = root
     steps = _STEPS + _STEPS_A_BLOCK * len(rank)
-    while True:
-        children = tree.children(node)
-        steps -= len(children)
+    while node is not None:
+        steps -= len(node.children)
         if steps < 0:
             break
-        candidates = [
-            child for child in children if runs[child][0] in context and not tree.opens_turn[child]
-        ]
-        steps -= sum([len(runs[child]) for child in candidates])
+        candidates = [child for key, child in node.children.items() if key in context]
+        steps -= sum([len(child.run) for child in candidates])
         if not candidates or steps < 0:
             break
         node = min(
             candidates,
             key=lambda child: (
-                _distance_below(rank, len(prefix), moved, tuple(runs[child]), alpha),
-                -tree.uses[child],
+                _distance_below(rank, len(prefix), moved, child.run, alpha),
+                -child.uses,
             ),
         )
-        matched = list(takewhile(context.__contains__, runs[node]))
+        matched = list(takewhile(context.__contains__, node.run))
         moved += sum(abs(rank[block] - place) for place, block in enumerate(matched, len(prefix)))
         prefix += matched
-        if len(matched) < len(runs[node]):
+        if len(matched) < len(node.run):
             break
     return PaperOrder(list(dict.fromkeys([*prefix, *context])), steps < 0)
 

@@ -159,6 +159,7 @@ class WrittenPrefixes:
 
     def __init__(self, prices: MarkPrices) -> None:
         self._prices = prices
+        self.saving = prices.saving
         self._roots: dict[Hashable, _Prefix] = {}
         self._leaves: OrderedDict[_Prefix, Hashable] = OrderedDict()  # least recently used first
         self._again = _Again()

@@ -1,77 +1,52 @@
-"""Requests that arrive where a cache keeps marked prefixes only: their order and their marks."""
+"""What a tenant's state says of a context that arrives, and the marks of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.ordering.marked_order import continuation_from
+from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
+from ctxreuse.memory.prefix_index import SearchBudget
 from ctxreuse.ordering.marks import MarkPrices, marks_of_batch
-from ctxreuse.ordering.online import LONG_CONTEXT
-from ctxreuse.ordering.written_prefixes import Beginning
+from ctxreuse.ordering.online import Arrival
 from ctxreuse.planning.tenant_state import TenantState
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivingContext:
-    """An arriving context with what its tenant's state says about it."""
-
-    context: Mapping[BlockKey, int]
-    beginning: Beginning
-    members: Mapping[BlockKey, int]
-    missing: int
-    words: int
-    note_limit: Callable[[str], object]
-    first: BlockKey | None = None
-
-    def order(self) -> list[BlockKey]:
-        """Return the order: what gains most in front, then what may be wanted with it."""
-        path = self.beginning.path
-        retrieved = list(self.context)
-        if path and self.beginning.gain <= self.words and list(path) != retrieved[: len(path)]:
-            return retrieved
-        missing = 0 if path else self.missing
-        if not path and self.first is not None:
-            path, missing = (self.first,), max(0, missing - self.context[self.first])
-        placed = set(path)
-        rest = {key: weight for key, weight in self.context.items() if key not in placed}
-        if not self.members or not rest:
-            return [*path, *rest]
-        if sum(rest.values()) < missing:
-            return retrieved  # it is too short to be kept, whatever the order
-        following = continuation_from(self.members, path, rest, missing)
-        if following.is_cut_short:
-            self.note_limit("continuations")
-        return [*path, *following.order]
-
-
 def arrive(
-    state: TenantState,
+    state: TenantState,  # held
     root: bytes | None,
     context: Mapping[BlockKey, int],
-    system_tokens: int,
-    prices: MarkPrices,
+    *,
+    least: int,  # tokens that a common beginning needs to save anything
     now: float | None,
     words: int,
     note_limit: Callable[[str], object],
-    *,
-    learns: bool,
-) -> ArrivingContext:
-    """Look up what decides the order of an arriving context, in a state that is held."""
-    assert state.prefixes is not None, "only with marks"
-    first = state.online.first(context)
-    beginning = state.prefixes.beginning(root, context, now, first)
-    members: Mapping[BlockKey, int] = {}
-    index = state.index
-    # as in `OnlineOrder`: behind a text that nothing was sent with, nothing can be shared
-    if state.online.follows_cooccurrence and index.tree.first_children[index.root(root)]:
-        members = state.online.recent.members(context)
-    if learns and len(context) <= LONG_CONTEXT:
-        state.online.learn(context, root)
-    missing = max(0, prices.minimum - system_tokens)
-    return ArrivingContext(context, beginning, members, missing, words, note_limit, first)
+    budget: SearchBudget | None = None,
+) -> Arrival:
+    """Look up what decides the order of an arriving context."""
+    first = next(iter(context), None) if state.keeps_best else None
+    if state.prefixes is None:
+        match = state.index.search(root, context, budget, first)
+        match.note_limits(note_limit)
+        path, gain = match.path if match.weight >= least else (), float(match.weight)
+        if path:
+            retrieved = list(context)
+            sent = retrieved[: state.index.sent_prefix(root, retrieved)]
+            gain -= sum(map(context.__getitem__, sent))
+    else:
+        path, gain = state.prefixes.beginning(root, context, now, first)
+    is_shared = state.index.leads_on(root)  # behind a new text nothing can be
+    return Arrival(
+        context=context,
+        path=path,
+        gain=gain,
+        members=state.recent.members(context) if is_shared else {},
+        missing=least if least > ENGINE_BLOCK_TOKENS else 0,
+        words=words,
+        first=first,
+        note_limit=note_limit,
+    )
 
 
 class Sent(NamedTuple):

@@ -22,7 +22,8 @@ from ctxreuse.context.rendering import (
     render_turn,
 )
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
+from ctxreuse.memory.explanations import Explanation, explain
+from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]

@@ -31,13 +31,13 @@ _Place: TypeAlias = bytes
 class Front(NamedTuple):
     """What stands before the blocks of a request."""
 
-    tenant: bytes
-    system: str | bytes | None  # the text, or what stands for it
+    tenant: str
+    system: str | bytes | None  # what stands for the text
     is_labelled: bool = False
 
     def root(self) -> bytes:
         """Return 16 bytes for it."""
-        tenant, system, is_labelled = self
+        tenant, system, is_labelled = encoded(self.tenant), self.system, self.is_labelled
         named = bytes([is_labelled]) + len(tenant).to_bytes(8, "little") + tenant
         if system is not None:
             named += b"\0" + (encoded(system) if isinstance(system, str) else system)
@@ -53,9 +53,7 @@ class RetrievedOrder:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._blocks = LRUMap[_Place, tuple[int, int]](
-            MOST_BLOCKS, weight_of=itemgetter(1), is_plain=True
-        )
+        self._blocks = LRUMap[_Place, tuple[int, int]](MOST_BLOCKS, weight_of=itemgetter(1))
         self._numbers = count()
         self._families: set[tuple[Front, BlockKey]] = set()
         self._owed = 0.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.blocks import BlockKey, ContextBlock, encoded
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
@@ -16,7 +16,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.index.explain import SentPrompt
+from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.expectations import (
     CacheExpectations,
     Mismatch,
@@ -32,7 +32,6 @@ from ctxreuse.planning.savings import (
     ReportedUsage,
     Savings,
 )
-from ctxreuse.planning.sharing import SentEntry
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""
@@ -40,6 +39,7 @@ TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 MOST_CLASSES: Final = 16
 OTHER_CLASS: Final = "other"
 _LONGEST_CLASS = 64
+_MOST_QUEUED = 256
 
 
 class SavingsMeter:
@@ -50,20 +50,20 @@ class SavingsMeter:
         mode: Mode,
         capacity_tokens: int | None = None,
         tenant_class: TenantClasses | None = None,
-        keyed: Callable[[bytes], bytes] | None = None,
         cache: CacheProfile = VLLM,
     ) -> None:
         self._mode: Mode = mode
         self._cache = cache if mode == "shadow" and cache.is_hosted else None
-        self._keyed = keyed
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(capacity_tokens)
         self._expectations = CacheExpectations()
+        self._queued: deque[_Sent | SentEntry | int] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
     def _forget(self) -> None:
+        self._queued.clear()
         self._retrieved.forget()
         self._has_reported = False
         self._start_anew()
@@ -79,6 +79,7 @@ class SavingsMeter:
     def savings(self, *, reset: bool = False) -> Savings:
         """Return all numbers, and set them to 0 if asked to."""
         with self._lock:
+            self._catch_up()
             tallies, planned = dict(self._tallies), self._planned
             time = PlanningTime(planned, self._total_s, self._max_s, tuple(self._buckets))
             total = _ClassTotals()
@@ -114,32 +115,52 @@ class SavingsMeter:
             if each > self._max_s:
                 self._max_s = each
 
-    def sent(
-        self, plan: Plan, tokens_of: Callable[[list[ContextBlock], str, str | None], int]
-    ) -> None:
-        """Count a request that is sent as planned."""
+    def sent(self, plan: Plan, left_out: int) -> None:
+        """Count a request that is sent as planned, without blocks of so many tokens."""
         assert plan.logged is not None, "what a planner has planned is logged"
-        request, prompt, cached = plan.request, plan.logged.prompt, plan.expected_cached_tokens
-        retrieved = [block.key for block in request.blocks]
-        tokens, left_out, references = sum(prompt.tokens), 0, 0
-        if len(retrieved) != len(prompt.keys):  # some are left out, or came twice
-            unique, shown = request.unique_blocks, set(prompt.keys)
-            gone = [block for key, block in unique.items() if key not in shown]
-            references = len(gone)
-            left_out = tokens_of(gone, request.tenant, request.system) if gone else 0
-            retrieved = list(unique)
-        is_changed = tuple(retrieved) != prompt.keys
-        words = added_tokens(plan)
-        name = self._class_named(request.tenant)
-        with self._lock:
-            tally = self._tally(name)
-            as_retrieved = float(cached)  # of a later turn: it depends on the history only
-            if not prompt.is_later_turn and retrieved:
-                as_retrieved = self._as_retrieved(tally, prompt, retrieved, tokens)
-            tally.count(
-                is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references,
-                words,
-            )  # fmt: skip
+        request, entry = plan.request, plan.logged.prompt
+        references = len(request.unique_blocks) - len(entry.keys)
+        self._queue(
+            _Sent(
+                entry,
+                self._class_named(request.tenant),
+                plan.expected_cached_tokens,
+                left_out,
+                references,
+                added_tokens(plan),
+            )
+        )
+
+    def _queue(self, one: _Sent | SentEntry | int) -> None:
+        """Have something counted with others, or when the numbers are asked for."""
+        self._queued.append(one)
+        if len(self._queued) > _MOST_QUEUED:
+            with self._lock:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Count what is queued, in order; the lock is held."""
+        while self._queued:
+            one = self._queued.popleft()
+            if isinstance(one, int):
+                self._retrieved.evict(one)
+            elif isinstance(one, SentEntry):
+                self._follow(one)
+            else:
+                self._count(*one)
+
+    def _count(
+        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, words: int
+    ) -> None:
+        tally, tokens = self._tally(name), sum(entry.tokens)
+        as_retrieved = float(cached)  # of a later turn: it depends on the history only
+        if not entry.is_later_turn and entry.keys:
+            as_retrieved = self._as_retrieved(tally, entry, tokens)
+        is_changed = references > 0 or entry.ranks != tuple(range(len(entry.ranks)))
+        tally.count(
+            is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references,
+            words,
+        )  # fmt: skip
 
     def compared(
         self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
@@ -156,19 +177,23 @@ class SavingsMeter:
 
     def sent_elsewhere(self, entry: SentEntry) -> None:
         """Take note of what another planner has sent to the same engine."""
+        if self._mode == "active":
+            self._queue(entry)
+
+    def _follow(self, entry: SentEntry) -> tuple[int, bool] | None:
+        """Return what of a prompt would be cached as retrieved, and whether that is a sample."""
         blocks = entry.as_retrieved()
-        if not blocks or self._mode != "active":
-            return
-        front, first = Front(entry.tenant, entry.system, entry.is_labelled), next(iter(blocks))
-        with self._lock:
-            if self._retrieved.follows(front, first, sum(blocks.values())):
-                self._retrieved.send(front, blocks.items())
+        front = Front(entry.tenant, entry.system, entry.is_labelled)
+        first = next(iter(blocks), None)
+        if first is None or not self._retrieved.follows(front, first, sum(blocks.values())):
+            return None
+        is_sample = self._retrieved.is_sample(front, first)
+        return self._retrieved.send(front, blocks.items()), is_sample
 
     def evicted(self, tokens: int) -> None:
         """Take note that the engine dropped tokens."""
         if tokens and self._mode == "active":
-            with self._lock:
-                self._retrieved.evict(tokens)
+            self._queue(tokens)
 
     def answered(
         self,
@@ -229,33 +254,29 @@ class SavingsMeter:
         name = self._classing.attempt(lambda: _checked_class(class_of(tenant)), lambda: OTHER_CLASS)
         return OTHER_CLASS if name == tenant else name
 
-    def _as_retrieved(
-        self, tally: _ClassTotals, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
-    ) -> float:
+    def _as_retrieved(self, tally: _ClassTotals, entry: SentEntry, tokens: int) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
-        tenant, keys = self._tenant(prompt.tenant), retrieved
-        front = Front(tenant, prompt.system, prompt.is_labelled)
-        if self._keyed is not None:
-            keys = [BlockKey(self._keyed(retrieved[0]))]
-        if not self._retrieved.follows(front, keys[0], tokens):
+        followed = self._follow(entry)
+        if followed is None:
             tally.unfollowed += tokens
             return 0.0
-        is_sample = self._retrieved.is_sample(front, keys[0])
-        if self._keyed is not None:
-            keys = [BlockKey(self._keyed(key)) for key in retrieved]
-        token_of = dict(zip(prompt.keys, prompt.tokens, strict=True))
-        blocks = zip(keys, map(token_of.__getitem__, retrieved), strict=True)
-        cached = float(self._retrieved.send(front, blocks))
+        cached, is_sample = followed
         if not is_sample or not tokens:
-            return cached
+            return float(cached)
         # it stands for those since the sample before, so that no number has to be taken back
         unfollowed, tally.unfollowed = tally.unfollowed, 0
         return cached * (1 + unfollowed / tokens)
 
-    def _tenant(self, name: str) -> bytes:
-        """Return what stands for a tenant in a `Front`."""
-        named = encoded(name)
-        return named if self._keyed is None else self._keyed(b"tenant" + named)
+
+class _Sent(NamedTuple):
+    """A request that is to be counted."""
+
+    entry: SentEntry
+    tenant_class: str
+    expected_tokens: int
+    left_out_tokens: int
+    references: int
+    word_tokens: int
 
 
 def added_tokens(plan: Plan) -> int:

@@ -11,7 +11,7 @@ from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Messa
 from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings_meter import SavingsMeter, added_tokens
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     Message,
-    encoded,
     text_digest,
 )
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
@@ -30,11 +28,7 @@ from ctxreuse.context.rendering import (
     replace_overlaps,
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter, estimate_tokens
-from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
-from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics, root_of
-from ctxreuse.index.request_ends import RequestId
-from ctxreuse.index.shown_blocks import (
+from ctxreuse.memory.conversations import (
     EMPTY_HISTORY,
     History,
     said_outdated,
@@ -42,25 +36,28 @@ from ctxreuse.index.shown_blocks import (
     with_blocks_anywhere,
     without_blocks,
 )
-from ctxreuse.ordering.batch import BatchContext, arrange
-from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.ordering.online import LONG_CONTEXT, LongContext, is_worth_moving
-from ctxreuse.ordering.paper import paper_order
-from ctxreuse.ordering.repeats import Ranks, context_digest, ranks_of
-from ctxreuse.planning.arrivals import ArrivingContext, Sent, arrive, marks_together
-from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.sharing import (
+from ctxreuse.memory.names import IndexedContext, IndexNames, Keyed, Ranks, Sharing, ranks_of, told
+from ctxreuse.memory.prefix_index import (
+    Evicted,
+    IndexStatistics,
+    Match,
+    RequestId,
+    SearchBudget,
+)
+from ctxreuse.memory.sent_log import (
+    MOST_BLOCK_TOKENS,
     Entry,
-    IndexedContext,
-    IndexNames,
-    Keyed,
+    LoggedPrompt,
     LostEntry,
-    Marking,
     RatioEntry,
     SavedEntry,
     SentEntry,
-    Sharing,
 )
+from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.ordering.marks import MarkPrices
+from ctxreuse.ordering.paper import paper_order
+from ctxreuse.planning.arrivals import Sent, arrive, marks_together
+from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.tenants import Tenants
 from ctxreuse.planning.token_ratio import TokenRatio, TokenRatios
@@ -75,8 +72,6 @@ from ctxreuse.planning.turns import CountedRequest, PreparedRequest, SentTurn
 
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
-_CHEAP_LABELS = 64
-"""Blocks that are so many times as long as their labels get them where others have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,6 @@ class TenantPlanner:
         self._prices = MarkPrices.of(cache) if cache.has_marks else None
         self._tenants = Tenants(
             settings.capacity_tokens,
-            words=settings.words,
             prices=self._prices,
             keeps_best=settings.keep_best,
         )
@@ -149,28 +143,11 @@ class TenantPlanner:
         now: float | None = None,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        turn = self._opened(request, deduplicate, strategy)
+        turn = self._opened(request, deduplicate)
+        ranks = self._order(turn, strategy, now)
         system_tokens = self._in_front(turn)
-        long: LongContext | None = None
-        ranks: Ranks | None = None
-        if self._prices is not None and _is_ordered(turn, strategy):
-            ranks = turn.context.ranks(self._arrive(turn, self._prices, now, learns=True).order())
-        elif _is_long(turn, strategy):
-            long = self._look_up(turn, learns=True)
-            ranks = turn.context.ranks(long.order())
         with self._tenants.holding(turn.tenant) as state:
-            if long is not None:
-                state.online.learn_from(long)
-            if ranks is None:
-                ranks = self._order(turn, state, strategy)
-            recorded = self._record(
-                turn,
-                state,
-                ranks,
-                learns=strategy == "reuse",
-                now=now,
-                system_tokens=system_tokens,
-            )
+            recorded = self._record(turn, state, ranks, now=now, system_tokens=system_tokens)
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -181,15 +158,8 @@ class TenantPlanner:
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
-        turn = self._opened(request, deduplicate, strategy)
-        if self._prices is not None and _is_ordered(turn, strategy):
-            arrival = self._arrive(turn, self._prices, now, learns=False)
-            ranks = turn.context.ranks(arrival.order())
-        elif _is_long(turn, strategy):
-            ranks = turn.context.ranks(self._look_up(turn, learns=False).order())
-        else:
-            with self._tenants.holding(turn.tenant) as state:
-                ranks = self._order(turn, state, strategy, preview=True)
+        turn = self._opened(request, deduplicate)
+        ranks = self._order(turn, strategy, now)
         if self._prices is None:
             return self._plan(turn, ranks, None)
         system_tokens = self._system_tokens(turn)
@@ -207,16 +177,7 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
-        # where some need labels, others that have them can share a prefix with these
-        labelled = set()
-        if strategy != "none":
-            labelled = {
-                (one.tenant, one.system) for one in requests if self._needs_labels(one, deduplicate)
-            }
-        counted = [
-            self._counted(one, names[one.tenant], deduplicate, (one.tenant, one.system) in labelled)
-            for one in requests
-        ]
+        counted = [self._counted(one, names[one.tenant], deduplicate) for one in requests]
         if strategy == "none":
             orders = [list(one.tokens) for one in counted]
             execution = list(range(len(requests)))
@@ -290,10 +251,6 @@ class TenantPlanner:
         turn = self._open_turn(counted._replace(is_labelled=False), deduplicate)
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
-    def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
-        """Return whether a turn has to show its blocks under labels."""
-        return bool(self._needs_labels(request, deduplicate))
-
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""
         return self._history(request, self._names.tenant(request.tenant)).blocks
@@ -321,7 +278,7 @@ class TenantPlanner:
             if not in_order:
                 return self._cached_path(state, root, context).weight
             index = state.index
-            sent = sent_prefix(index.tree, index.root(root), list(context.weights))
+            sent = index.sent_prefix(root, list(context.weights))
         return sum(list(context.weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
@@ -368,39 +325,13 @@ class TenantPlanner:
         request: ContextRequest,
         tenant: str,
         deduplicate: bool | None,
-        beside_labelled: bool | None = None,
     ) -> CountedRequest:
         """Return a request with its blocks counted; `tenant` is the index's name for it."""
         system = self._names.system(request.system)
         tokens = self._tokens(request.blocks, tenant, system)
         context = self._names.context(_weights(tokens))
-        is_labelled = self._needs_labels(request, deduplicate)
-        if is_labelled is None:
-            is_labelled = beside_labelled
-        if is_labelled is None:
-            is_labelled = self._finds_more_labelled(tenant, system, context)
-        root = root_of(system, is_labelled)
-        digest = b"" if request.history else context_digest(root, context.weights)
-        return CountedRequest(request, tenant, tokens, system, is_labelled, context, digest)
-
-    def _finds_more_labelled(
-        self, tenant: str, system: bytes | None, context: IndexedContext
-    ) -> bool:
-        """Return whether a request that needs no labels finds more in the cache with them."""
-        known, labelled, plain = self._tenants.known(tenant), root_of(system, True), system
-        if known is None or not known.index.root(labelled):  # one step, which needs no lock
-            return False
-        with self._tenants.reading(tenant) as state:
-            for root in (plain, labelled):
-                digest = context_digest(root, context.weights)
-                if self._sent_order(state, root, digest, context) is not None:
-                    return root is labelled
-            gain = self._cached_path(state, labelled, context).weight
-            gain -= self._cached_path(state, plain, context).weight
-        cost = len(context.weights) * self._settings.templates.label_tokens
-        # later requests of both kinds can share long blocks with labels
-        is_cheap = cost * _CHEAP_LABELS <= sum(context.weights.values())
-        return gain > cost or (is_cheap and gain >= 0)
+        is_labelled = self.shows_labels(request, deduplicate)
+        return CountedRequest(request, tenant, tokens, system, is_labelled, context)
 
     def _context(
         self,
@@ -416,28 +347,23 @@ class TenantPlanner:
         system_tokens = 0
         if self._settings.cache is not VLLM:
             system_tokens = self._system_tokens(counted)
-        if not request.history and self._prices is not None and strategy == "reuse":
-            with self._tenants.reading(counted.tenant) as state:
-                assert state.prefixes is not None, "only with marks"
-                first = state.online.first(context.weights)
-                cached = state.prefixes.written_path(root, context.weights, now, first)
-            saved = sum(map(context.weights.__getitem__, cached)) * self._prices.saving
-            if saved <= self._settings.words(len(context.weights)):
-                cached = ()
-        elif not request.history:
-            with self._tenants.reading(counted.tenant) as state:
-                cached = self._sent_order(state, root, counted.digest, context) or ()
-                first = state.online.first(context.weights) if strategy == "reuse" else None
-                if strategy != "reuse" or not cached:
+        weights, words = context.weights, self._settings.words(len(context.weights))
+        if not request.history:
+            with self._tenants.holding(counted.tenant) as state:
+                if strategy == "reuse" and state.keeps_best:
+                    first = next(iter(weights), None)
+                if strategy == "reuse" and state.prefixes is not None:
+                    cached = state.prefixes.written_path(root, weights, now, first)
+                    if sum(map(weights.__getitem__, cached)) * state.prefixes.saving <= words:
+                        cached = ()
+                else:
                     match = self._cached_path(state, root, context, budget, first)
                     cached = match.path if match.weight >= self._least_tokens(counted) else ()
-                    if strategy == "reuse":
-                        tree, node = state.index.tree, state.index.root(root)
-                        words = self._settings.words(len(context.weights))
-                        least = self._least_tokens(counted)
-                        if not is_worth_moving(match, context.weights, tree, node, words, least):
-                            retrieved = list(context.weights)
-                            cached = retrieved[: sent_prefix(tree, node, retrieved)]
+                    if strategy == "reuse" and cached:
+                        retrieved = list(weights)
+                        sent = retrieved[: state.index.sent_prefix(root, retrieved)]
+                        if match.weight - sum(map(weights.__getitem__, sent)) <= words:
+                            cached = sent
         order = context.order(context.ranks(cached))
         best = None if first is None else next(iter(context.own))
         labelled = counted.is_labelled
@@ -455,13 +381,8 @@ class TenantPlanner:
         anywhere = with_blocks_anywhere(recorded, labelled, request.history, templates)
         return shown_in(request.history, anywhere, templates, own, request.outdated)
 
-    def _opened(
-        self, request: ContextRequest, deduplicate: bool | None, strategy: Strategy
-    ) -> PreparedRequest:
-        tenant, beside_labelled = self._names.tenant(request.tenant), None
-        if strategy == "none":  # what is sent as retrieved depends on nothing that was sent
-            beside_labelled = False
-        counted = self._counted(request, tenant, deduplicate, beside_labelled)
+    def _opened(self, request: ContextRequest, deduplicate: bool | None) -> PreparedRequest:
+        counted = self._counted(request, self._names.tenant(request.tenant), deduplicate)
         return self._open_turn(counted, deduplicate)
 
     def _open_turn(self, counted: CountedRequest, deduplicate: bool | None) -> PreparedRequest:
@@ -496,42 +417,31 @@ class TenantPlanner:
             *counted, request.unique_blocks, history, shown, outdated, withdrawn, ordinals
         )
 
-    def _order(
-        self,
-        turn: PreparedRequest,
-        state: TenantState,
-        strategy: Strategy,
-        *,
-        preview: bool = False,
-    ) -> Ranks:
+    def _order(self, turn: PreparedRequest, strategy: Strategy, now: float | None) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return tuple(range(len(turn.weights)))
-        tree, root = state.index.tree, state.index.root(turn.root)
         weights = turn.context.weights
         if strategy == "paper":
-            papers = paper_order(weights, tree, root, self._settings.alpha)
+            with self._tenants.holding(turn.tenant) as state:
+                top = state.index.roots.get(turn.root)
+                papers = paper_order(weights, top, self._settings.alpha)
             if papers.is_cut_short:
                 self._tenants.note_limit("paper_orders")
             return turn.context.ranks(papers.order)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = self._sent_order(state, turn.root, turn.digest, turn.context)
-        if order is None:
-            order = state.online.order(weights, tree, root, self._least_tokens(turn))
-        if not preview:
-            state.online.learn(weights, turn.root, self._least_tokens(turn))
-        return turn.context.ranks(order)
-
-    def _sent_order(
-        self, state: TenantState, root: bytes | None, digest: bytes, context: IndexedContext
-    ) -> list[BlockKey] | None:
-        """Return the order in which a context was sent last, if all of that is cached still."""
-        order = state.sent_orders.order(digest, context.weights)
-        index = state.index
-        if order is None or sent_prefix(index.tree, index.root(root), order) < len(order):
-            return None
-        first = state.online.first(context.weights)  # another planner may have moved it
-        return order if first is None or order[0] == first else None
+        least, words = self._least_tokens(turn), self._settings.words(len(weights))
+        with self._tenants.holding(turn.tenant) as state:
+            arrival = arrive(
+                state,
+                turn.root,
+                weights,
+                least=least,
+                now=now,
+                words=words,
+                note_limit=self._tenants.note_limit,
+            )
+        return turn.context.ranks(arrival.order())
 
     def _cached_path(
         self,
@@ -543,24 +453,9 @@ class TenantPlanner:
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
         index = state.index
-        match = heaviest_path(index.tree, index.root(root), context.weights, budget, first)
+        match = index.search(root, context.weights, budget, first)
         match.note_limits(self._tenants.note_limit)
         return match
-
-    def _look_up(self, turn: PreparedRequest, *, learns: bool) -> LongContext:
-        weights = turn.context.weights
-        with self._tenants.holding(turn.tenant) as state:
-            index, root = state.index, state.index.root(turn.root)
-            order = self._sent_order(state, turn.root, turn.digest, turn.context)
-            return state.online.look_up(
-                weights,
-                index.tree,
-                root,
-                turn.root,
-                learns=learns,
-                order=order,
-                least=self._least_tokens(turn),
-            )
 
     def _least_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
         """Return how many block tokens a common beginning needs to save anything."""
@@ -581,23 +476,6 @@ class TenantPlanner:
             [ContextBlock(text=system)], counted.tenant, counted.system
         ).values()
         return tokens
-
-    def _arrive(
-        self, turn: PreparedRequest, prices: MarkPrices, now: float | None, *, learns: bool
-    ) -> ArrivingContext:
-        system_tokens, words = self._system_tokens(turn), self._settings.words(len(turn.weights))
-        with self._tenants.holding(turn.tenant) as state:
-            return arrive(
-                state,
-                turn.root,
-                turn.context.weights,
-                system_tokens,
-                prices,
-                now,
-                words,
-                self._tenants.note_limit,
-                learns=learns,
-            )
 
     def _marks_together(
         self,
@@ -622,7 +500,7 @@ class TenantPlanner:
                 keys = context.named(ranks_of(order, context.own))
                 sent.append(Sent(keys, [context.own[key] for key in order]))
             system_tokens = self._system_tokens(counted[positions[0]])
-            with self._tenants.reading(tenant) as state:
+            with self._tenants.holding(tenant) as state:
                 assert state.prefixes is not None, "only with marks"
                 prefixes = state.prefixes
                 readable = [prefixes.readable(root, one.keys, now) for one in sent]
@@ -636,7 +514,6 @@ class TenantPlanner:
         state: TenantState,
         ranks: Ranks,
         *,
-        learns: bool = False,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
         system_tokens: int = 0,
@@ -654,65 +531,58 @@ class TenantPlanner:
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
-        marking, read = None, -1
+        is_hosted = self._settings.cache.is_hosted
+        conversation = request.conversation_id
+        entry = SentEntry(
+            request_id=request_id,
+            tenant=turn.tenant,
+            system=turn.system,
+            keys=tuple(keys),
+            tokens=tuple([turn.tokens[key] for key in sent]),
+            ranks=ranks,
+            ids=tuple([turn.blocks[key].id for key in sent]),
+            is_labelled=turn.is_labelled,
+            is_later_turn=bool(request.history),
+            front_tokens=system_tokens if is_hosted else 0,
+            marks=chosen.marks if is_hosted else None,
+            time_s=now if is_hosted else None,
+            is_alone=chooses,
+            conversation=None if conversation is None else text_digest(repr(conversation)),
+            history=len(request.history or ()),
+        )
+        read = -1
         if state.prefixes is not None and not request.history:
             read = state.prefixes.read(turn.root, keys, chosen.marks, now)
-            marking = Marking(chosen.marks, system_tokens, now, chooses)
-            note_marking(state, turn.root, keys, weights, marking, request_id)
+            note_marking(state, entry)
         if request.history:
-            end = conversations.end_of(request.conversation_id, turn.root)
+            end = conversations.end_of(conversation, turn.root)
             inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
         else:
             inserted = index.insert(turn.root, keys, weights, request_id, tick)
-            state.online.recent.add(keys)
-            state.sent_orders.note(turn.digest, ranks)
-            uid, tenant = self._uid(turn.tenant, request_id), self._tenant_digest(turn.tenant)
-            told = turn.system, tuple(keys), tuple(weights), ranks, learns, turn.is_labelled
-            entry = SentEntry(uid, tenant, *told, marking)
-            if self._sharing is None:
-                state.journal.note(tick, entry)
-            else:
-                self._sharing.tell(entry)
-        blocks = [turn.blocks[key] for key in sent]
-        if request.conversation_id is not None:
-            # also what an overlap will shorten: the next turn looks whether it is shown
-            shown = zip(turn.ordinals, blocks, strict=True)
-            opening = None if request.history else max(chosen.marks, default=-1)
-            conversations.remember(request.conversation_id, shown, inserted.end, turn.root, opening)
-        tokens = tuple([turn.tokens[key] for key in sent])
-        conversation = request.conversation_id
-        prompt = SentPrompt(
-            request_id=request_id,
-            tenant=request.tenant,
-            system=turn.system,
-            is_later_turn=bool(request.history),
-            after=None,
-            keys=tuple(sent),
-            ids=tuple([block.id for block in blocks]),
-            tokens=tokens,
-            is_labelled=turn.is_labelled,
-        )
+            state.recent.add(keys)
+            if self._sharing is not None:
+                self._sharing.tell(told(self._sharing, entry))
         if conversation is not None:
-            digest, history = text_digest(repr(conversation)), len(request.history or ())
-            prompt = prompt._replace(conversation=digest, history=history)
-        if self._settings.cache.is_hosted:
-            prompt = prompt._replace(front_tokens=system_tokens, marks=chosen.marks, time_s=now)
-        state.log.add(tick, prompt)
+            # also what an overlap will shorten: the next turn looks whether it is shown
+            shown = zip(turn.ordinals, [turn.blocks[key] for key in sent], strict=True)
+            opening = None if request.history else max(chosen.marks, default=-1)
+            conversations.remember(conversation, shown, inserted.end, turn.root, opening)
+        state.log.add(tick, entry)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
-        logged = LoggedPrompt(prompt, state.log, tick)
-        expected = inserted.blocks_before if marking is None else max(0, read)
-        bill = None
-        if marking is not None:
+        logged = LoggedPrompt(entry, state.log, tick)
+        expected, bill = inserted.blocks_before, None
+        if self._prices is not None and not request.history:
+            expected = max(0, read)
             bill = expected_bill(
                 self._settings.cache,
                 system_tokens,
-                tokens,
+                entry.tokens,
                 chosen.marks,
                 read,
-                marks_end=request.conversation_id is not None,
+                marks_end=conversation is not None,
             )
-        return _Recorded(logged, sum(tokens[:expected]), chosen, bill)
+        return _Recorded(logged, sum(entry.tokens[:expected]), chosen, bill)
 
     def _plan(
         self,
@@ -723,8 +593,7 @@ class TenantPlanner:
     ) -> Plan:
         """Return the plan for an order, as recorded or, of a preview, with marks alone."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
-        known = () if recorded is None or shown else recorded.logged.prompt.keys
-        order = list(known) or turn.order(ranks)
+        order = turn.order(ranks)
         labels_of_sent = templates.block_labels(turn.ordinals)
         sent = [key for key in order if key not in shown] if shown else order
         label_of = dict(zip(sent, labels_of_sent, strict=True))
@@ -774,7 +643,7 @@ class TenantPlanner:
         chosen = (previewed or NO_MARKS) if recorded is None else recorded.marks
         return Plan(
             request=request,
-            request_id="" if recorded is None else recorded.logged.prompt.request_id,
+            request_id="" if recorded is None else recorded.logged.prompt.own_id,
             parts=tuple(parts),
             labels=labels if is_labelled else turn.history.labels,
             order_annotation=annotation,
@@ -788,8 +657,8 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
-    def _needs_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool | None:
-        """Return whether something may refer to a turn's blocks; None where labels may be."""
+    def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
+        """Return whether a turn shows its blocks under labels: something may refer to them."""
         settings = self._settings
         if request.labels:
             return True
@@ -801,7 +670,7 @@ class TenantPlanner:
             return False
         is_conversation = request.history is not None or request.conversation_id is not None
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
-        return True if is_conversation and leaves_out and self._are_long(request) else None
+        return is_conversation and leaves_out and self._are_long(request)
 
     def _are_long(self, request: ContextRequest) -> bool:
         """Return whether blocks are long enough for labels, on the average."""
@@ -809,102 +678,72 @@ class TenantPlanner:
         tokens = self._tokens(request.blocks, name, self._names.system(request.system))
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
-    def journal(self, keyed: Keyed) -> list[SavedEntry]:
+    def replay(self, keyed: Keyed) -> list[SavedEntry]:
         """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
-            noted.entry if self._is_keyed else names.renamed(tenant, noted.entry)
-            for tenant, noted in self._tenants.journal()
+            self._named(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
+            for entry in self._tenants.replay()
         ]
-        for tenant, system, learnt in self._tenants.ratios():
-            ratio = RatioEntry(self._tenant_digest(tenant), system, learnt)
-            entries.append(ratio if self._is_keyed else names.renamed(tenant, ratio))
-        return entries
+        entries += [RatioEntry(*one) for one in self._tenants.ratios()]
+        return entries if self._is_keyed else [*map(names.renamed, entries)]
+
+    @staticmethod
+    def _named(entry: Entry, uid: bytes) -> Entry:
+        if isinstance(entry, LostEntry):
+            return entry._replace(request_id=uid)
+        return replace(entry, request_id=uid, ids=())
 
     def restore(self, entries: Iterable[SavedEntry]) -> None:
         """Learn what a planner has sent that this one, still empty, goes on for."""
         for entry in entries:
-            if isinstance(entry, RatioEntry):
-                with self._tenants.holding(entry.tenant.hex()) as state:
+            with self._tenants.holding(entry.tenant) as state:
+                if isinstance(entry, RatioEntry):
                     state.ratios = state.ratios or TokenRatios()
                     state.ratios.put(entry.system, TokenRatio.restored(entry.learnt))
-                continue
-            self._begun_behind = entry.uid
-            self.take_in(entry, is_own=True)
-            with self._tenants.holding(entry.tenant.hex()) as state:
-                state.journal.note(next(self._clock), entry)
+                    continue
+            assert isinstance(entry.request_id, bytes)
+            self._begun_behind = entry.request_id
+            self.take_in(entry)
+            with self._tenants.holding(entry.tenant) as state:
+                state.log.add(next(self._clock), entry)
 
-    def take_in(self, entry: Entry, *, is_own: bool = False) -> None:
+    def take_in(self, entry: Entry) -> None:
         """Learn what another planner has sent, or what its engine has lost."""
-        name = entry.tenant.hex()
         if isinstance(entry, LostEntry):
             if entry.blocks is None:
-                self._tenants.evict([entry.uid], name)
+                self._tenants.evict([entry.request_id], entry.tenant)
             else:
-                self._tenants.trim(entry.uid, entry.blocks, name)
-            self._take_back(name, entry.uid, entry.blocks)
+                self._tenants.trim(entry.request_id, entry.blocks, entry.tenant)
+            self._take_back(*entry)
             return
-        context = entry.as_retrieved()
-        digest = context_digest(entry.root, context)
-        if entry.is_learnt:
-            self._learn(name, context, entry)
-        with self._tenants.holding(name) as state:
+        with self._tenants.holding(entry.tenant) as state:
             now = next(self._clock)
-            state.index.insert(entry.root, entry.keys, entry.weights, entry.uid, now)
-            state.online.recent.add(entry.keys)
-            if entry.marking is not None:
-                note_marking(state, entry.root, entry.keys, entry.weights, entry.marking, entry.uid)
-            note = state.sent_orders.note if is_own else state.sent_orders.note_others
-            note(digest, entry.ranks)
-
-    def _learn(self, tenant: str, context: Mapping[BlockKey, int], entry: SentEntry) -> None:
-        """Try on a context what the planner that has sent it has tried, in holds as short."""
-        if len(context) <= LONG_CONTEXT:
-            with self._tenants.holding(tenant) as state:
-                state.online.learn(context, entry.root)
-            return
-        with self._tenants.holding(tenant) as state:
-            tree, root = state.index.tree, state.index.root(entry.root)
-            order = list(entry.keys)
-            long = state.online.look_up(context, tree, root, entry.root, learns=True, order=order)
-        long.order()
-        with self._tenants.holding(tenant) as state:
-            state.online.learn_from(long)
+            state.index.insert(entry.root, entry.keys, entry.weights, entry.request_id, now)
+            state.recent.add(entry.keys)
+            note_marking(state, entry)
 
     def _known_name(self, tenant: str | None) -> str | None:
         return None if tenant is None else self._names.tenant(tenant)
 
-    def _take_back(self, name: str, request_id: RequestId, blocks: int | None) -> None:
+    def _take_back(self, request_id: RequestId, tenant: str, blocks: int | None) -> None:
         """Expect nothing of what a request has written behind so many blocks; None is all."""
         if self._prices is None:
             return
-        with self._tenants.holding(name) as state:
+        with self._tenants.holding(tenant) as state:
             assert state.prefixes is not None, "only with marks"
             state.prefixes.take_back(request_id, -1 if blocks is None else blocks)
 
-    def _tell_lost(self, name: str, request_id: RequestId, blocks: int | None) -> None:
-        self._take_back(name, request_id, blocks)
+    def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
+        entry = LostEntry(request_id, tenant, blocks)
+        self._take_back(*entry)
         if isinstance(request_id, bytes):
             return
-        entry = LostEntry(self._uid(name, request_id), self._tenant_digest(name), blocks)
         if self._sharing is not None:
-            self._sharing.tell(entry)
+            self._sharing.tell(told(self._sharing, entry))
             return
-        with self._tenants.holding(name) as state:
-            state.journal.note(next(self._clock), entry)
-
-    def _tenant_digest(self, name: str) -> bytes:
-        """Return what stands for a tenant in entries; b"" where the index has its name."""
-        return bytes.fromhex(name) if self._is_keyed else b""
-
-    def _uid(self, name: str, request_id: str | int) -> bytes:
-        # an integer may have more digits than Python writes in decimal
-        shown = f"{request_id:x}" if isinstance(request_id, int) else request_id
-        named = encoded(f"{name} {type(request_id).__name__} {shown}")
-        if self._sharing is not None:
-            return self._sharing.own(named)
-        # ids are counted anew in each process
-        return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
+        with self._tenants.holding(tenant) as state:
+            state.log.add(next(self._clock), entry)
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
@@ -915,16 +754,6 @@ def _withdrawn(request: ContextRequest, history: History, templates: Templates) 
         if block.key in history.unlabelled and block.key not in request.unique_blocks
     )
     return list(dict.fromkeys(templates.quoted_outdated(block.text) for block in gone))
-
-
-def _is_ordered(turn: PreparedRequest, strategy: Strategy) -> bool:
-    """Return whether a turn gets this package's order; behind a history nothing is to gain."""
-    return strategy == "reuse" and not turn.request.history
-
-
-def _is_long(turn: PreparedRequest, strategy: Strategy) -> bool:
-    """Return whether the order of a turn is worked out while its tenant's state is free."""
-    return _is_ordered(turn, strategy) and len(turn.weights) > LONG_CONTEXT
 
 
 def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:

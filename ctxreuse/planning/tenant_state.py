@@ -9,14 +9,12 @@ from typing import Final
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.index.explain import PromptLog
-from ctxreuse.index.radix_tree import ContextIndex
-from ctxreuse.index.shown_blocks import Conversations
+from ctxreuse.memory.conversations import Conversations
+from ctxreuse.memory.prefix_index import PrefixIndex
+from ctxreuse.memory.sent_log import SentLog
 from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
-from ctxreuse.ordering.repeats import SentOrders
+from ctxreuse.ordering.online import Cooccurrence
 from ctxreuse.ordering.written_prefixes import WrittenPrefixes
-from ctxreuse.planning.journal import Journal
 from ctxreuse.planning.token_ratio import TokenRatios
 
 
@@ -25,15 +23,13 @@ class Bounds:
     """How much a planner remembers of all tenants; a long id counts by `id_size`."""
 
     tenants: int = 1_000
-    index_nodes: int = 1_000_000
-    index_blocks: int = 4_000_000
-    request_ids: int = 1_000_000
+    index_nodes: int = 40_000
+    index_blocks: int = 1_000_000
+    request_ids: int = 160_000
     recent_blocks: int = 1_000_000
-    repeat_blocks: int = 200_000
-    journal_blocks: int = 200_000
     conversations: int = 100_000
     shown_blocks: int = 200_000
-    logged_blocks: int = 500_000
+    logged_blocks: int = 200_000
     token_counts: int = 100_000
     written_blocks: int = 200_000
 
@@ -46,18 +42,14 @@ class TenantState:
         name: str,
         capacity_tokens: int | None,
         max_nodes: int,
-        note_limit: Callable[[str], object],
-        words: Callable[[int], int],
         prices: MarkPrices | None = None,
         keeps_best: bool = False,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
         self._max_nodes = max_nodes
-        self._note_limit = note_limit
-        self._words = words
         self._prices = prices
-        self._keeps_best = keeps_best
+        self.keeps_best = keeps_best
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name  # by the first request; the common lock guards it
         self.sizes = (0,) * len(DROP_OLDEST)  # when the lock was last released
@@ -66,14 +58,10 @@ class TenantState:
 
     def _forget(self) -> None:
         """Forget all but the sizes: the totals hold them still."""
-        self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
-        self.online = OnlineOrder(
-            Cooccurrence(), self._words, self._note_limit, keeps_best=self._keeps_best
-        )
-        self.sent_orders = SentOrders()
-        self.journal = Journal()
+        self.index = PrefixIndex(self._capacity_tokens, self._max_nodes)
+        self.recent = Cooccurrence()
         self.conversations = Conversations()
-        self.log = PromptLog()
+        self.log = SentLog()
         # another tenant's counts would tell by time which texts it has
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
         self.prefixes = None if self._prices is None else WrittenPrefixes(self._prices)
@@ -83,15 +71,13 @@ class TenantState:
 
 def sizes_of(state: TenantState) -> tuple[int, ...]:
     """Return the size of each part in `DROP_OLDEST`; every plan asks."""
-    index, online, conversations = state.index, state.online, state.conversations
+    index, conversations = state.index, state.conversations
     return (
-        index.node_count + online.node_count,
-        index.block_count + online.block_count,
+        index.node_count,
+        index.block_count,
         index.tokens,
-        index.request_count,
-        online.recent.entries,
-        state.sent_orders.size,
-        state.journal.size,
+        index.ids_size,
+        state.recent.entries,
         conversations.size,
         conversations.shown_size,
         state.log.size,
@@ -105,21 +91,12 @@ def _shrink_prefixes(state: TenantState) -> None:
         state.prefixes.forget_oldest()
 
 
-def _shrink_index(state: TenantState) -> None:
-    if state.index.node_count:
-        state.index.evict_oldest_leaf()
-    else:
-        state.online.forget_trials()
-
-
 DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
-    "index_nodes": _shrink_index,
-    "index_blocks": _shrink_index,
+    "index_nodes": lambda state: state.index.evict_oldest_leaf(),
+    "index_blocks": lambda state: state.index.evict_oldest_leaf(),
     "index_tokens": lambda state: state.index.evict_oldest(1),
     "request_ids": lambda state: state.index.forget_oldest_request(),
-    "recent_blocks": lambda state: state.online.recent.forget_oldest(),
-    "repeat_blocks": lambda state: state.sent_orders.forget_oldest(),
-    "journal_blocks": lambda state: state.journal.forget_oldest(),
+    "recent_blocks": lambda state: state.recent.forget_oldest(),
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
-from operator import add, gt, sub
-from typing import NamedTuple, TypeAlias
+from operator import add, attrgetter, gt, sub
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
-from ctxreuse.index.removal import Removal
-from ctxreuse.index.request_ends import RequestId
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId
+from ctxreuse.memory.sent_log import Entry, Logged
 from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.planning.journal import Noted
 from ctxreuse.planning.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
 
 _LIMITS = (
@@ -35,7 +30,6 @@ _LIMITS = (
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
-_LEAVES_A_CALL = 150
 
 
 _NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
@@ -54,39 +48,6 @@ def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState
 class _Hold:
     """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
 
-    __slots__ = ("_is_untidy", "_state", "_tenants")
-
-    def __init__(self, tenants: Tenants, state: TenantState) -> None:
-        self._tenants = tenants
-        self._state = state
-
-    def __enter__(self) -> TenantState:
-        self._state.lock.acquire()
-        self._is_untidy = self._state.index.needs_tidying
-        return self._state
-
-    def __exit__(self, *error: object) -> None:
-        needs_tidying = self._release()
-        # in holds of a few steps; what was untidy before is left to who has caused it
-        while needs_tidying and not self._is_untidy:
-            time.sleep(0)  # as in `Tenants._remove`
-            self._state.lock.acquire()
-            needs_tidying = self._release()
-        self._tenants.enforce_bounds()
-
-    def _release(self) -> bool:
-        """Give the state back; return whether its index needs tidying still."""
-        try:
-            needs_tidying = self._state.index.tidy()
-            self._tenants.measure(self._state)
-        finally:
-            self._state.lock.release()
-        return needs_tidying
-
-
-class _ReadOnlyHold:
-    """A tenant's state, held to look at it only, which leaves nothing to tidy or measure."""
-
     __slots__ = ("_state", "_tenants")
 
     def __init__(self, tenants: Tenants, state: TenantState) -> None:
@@ -98,16 +59,11 @@ class _ReadOnlyHold:
         return self._state
 
     def __exit__(self, *error: object) -> None:
-        self._state.lock.release()
-        self._tenants.enforce_bounds()  # others may have left to us what we held
-
-
-class _EvictedOldest(NamedTuple):
-    """What left the indexes, least recently used first."""
-
-    tokens: int
-    busy: TenantState | None  # the tenant that was next
-    is_empty: bool = False
+        try:
+            self._tenants.measure(self._state)
+        finally:
+            self._state.lock.release()
+        self._tenants.enforce_bounds()
 
 
 class Tenants:
@@ -121,13 +77,11 @@ class Tenants:
         self,
         capacity_tokens: int | None,
         bounds: Bounds | None = None,
-        words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
         prices: MarkPrices | None = None,
         *,
         keeps_best: bool = False,
     ) -> None:
         self._capacity_tokens = capacity_tokens
-        self._words = words
         self._prices = prices
         self._keeps_best = keeps_best
         bounds = bounds or Bounds()
@@ -138,7 +92,6 @@ class Tenants:
         self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
         self._limits = dict.fromkeys(_LIMITS, 0)  # of all tenants, forgotten ones included
-        self._note_limit = self.note_limit  # one for all states
         self._forget()
 
     def _forget(self) -> None:
@@ -149,17 +102,10 @@ class Tenants:
         self._totals = [0] * len(PARTS)  # of the sizes of these states
         self._are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
-        self._owed = 0  # tokens to be evicted once the tenant that is next is not busy
-        # what frees the memory of indexes that were emptied, whose tenants may never come again
-        self._dropped: deque[Iterator[None]] = deque()
 
     def holding(self, tenant: str) -> _Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
         return _Hold(self, self.state(tenant))
-
-    def reading(self, tenant: str) -> _ReadOnlyHold:
-        """Hold a tenant's state as `holding` does, to change nothing in it."""
-        return _ReadOnlyHold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -173,8 +119,6 @@ class Tenants:
                 tenant,
                 self._capacity_tokens,
                 self._max_nodes,
-                self._note_limit,
-                self._words,
                 self._prices,
                 self._keeps_best,
             )
@@ -206,7 +150,6 @@ class Tenants:
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
         index, sizes = state.index, sizes_of(state)
-        self._dropped += index.take_dropped()
         state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
             return
@@ -214,7 +157,7 @@ class Tenants:
             before, state.sizes = state.sizes, sizes
             if self._states.get(state.name) is state:
                 self._totals = [*map(add, self._totals, map(sub, sizes, before))]
-                if index.has_been_used and not state.name_in_order[0]:
+                if index.node_count and not state.name_in_order[0]:
                     self._number(state)
                 for part, shares in self._shares.items():
                     shares.note(state.name_in_order, sizes[part])
@@ -228,23 +171,9 @@ class Tenants:
         state.name_in_order = self._senders, state.name
 
     def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds; hold no lock, and wait for nobody."""
-        if self._dropped:
-            self._free_some()
-        if self._owed:
-            self._evict_owed()
+        """Bring all parts back within their bounds."""
         while self._are_over and self._shrink_all():
-            if self._owed:  # others may have left to us what we held
-                self._evict_owed()
-
-    def _free_some(self) -> None:
-        """Take one step of what frees memory; two threads never take steps of the same."""
-        try:
-            dropped = self._dropped.popleft()
-        except IndexError:  # another thread was faster
-            return
-        if next(dropped, self) is not self:
-            self._dropped.append(dropped)
+            pass
 
     def _shrink_all(self) -> bool:
         """Shrink each part that is over its bound; return whether a state was held for that."""
@@ -257,8 +186,8 @@ class Tenants:
                     shares = self._shares_of(part)
                     _, name = shares.largest()
                     most = self._states[name]
-                if most.index.needs_tidying or not most.lock.acquire(blocking=False):
-                    break  # whoever holds it, or tidies it, comes here next
+                if not most.lock.acquire(blocking=False):
+                    break  # whoever holds it comes here next
                 has_held = True
                 try:
                     self._shrink(part, most, shares.equal)
@@ -293,37 +222,21 @@ class Tenants:
         note: _NoteLost = _say_nothing,
     ) -> Evicted:
         """Forget a tenant's requests; see `ReusePlanner.evict`."""
-        asked = tuple(dict.fromkeys(request_ids))
         requests = tokens = 0
         unknown: list[RequestId] = []
         states = self._asked(tenant)
-        for request_id in asked:
-            holder = _holder(request_id, states)
-            if holder is None:
-                unknown.append(request_id)
-                continue
-            removal = self._remove(holder, partial(ContextIndex.evict, request_id=request_id))
-            if removal is None:
+        for request_id in dict.fromkeys(request_ids):
+            gone, holder = None, _holder(request_id, states)
+            if holder is not None:
+                with _Hold(self, holder):
+                    gone = holder.index.evict(request_id)
+            if holder is None or gone is None:
                 unknown.append(request_id)
             else:
                 note(holder.name, request_id, None)
                 requests += 1
-                tokens += removal.tokens
+                tokens += gone
         return Evicted(requests, tokens, tuple(unknown))
-
-    def _remove(
-        self, state: TenantState, begin: Callable[[ContextIndex], Removal | None]
-    ) -> Removal | None:
-        """Take something out of a tenant's index, in holds of a few steps each."""
-        removal: Removal | None = None
-        has_begun = False
-        while True:
-            with _Hold(self, state):  # goes on with what has begun
-                if not has_begun and not state.index.is_removing:
-                    removal, has_begun = begin(state.index), True
-            if has_begun and (removal is None or removal.is_done):
-                return removal
-            time.sleep(0)  # lets in who waits: a thread that goes on at once would take the lock
 
     def _asked(self, tenant: str | None) -> list[TenantState]:
         """Return the state of a tenant, if it is known; for None all states."""
@@ -334,60 +247,27 @@ class Tenants:
         return [] if state is None else [state]
 
     def evict_tokens(self, tokens: int) -> Evicted:
-        """Shorten the oldest leaves of all tenants; where one is busy, the next call goes on."""
-        evicted = self._evict_oldest(tokens, _LEAVES_A_CALL)
-        if evicted.tokens >= tokens or evicted.is_empty:
-            self.enforce_bounds()  # others may have left to us what we held
-            return Evicted(0, evicted.tokens, ())
-        with self._lock:
-            held = sum([state.index.tokens for state in self._states.values()])
-            owed = max(0, min(tokens - evicted.tokens, held - self._owed))
-            self._owed += owed
-        self.enforce_bounds()  # the tenant may be done by now
-        return Evicted(0, evicted.tokens + owed, ())
-
-    def _evict_owed(self) -> None:
-        """Go on with what `evict_tokens` has left to whoever comes; no tenant's lock is held."""
-        while self._owed:
-            with self._lock:
-                owed, self._owed = self._owed, 0
-            evicted = self._evict_oldest(owed, _STEPS_A_HOLD)
-            if evicted.tokens >= owed or evicted.is_empty:
-                continue  # others may have left to us what we held
-            with self._lock:
-                self._owed += owed - evicted.tokens
-            if evicted.busy is None or not evicted.busy.lock.acquire(blocking=False):
-                return  # it was enough for one call, or whoever is busy comes here next
-            evicted.busy.lock.release()
-
-    def _evict_oldest(self, tokens: int, most_leaves: int) -> _EvictedOldest:
-        """Shorten the least recently used leaves until a tenant that is next is busy."""
-        with self._lock:
-            is_all = tokens >= sum([state.index.tokens for state in self._states.values()])
-            heap = [
-                (oldest, number, state)
-                for number, state in enumerate(self._states.values())
-                if (oldest := state.oldest_use) is not None
-            ]
+        """Shorten the least recently used leaves of all tenants: the engine's cache is one."""
+        heap = [
+            (oldest, number, state)
+            for number, state in enumerate(self._asked(None))
+            if (oldest := state.oldest_use) is not None
+        ]
         heapq.heapify(heap)
-        gone = leaves = 0
-        while heap and gone < tokens and leaves < most_leaves:
+        gone = 0
+        while heap and gone < tokens:
             _, number, state = heapq.heappop(heap)
-            if not state.lock.acquire(blocking=False):
-                return _EvictedOldest(gone, state)
-            try:
-                index = state.index
-                # who takes something out says how much that was, so it goes first
-                is_whole = is_all and not index.is_removing
-                gone += index.clear() if is_whole else index.evict_oldest(tokens - gone)
-                oldest = state.index.oldest_use()
-                self.measure(state)
-            finally:
-                state.lock.release()
-            leaves += 1
+            until = heap[0][0] if heap else math.inf
+            with _Hold(self, state):
+                index, oldest = state.index, state.index.oldest_use()
+                for _ in range(_STEPS_A_HOLD):
+                    if oldest is None or oldest > until or gone >= tokens:
+                        break
+                    gone += index.evict_oldest(tokens - gone)
+                    oldest = index.oldest_use()
             if oldest is not None:
                 heapq.heappush(heap, (oldest, number, state))
-        return _EvictedOldest(gone, None, is_empty=not heap)
+        return Evicted(0, gone, ())
 
     def trim(
         self,
@@ -398,15 +278,14 @@ class Tenants:
     ) -> Evicted:
         """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
         holder = _holder(request_id, self._asked(tenant))
-        if holder is None:
-            return Evicted(0, 0, (request_id,))
-        removal = self._remove(
-            holder, partial(ContextIndex.trim, request_id=request_id, blocks=blocks)
-        )
-        if removal is None:
+        gone = None
+        if holder is not None:
+            with _Hold(self, holder):
+                gone = holder.index.trim(request_id, blocks)
+        if holder is None or gone is None:
             return Evicted(0, 0, (request_id,))
         note(holder.name, request_id, blocks)
-        return Evicted(1, removal.tokens, ())
+        return Evicted(1, gone, ())
 
     def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
@@ -416,21 +295,20 @@ class Tenants:
         with _Hold(self, known) as state:
             return state.conversations.forget(conversation_id)
 
-    def journal(self) -> list[tuple[str, Noted]]:
-        """Return what all tenants' journals hold, by time, each with its tenant's name."""
-        noted: list[tuple[str, Noted]] = []
+    def replay(self) -> list[Entry]:
+        """Return what all tenants' logs hold, by time, without later turns."""
+        logged: list[Logged] = []
         for state in self._asked(None):
-            with _ReadOnlyHold(self, state):
-                entries = state.journal.noted()
-            noted += [(state.name, one) for one in entries]
-        noted.sort(key=lambda one: one[1].time)
-        return noted
+            with _Hold(self, state):
+                logged += state.log.replay()
+        logged.sort(key=attrgetter("time"))
+        return [one.entry for one in logged]
 
     def ratios(self) -> list[tuple[str, bytes | None, tuple[float, ...]]]:
         """Return each ratio that was learnt, with its tenant's name and its system text's."""
         learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
         for state in self._asked(None):
-            with _ReadOnlyHold(self, state):
+            with _Hold(self, state):
                 ratios = [] if state.ratios is None else state.ratios.learnt()
             learnt += [(state.name, *one) for one in ratios]
         return learnt
@@ -438,11 +316,12 @@ class Tenants:
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded."""
         with self._lock:
-            nodes = sum([state.index.node_count for state in self._states.values()])
+            indexes = [state.index for state in self._states.values()]
+            nodes = sum([index.node_count for index in indexes])
+            requests = sum([index.request_count for index in indexes])
             sizes = [self._names, *self._totals]
             total = dict(zip(PARTS, self._totals, strict=True))
             limits = dict(self._limits)
-            owed = self._owed
         bounds = [self._max_names, *self._bounds]
         parts = {
             part: PartSize(size, int(bound))
@@ -451,8 +330,8 @@ class Tenants:
         }
         return IndexStatistics(
             nodes,
-            max(0, total["index_tokens"] - owed),
-            total["request_ids"],
+            total["index_tokens"],
+            requests,
             parts=parts,
             limits_reached=limits,
         )

@@ -7,10 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.cache_profile import CacheProfile
-from ctxreuse.index.request_ends import RequestId
-from ctxreuse.planning.sharing import Marking
+from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.tenant_state import TenantState
 from ctxreuse.planning.turns import PreparedRequest, SentTurn
 
@@ -43,19 +41,11 @@ def chosen_marks(
     return TurnMarks(state.prefixes.marked(root, system_tokens, *path, now).marks)
 
 
-def note_marking(
-    state: TenantState,
-    root: bytes | None,
-    keys: Sequence[BlockKey],
-    weights: Sequence[int],
-    marking: Marking,
-    name: RequestId,
-) -> None:
-    """Note in a state that is held what a prompt has written, and the id to take it back by."""
+def note_marking(state: TenantState, entry: SentEntry) -> None:
+    """Note in a state that is held what a prompt has written, by the id to take it back by."""
     if state.prefixes is not None:
-        marks, system_tokens, now, is_alone = marking
-        given = root, system_tokens, keys, weights, marks, now
-        state.prefixes.note(*given, learns=is_alone, name=name)
+        given = entry.root, entry.front_tokens, entry.keys, entry.weights, entry.marks or ()
+        state.prefixes.note(*given, entry.time_s, learns=entry.is_alone, name=entry.request_id)
 
 
 def expected_bill(

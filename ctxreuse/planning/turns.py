@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
-from ctxreuse.index.radix_tree import root_of
-from ctxreuse.index.shown_blocks import History
-from ctxreuse.ordering.repeats import Ranks
-from ctxreuse.planning.sharing import IndexedContext
+from ctxreuse.memory.conversations import History
+from ctxreuse.memory.names import IndexedContext, Ranks
+from ctxreuse.memory.prefix_index import root_of
 
 
 class CountedRequest(NamedTuple):
@@ -21,7 +20,6 @@ class CountedRequest(NamedTuple):
     system: bytes | None
     is_labelled: bool
     context: IndexedContext
-    digest: bytes  # of a first turn's context
 
     @property
     def root(self) -> bytes | None:
@@ -38,7 +36,6 @@ class PreparedRequest(NamedTuple):
     system: bytes | None
     is_labelled: bool
     context: IndexedContext
-    digest: bytes
     blocks: Mapping[BlockKey, ContextBlock]
     history: History
     shown: Mapping[BlockKey, str]  # blocks to leave out, with their labels there, or ""

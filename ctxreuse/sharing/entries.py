@@ -1,7 +1,6 @@
 """Entries of a shared log as bytes: keyed digests and numbers, never a text.
 
-Each has the lowest version that can hold it, so that processes of an older version read what they
-understand, and a checksum, so that a damaged one is known.
+Each has a version and a checksum, so that another or a damaged one is known.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.planning.sharing import LostEntry, Marking, RatioEntry, SavedEntry, SentEntry
+from ctxreuse.memory.sent_log import LostEntry, RatioEntry, SavedEntry, SentEntry
 from ctxreuse.planning.token_ratio import TokenRatio
 
-VERSION = 3
-_WITHOUT_MARKS = 2
+VERSION = 5
 _SENT, _LOST, _RATIO = 1, 2, 3
 _HEADER = struct.Struct("<BB8sQ16s16s")
-_SENT_HEAD = struct.Struct("<???16sI")
+_SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
-_MARKING_HEAD = struct.Struct("<??dII")
 _RATIO_BODY = struct.Struct("<?16s6d")
 _CHECK = struct.Struct("<I")
 _DIGEST = 16
@@ -43,42 +40,33 @@ class ReadEntry(NamedTuple):
     entry: SavedEntry
 
 
-def needed_version(entry: SavedEntry) -> int:
-    """Return the lowest version of a reader that understands an entry."""
-    is_new = isinstance(entry, RatioEntry) or (
-        isinstance(entry, SentEntry) and entry.marking is not None
-    )
-    return VERSION if is_new else _WITHOUT_MARKS
-
-
 def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     """Return an entry as bytes: about 80, and 24 for each block that was sent."""
-    version = needed_version(entry)
+    uid = _NO_UID if isinstance(entry, RatioEntry) else entry.request_id
     if isinstance(entry, SentEntry):
-        kind, uid, parts = _SENT, entry.uid, _sent_parts(entry)
+        kind, parts = _SENT, _sent_parts(entry)
     elif isinstance(entry, LostEntry):
-        kind, uid = _LOST, entry.uid
+        kind = _LOST
         parts = [_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks)]
     else:
-        kind, uid = _RATIO, _NO_UID
+        kind = _RATIO
         parts = [_RATIO_BODY.pack(entry.system is not None, entry.system or b"", *entry.learnt)]
-    header = _HEADER.pack(version, kind, writer, number, uid, entry.tenant)
+    header = _HEADER.pack(VERSION, kind, writer, number, uid, bytes.fromhex(entry.tenant))
     body = b"".join([header, *parts])
     return body + _CHECK.pack(zlib.crc32(body))
 
 
 def _sent_parts(entry: SentEntry) -> list[bytes]:
-    size, marking = len(entry.keys), entry.marking
-    told = entry.is_learnt, entry.is_labelled, entry.system is not None
-    parts = [_SENT_HEAD.pack(*told, entry.system or b"", size), *entry.keys]
-    parts.append(struct.pack(f"<{size}I", *(min(one, _MOST) for one in entry.weights)))
-    parts.append(struct.pack(f"<{size}I", *entry.ranks))
-    if marking is not None:
-        marks, now, tokens = marking.marks, marking.now, min(marking.system_tokens, _MOST)
-        told_marks = now is not None, marking.is_alone, now or 0.0, tokens, len(marks)
-        parts.append(_MARKING_HEAD.pack(*told_marks))
-        parts.append(struct.pack(f"<{len(marks)}I", *marks))
-    return parts
+    size, marks = len(entry.keys), entry.marks or ()
+    told = entry.is_labelled, entry.system is not None, entry.time_s is not None, entry.is_alone
+    front = entry.time_s or 0.0, entry.system or b"", min(entry.front_tokens, _MOST)
+    return [
+        _SENT_HEAD.pack(*told, *front, len(marks), size),
+        *entry.keys,
+        struct.pack(f"<{size}I", *(min(one, _MOST) for one in entry.weights)),
+        struct.pack(f"<{size}I", *entry.ranks),
+        struct.pack(f"<{len(marks)}I", *marks),
+    ]
 
 
 def decode(written: bytes) -> ReadEntry:
@@ -95,15 +83,15 @@ def decode(written: bytes) -> ReadEntry:
 
 def _decode(written: bytes) -> ReadEntry:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
-    version, kind, writer, number, uid, tenant = _HEADER.unpack_from(body)
-    if version not in (_WITHOUT_MARKS, VERSION):
+    version, kind, writer, number, uid, digest = _HEADER.unpack_from(body)
+    if version != VERSION:
         raise UnreadableEntryError(
-            f"a log entry has version {version}; this process reads {_WITHOUT_MARKS} and "
-            f"{VERSION}: use one version of ctxreuse in all processes that share a log"
+            f"a log entry has version {version}, and this process reads {VERSION}: use one version "
+            "of ctxreuse in all processes that share a log"
         )
     if _CHECK.unpack(check)[0] != zlib.crc32(body):
         raise ValueError("checksum")
-    rest = body[_HEADER.size :]
+    rest, tenant = body[_HEADER.size :], digest.hex()
     entry: SavedEntry
     if kind == _LOST:
         [blocks] = _BLOCKS.unpack(rest)
@@ -116,37 +104,35 @@ def _decode(written: bytes) -> ReadEntry:
         entry = _sent(uid, tenant, rest)
     else:
         raise ValueError("kind")
-    if needed_version(entry) != version:
-        raise ValueError("version")
     return ReadEntry(writer, number, entry)
 
 
-def _sent(uid: bytes, tenant: bytes, body: bytes) -> SentEntry:
-    is_learnt, is_labelled, has_system, system, size = _SENT_HEAD.unpack_from(body)
+def _sent(uid: bytes, tenant: str, body: bytes) -> SentEntry:
+    *told, time_s, system, front_tokens, marked, size = _SENT_HEAD.unpack_from(body)
+    is_labelled, has_system, has_time, is_alone = told
     at = _SENT_HEAD.size
     end = at + size * _DIGEST
-    if size > _MOST_BLOCKS or len(body) < end + 8 * size:
+    if size > _MOST_BLOCKS or marked > size + 1 or len(body) != end + 8 * size + 4 * marked:
         raise ValueError("length")
     keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(at, end, _DIGEST)])
-    numbers = struct.unpack_from(f"<{2 * size}I", body, end)
-    weights, ranks = numbers[:size], numbers[size:]
-    if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in weights:
+    numbers = struct.unpack_from(f"<{2 * size + marked}I", body, end)
+    tokens, ranks, marks = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
+    if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in tokens:
         raise ValueError("no permutation")
-    marking = _marking(body[end + 8 * size :], size)
-    told = system if has_system else None, keys, weights, ranks, is_learnt, is_labelled
-    return SentEntry(uid, tenant, *told, marking)
-
-
-def _marking(body: bytes, size: int) -> Marking | None:
-    """Return how a prompt of so many blocks was marked, if the rest of its entry says it."""
-    if not body:
-        return None
-    has_now, is_alone, now, system_tokens, number = _MARKING_HEAD.unpack_from(body)
-    if number > size + 1 or len(body) != _MARKING_HEAD.size + 4 * number:
-        raise ValueError("length")
-    marks = struct.unpack_from(f"<{number}I", body, _MARKING_HEAD.size)
     if list(marks) != sorted(set(marks)) or (marks and marks[-1] > size):
         raise ValueError("marks")
-    if not math.isfinite(now) or now < 0 or (now and not has_now):
-        raise ValueError("now")
-    return Marking(marks, system_tokens, now if has_now else None, is_alone)
+    if not math.isfinite(time_s) or time_s < 0 or (time_s and not has_time):
+        raise ValueError("time")
+    return SentEntry(
+        request_id=uid,
+        tenant=tenant,
+        system=system if has_system else None,
+        keys=keys,
+        tokens=tokens,
+        ranks=ranks,
+        is_labelled=is_labelled,
+        front_tokens=front_tokens,
+        marks=marks,
+        time_s=time_s if has_time else None,
+        is_alone=is_alone,
+    )

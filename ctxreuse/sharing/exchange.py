@@ -22,7 +22,8 @@ from weakref import WeakMethod, WeakSet, ref
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.planning.sharing import Entry, KeyedDigests, RatioEntry
+from ctxreuse.memory.names import KeyedDigests
+from ctxreuse.memory.sent_log import Entry, RatioEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")

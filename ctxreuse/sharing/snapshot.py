@@ -1,6 +1,6 @@
 """A file that holds what a planner has sent of late, for the process that starts next.
 
-A mark, the version of its form (the lowest that can hold it), entries as a shared log has them,
+A mark, the version of its form, entries as a shared log has them,
 each behind its length, and a keyed digest of all before. The key stands beside the file.
 """
 
@@ -15,20 +15,11 @@ from pathlib import Path
 
 from ctxreuse.context.files import read_whole, written_file
 from ctxreuse.errors import InputFileError
-from ctxreuse.planning.sharing import SavedEntry
-from ctxreuse.sharing.entries import (
-    VERSION as ENTRY_VERSION,
-)
-from ctxreuse.sharing.entries import (
-    UnreadableEntryError,
-    decode,
-    encode,
-    needed_version,
-)
+from ctxreuse.memory.sent_log import SavedEntry
+from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 from ctxreuse.sharing.secret_file import kept_secret, key_path
 
-VERSION = 2
-_EARLIER = 1
+VERSION = 4
 _MARK = b"ctxreuse sent\n"
 _VERSION = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
@@ -59,10 +50,10 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     if not data.startswith(_MARK) or len(data) < len(_MARK) + _VERSION.size + _CHECK:
         raise InputFileError(f"{path}: is no file that ReusePlanner.save has written; {remedy}")
     [version] = _VERSION.unpack_from(data, len(_MARK))
-    if version not in (_EARLIER, VERSION):
+    if version != VERSION:
         raise InputFileError(
-            f"{path}: has version {version}, and this ctxreuse reads {_EARLIER} and {VERSION}; use "
-            "the version that has written it, or delete it"
+            f"{path}: has version {version}, and this ctxreuse reads {VERSION}; use the version "
+            "that has written it, or delete it"
         )
     if not os.path.exists(key_path(path)):
         raise InputFileError(f"{path}: its key {key_path(path)} is missing; {remedy}")
@@ -79,8 +70,7 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
 
 
 def _pieces(entries: Sequence[SavedEntry]) -> Iterator[bytes]:
-    is_new = any(needed_version(entry) == ENTRY_VERSION for entry in entries)
-    yield _MARK + _VERSION.pack(VERSION if is_new else _EARLIER)
+    yield _MARK + _VERSION.pack(VERSION)
     for number, entry in enumerate(entries, 1):
         written = encode(_WRITER, number, entry)
         yield _LENGTH.pack(len(written)) + written

@@ -15,7 +15,7 @@ from ctxreuse.cache import (
     capacity_tracker,
 )
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 
 
 def plan_of(planner, ids, tokens=100, **fields):

@@ -7,7 +7,7 @@ from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import engine_blocks
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests, SentRequest
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheCleared
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 
 NOTHING = IndexStatistics()
 

@@ -20,7 +20,7 @@ from ctxreuse.cache import KVEventSync, block_ends
 from ctxreuse.cache.kv_events.event_listener import ReplayBackoff
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
 pytestmark = pytest.mark.usefixtures("paper_words")

@@ -11,7 +11,6 @@ from planning_helpers import block, write_jsonl
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InputFileError
-from ctxreuse.index.explain import Cause, SentPrompt, explain
 from ctxreuse.measure.replay import explain_plan as explaining
 from ctxreuse.measure.replay.explain_plan import (
     ExplainedRequest,
@@ -23,6 +22,8 @@ from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.replay.prompts import prompt_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.memory.explanations import Cause, explain
+from ctxreuse.memory.sent_log import SentEntry
 
 __all__ = ["run"]
 
@@ -241,7 +242,7 @@ def compared_with_all(requests):
     """Return the explanations of requests, each compared with every one before it."""
     before, wanted = [], []
     for request in requests:
-        sent = SentPrompt(
+        sent = SentEntry(
             request_id=request.request_id,
             tenant=request.tenant,
             system=request.system,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
-from ctxreuse.index.explain import Cause
+from ctxreuse.memory.explanations import Cause
 
 
 def anthropic(term, **more):

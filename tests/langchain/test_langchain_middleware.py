@@ -530,9 +530,9 @@ def test_a_reuse_retriever_may_retrieve_the_context():
 def test_tenants_do_not_influence_each_others_order():
     agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done(), done()])
     ask(agent, "abc", "t1", tenant="one")
-    other = ask(agent, "dcb", "t2", tenant="two")[0].content
-    assert other == f"[Doc_1] {D}\n\n[Doc_2] {C}\n\n[Doc_3] {B}\n\ndcb"
-    assert ask(agent, "dcb", "t3", tenant="one")[0].content != other
+    other = ask(agent, "cba", "t2", tenant="two")[0].content
+    assert other == f"[Doc_1] {C}\n\n[Doc_2] {B}\n\n[Doc_3] {A}\n\ncba"
+    assert ask(agent, "cba", "t3", tenant="one")[0].content != other
 
 
 def test_a_result_that_ended_a_run_is_planned_when_the_next_one_shows_it():

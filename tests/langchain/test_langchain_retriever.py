@@ -281,9 +281,9 @@ async def test_the_config_of_the_chain_around_it_says_whose_request_it_is():
     # a function in a chain calls the retriever without a config
     chain = RunnableLambda(lambda query: query) | RunnableLambda(lambda q: retriever.invoke(q))
     chain.invoke("abc", {"configurable": {"tenant": "one"}})
-    assert letters_of(chain.invoke("dcb", {"configurable": {"tenant": "two"}})) == "dcb"
-    found = await chain.ainvoke("dcb", {"configurable": {"tenant": "one"}})
-    assert letters_of(found) != "dcb"
+    assert letters_of(chain.invoke("cba", {"configurable": {"tenant": "two"}})) == "cba"
+    found = await chain.ainvoke("cba", {"configurable": {"tenant": "one"}})
+    assert letters_of(found) != "cba"
 
 
 CONVERSATION: RunnableConfig = {"configurable": {"thread_id": "t1", "history": []}}

@@ -95,12 +95,12 @@ class HostedMemory(FakeMemory):
 
 
 def other_order(wrapped: ReuseMemory, *args: Any, **kwargs: Any) -> bool:
-    """Return whether memories "dcb" come in another order: whether "abc" has been seen."""
-    wrapped.memory.found = lettered("dcb")
+    """Return whether memories "cba" come in another order: whether "abc" has been seen."""
+    wrapped.memory.found = lettered("cba")
     return [one["id"] for one in _results(wrapped.search("q?", *args, **kwargs))] != [
-        "id-d",
         "id-c",
         "id-b",
+        "id-a",
     ]
 
 
@@ -132,17 +132,17 @@ def test_one_users_order_says_nothing_of_anothers_searches(
 async def test_awaited_searches_keep_users_apart_too():
     wrapped = AsyncReuseMemory(AsyncFakeMemory(lettered("abc")))
     await wrapped.search("q?", filters=ALICE)
-    wrapped.memory.found = lettered("dcb")
+    wrapped.memory.found = lettered("cba")
     bobs = await wrapped.search("q?", filters={"user_id": "bob"})
     alices = await wrapped.search("q?", filters=ALICE)
-    assert bobs["results"] == lettered("dcb")
-    assert alices["results"] != lettered("dcb")
+    assert bobs["results"] == lettered("cba")
+    assert alices["results"] != lettered("cba")
 
 
 def test_messages_and_contexts_keep_users_apart_too():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")), annotate=True)
     wrapped.messages("q?", filters=ALICE)
-    wrapped.memory.found = lettered("dcb")
+    wrapped.memory.found = lettered("cba")
     assert wrapped.context("q?", filters={"user_id": "bob"}).annotation is None
     assert wrapped.context("q?", filters=ALICE).annotation is not None
 

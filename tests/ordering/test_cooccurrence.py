@@ -27,11 +27,16 @@ def remembered(sent, window, max_entries):
     return kept
 
 
-def continuation(recent, placed, rest, weights=None, **choices):
-    return word(recent.continuation(keys(placed), context(rest, weights), **choices).order)
+def found(recent, placed, rest, weights=None, missing=0):
+    members = recent.members(keys(placed + rest))
+    return online.continuation(members, keys(placed), context(rest, weights), missing)
 
 
-def naive_continuation(sent, placed, rest, weights, first_choices):
+def continuation(recent, placed, rest, weights=None):
+    return word(found(recent, placed, rest, weights).order)
+
+
+def naive_continuation(sent, placed, rest, weights):
     """The same rule, with a list of requests instead of bit sets."""
 
     def together(letters):
@@ -39,14 +44,17 @@ def naive_continuation(sent, placed, rest, weights, first_choices):
 
     firsts = [letter for letter in rest if together(placed + letter)]
     firsts.sort(key=lambda letter: -together(placed + letter))
+    most, of = together(placed + firsts[0]) if firsts else 0, together(placed) if placed else 0
+    if most < 2 and not 0 < of <= 5 * most:
+        return rest
     best, best_value = "", -1
-    for first in firsts[:first_choices]:
+    for first in firsts[:8]:
         order, value = "", 0
         following = first
         while following:
             order += following
             value += together(placed + order) * weights[following]
-            left = [one for one in rest if one not in order and together(placed + order + one)]
+            left = [one for one in firsts if one not in order and together(placed + order + one)]
             following = max(left, key=lambda one: together(placed + order + one), default="")
         if value > best_value:
             best, best_value = order, value
@@ -70,17 +78,16 @@ def test_counts_equal_a_look_at_the_last_requests(sent, window, max_entries):
     words,
     words,
     letter_weights,
-    st.integers(1, 4),
 )
 def test_the_order_equals_that_of_the_rule_on_plain_lists(
-    sent, window, max_entries, placed, rest, weights, first_choices
+    sent, window, max_entries, placed, rest, weights
 ):
     rest = "".join(letter for letter in rest if letter not in placed)
     recent = recent_requests(sent, window=window, max_entries=max_entries)
     kept = remembered(sent, window, max_entries)
-    order = continuation(recent, placed, rest, weights, first_choices=first_choices)
+    order = continuation(recent, placed, rest, weights)
     assert sorted(order) == sorted(rest)
-    assert order == naive_continuation(kept, placed, rest, weights, first_choices)
+    assert order == naive_continuation(kept, placed, rest, weights)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,10 @@ def test_the_order_equals_that_of_the_rule_on_plain_lists(
         (["ab", "cd", "cd"], "", "abcd", "cdab"),  # nothing placed: the most popular pair first
         (["ab", "cd"], "", "cdab", "cdab"),  # a tie: the retriever decides
         (["ab", "cb", "cb"], "a", "cb", "bc"),  # c came often, but never with a
-        (["abc"], "", "xcy", "cxy"),  # what nobody asked for keeps its order at the end
+        (["abc", "c"], "", "xcy", "cxy"),  # what nobody asked for keeps its order at the end
+        (["abc"], "", "xcy", "xcy"),  # one request alone is no evidence
+        (["ab", "a", "a", "a", "a"], "a", "cb", "bc"),  # nor is one in more than five
+        (["ab", "a", "a", "a", "a", "a"], "a", "cb", "cb"),
         (["ab", "b"], "", "ab", "ba"),  # all who had a had b, but b alone is shared by two
     ],
 )
@@ -103,7 +113,6 @@ def test_the_first_block_is_chosen_by_the_weight_that_requests_could_share():
     recent = recent_requests(["a", "a", "a", "bc", "bc"])
     assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}) == "bca"
     assert continuation(recent, "", "abc", {"a": 9, "b": 1, "c": 1}) == "abc"
-    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}, first_choices=1) == "abc"
 
 
 @pytest.mark.parametrize(
@@ -148,13 +157,20 @@ def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online, "_STEPS", bound)
         patch.setattr(online, "_STEPS_A_BLOCK", 1)
-        found = recent.continuation((), context(rest, weights))
-    assert sorted(found.order) == sorted(context(rest))
+        cut = found(recent, "", rest, weights)
+    assert sorted(cut.order) == sorted(context(rest))
     whole = continuation(recent, "", rest, weights)
-    assert word(found.order) == whole or found.is_cut_short
+    assert word(cut.order) == whole or cut.is_cut_short
 
 
 def test_an_ordinary_continuation_is_not_cut_short():
     recent = recent_requests(["abc", "abd", "ab"])
     assert continuation(recent, "", "dcba") == "badc"
-    assert not recent.continuation((), context("dcba")).is_cut_short
+    assert not found(recent, "", "dcba").is_cut_short
+
+
+def test_what_requests_share_counts_from_the_shortest_prefix_that_is_kept():
+    recent = recent_requests(["ab"] * 3 + ["cdef"] * 2)
+    assert continuation(recent, "", "cdefab", dict.fromkeys("abcdef", 10)) == "cdefab"
+    assert word(found(recent, "", "abcdef", dict.fromkeys("abcdef", 10), 30).order) == "cdefab"
+    assert word(found(recent, "", "xab", dict.fromkeys("abx", 10), 30).order) == "xab"

@@ -5,12 +5,11 @@ from helpers import Sender, context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.paper import paper_order
+from ctxreuse.planning.arrivals import arrive
+from ctxreuse.planning.tenant_state import TenantState
 
-WORDS = DEFAULT_TEMPLATES.order_tokens
 HEAVY = defaultdict(lambda: 100)
 LIGHT = defaultdict(lambda: 1)
 
@@ -21,23 +20,32 @@ PAPERS_BATCH = ("123", "126", "140")
 PAPERS_ARRIVALS = [("214", "124"), ("578", "578"), ("129", "129"), ("140", "140")]
 
 
-def recent_requests(sent):
-    recent = Cooccurrence()
-    for letters in sent:
-        recent.add(keys(letters))
-    return recent
-
-
 def reuse_order(letters, sent=(), recent=(), weights=HEAVY):
     """Order a context on top of an index that holds `sent`, after some recent requests."""
-    index = Sender(*sent, weights=weights).index
-    online = OnlineOrder(recent_requests(recent))
-    return word(online.order(context(letters, weights), index.tree, index.root(None)))
+    return word(arrived(letters, sent, recent, weights).order())
+
+
+def arrived(letters, sent, recent, weights=HEAVY, *, words=0):
+    """Return a context that arrives where `sent` is cached and `recent` was asked for."""
+    state = TenantState("", None, 100)
+    for number, one in enumerate(sent):
+        state.index.insert(None, keys(one), [weights[letter] for letter in one], number, number)
+    for one in recent:
+        state.recent.add(keys(one))
+    return arrive(
+        state,
+        None,
+        context(letters, weights),
+        least=ENGINE_BLOCK_TOKENS,
+        now=None,
+        words=words,
+        note_limit=lambda name: None,
+    )
 
 
 def papers_order(letters, sent, alpha=0.001):
     index = Sender(*sent).index
-    return word(paper_order(context(letters), index.tree, index.root(None), alpha).order)
+    return word(paper_order(context(letters), index.roots.get(None), alpha).order)
 
 
 @pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)
@@ -89,67 +97,22 @@ def test_every_order_is_a_permutation_that_begins_with_the_best_cached_path(
         assert any(one.startswith(order[: len(path)]) for one in sent)
 
 
-LIGHT_PAIRS = ["ac", "ba", "ad", "ba"] * 8
+def test_what_came_together_moves_only_where_it_saves_more_than_the_words_on_it_cost():
+    often = ["ab"] * 4
+    for words, order in ((0, "bac"), (199, "bac"), (200, "cba")):
+        assert word(arrived("cba", ["9"], often, words=words).order()) == order
+    assert word(arrived("cba", ["9"], often, LIGHT, words=11).order()) == "cba"
 
 
-def scattered_pairs(number, one="a", two="b"):
-    """Return requests for two blocks, in any order and with a block of their own between."""
-    fillers = [chr(0x4E00 + i) for i in range(number)]
-    return [one + own + two if i % 2 else own + two + one for i, own in enumerate(fillers)]
+def test_a_cached_path_comes_first_only_where_it_saves_more_than_the_words_on_it_cost():
+    for words, order in ((199, "abc"), (200, "cba")):
+        assert word(arrived("cba", ["ab"], ["ab"], words=words).order()) == order
 
 
-def learn(online, recent, sent, weights):
-    for letters in sent:
-        online.learn(context(letters, weights), None)
-        recent.add(keys(letters))
-    return online
-
-
-def after(sent, weights):
-    """Return the online order of a tenant who sent these requests."""
-    recent = Cooccurrence()
-    return learn(OnlineOrder(recent, WORDS), recent, sent, weights)
-
-
-def order_of(online, letters, weights):
-    """Return the order where nothing of it is cached."""
-    index = Sender("9").index
-    return word(online.order(context(letters, weights), index.tree, index.root(None)))
-
-
-def test_at_first_cooccurrence_orders():
-    online = after(LIGHT_PAIRS[:31], LIGHT)
-    assert online.follows_cooccurrence
-    assert order_of(online, "ca", LIGHT) == "ac"
-
-
-def test_cooccurrence_goes_on_where_it_shares_more():
-    online = after(scattered_pairs(40), HEAVY)
-    assert online.follows_cooccurrence
-    assert order_of(online, "7b8a", HEAVY) == "ba78"
-
-
-def test_the_retrievers_order_goes_on_where_moving_saves_less_than_the_annotation_costs():
-    online = after(LIGHT_PAIRS, LIGHT)
-    assert not online.follows_cooccurrence
-    assert order_of(online, "ca", LIGHT) == "ca"
-
-
-def test_a_tenant_who_comes_to_ask_otherwise_gets_the_other_continuation():
-    recent = Cooccurrence()
-    online = OnlineOrder(recent, WORDS)
-    follows = []
-    for sent, weights in ((LIGHT_PAIRS, LIGHT), (scattered_pairs(40, *"xy"), HEAVY)):
-        learn(online, recent, sent, weights)
-        follows.append(online.follows_cooccurrence)
-    assert follows == [False, True]
-
-
-def test_what_is_tried_stays_within_its_bound():
-    online = OnlineOrder(Cooccurrence())
-    for number in range(9_000):
-        online.learn({number.to_bytes(2): 1}, None)
-    assert online.node_count == 2 * 2_000
+def test_behind_a_path_that_moves_nothing_the_rest_pays_for_its_words_itself():
+    often = ["abd"] * 4
+    for words, order in ((99, "abdc"), (100, "abcd")):
+        assert word(arrived("abcd", ["ab9"], often, words=words).order()) == order
 
 
 @pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)
@@ -171,10 +134,7 @@ def test_blocks_that_a_node_has_and_the_context_lacks_are_not_injected():
 def test_a_later_turn_is_no_candidate():
     sender = Sender()
     sender.extend(sender.send("a", 0).end, "bc", 1)
-    assert (
-        word(paper_order(context("cba"), sender.index.tree, sender.index.root(None), 0.001).order)
-        == "acb"
-    )
+    assert word(paper_order(context("cba"), sender.index.roots.get(None), 0.001).order) == "acb"
 
 
 def test_among_children_at_equal_distance_the_more_shared_wins_then_the_older():

@@ -24,8 +24,8 @@ from planning_helpers import (
 from ctxreuse import BatchPlan, ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
-from ctxreuse.index import path_search
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory import prefix_index
+from ctxreuse.memory.prefix_index import IndexStatistics
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -482,7 +482,7 @@ def test_the_look_ups_of_a_batch_share_a_bound_on_their_work_which_is_counted(mo
     planner.plan_batch([big_request((4, 3, 2, 0, 1)) for _ in range(50)])
     assert limits(planner) == 0
     requests = [big_request((4, 3, 2, 1, 0)) for _ in range(50)]
-    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
+    monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
     for one in requests:
         planner.cached_tokens(one)
     assert limits(planner) == 0, "each alone is within the bound"
@@ -493,7 +493,7 @@ def test_the_look_ups_of_a_batch_share_a_bound_on_their_work_which_is_counted(mo
 
 
 def test_what_one_tenant_has_looked_up_in_a_batch_leaves_anothers_look_ups_alone(monkeypatch):
-    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 500)
+    monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 500)
     together, alone = ReusePlanner(), ReusePlanner()
     for planner in (together, alone):
         for tenant in ("loud", "quiet"):
@@ -507,7 +507,7 @@ def test_what_one_tenant_has_looked_up_in_a_batch_leaves_anothers_look_ups_alone
 
 
 def test_what_a_look_up_leaves_of_its_share_the_next_may_use(monkeypatch):
-    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
+    monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
     planner = ReusePlanner()
     many_orders(planner)
     new = [big_request(range(100 * number, 100 * number + 50)) for number in range(1, 9)]

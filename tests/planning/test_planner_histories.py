@@ -17,7 +17,7 @@ from planning_helpers import (
 
 from ctxreuse import ContextBlock, ContextRequest, Evicted, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,8 +1,8 @@
-from helpers import check_index, context, keys, shape
+from helpers import check_index, keys, shape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, PartSize
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
@@ -19,12 +19,7 @@ class Service:
         weights = [1] * len(letters)
         with self.tenants.holding(tenant) as state:
             state.index.insert(None, keys(letters), weights, request_id, self.now)
-            state.online.recent.add(keys(letters))
-
-    def learn(self, tenant, letters):
-        self.now += 1
-        with self.tenants.holding(tenant) as state:
-            state.online.learn(context(letters), None)
+            state.recent.add(keys(letters))
 
     def shapes(self, *names):
         return {name: shape(self.tenants.state(name).index) for name in names}
@@ -41,17 +36,16 @@ def test_what_one_tenant_sent_is_in_no_other_tenants_index():
 def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
     service = Service()
     service.send("one", "ab", 1)
-    orders = {
-        name: service.tenants.state(name).online.recent.continuation(keys("a"), context("cb")).order
-        for name in ("one", "two")
+    members = {
+        name: service.tenants.state(name).recent.members(keys("ab")) for name in ("one", "two")
     }
-    assert orders == {"one": keys("bc"), "two": keys("cb")}
+    assert members == {"one": dict.fromkeys(keys("ab"), 1), "two": {}}
 
 
 def test_each_tenant_has_conversations_of_its_own():
     service = Service()
     one = service.tenants.state("one")
-    one.conversations.remember("c", [], 0, None)
+    one.conversations.remember("c", [], one.index.insert(None, [], [], 1, 1).end, None)
     assert len(service.tenants.state("one").conversations) == 1
     assert len(service.tenants.state("two").conversations) == 0
 
@@ -197,16 +191,6 @@ def test_a_name_of_many_characters_counts_as_several_tenants():
         service.send(tenant, "a", 1)
     assert service.tenants.statistics().parts["tenants"] == PartSize(4, 4)
     assert service.tenants.known("one") is None
-
-
-def test_what_a_tenants_order_was_learnt_from_counts_too():
-    service = Service(index_nodes=3)
-    service.send("one", "a", 1)
-    service.learn("two", "b")  # one node in each of the two indexes that are compared
-    assert service.tenants.statistics().parts["index_nodes"] == PartSize(3, 3)
-    service.learn("two", "c")  # now it has most, and no index to take it from
-    assert service.tenants.statistics().parts["index_nodes"] == PartSize(1, 3)
-    assert service.shapes("one") == {"one": {"a": [1]}}
 
 
 sends = st.tuples(

@@ -17,13 +17,12 @@ from planning_helpers import assert_keeps_the_promises, big_request, user
 from tenant_sizes import SMALL, bounded, measured
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.index import path_search, shown_blocks
-from ctxreuse.index.explain import PromptLog
-from ctxreuse.index.radix_tree import ContextIndex, PartSize
+from ctxreuse.memory import conversations, prefix_index
+from ctxreuse.memory.prefix_index import PartSize, PrefixIndex
+from ctxreuse.memory.sent_log import SentLog
 from ctxreuse.ordering import online, paper
-from ctxreuse.ordering.online import LongContext, OnlineOrder
+from ctxreuse.ordering.online import Arrival, Cooccurrence
 from ctxreuse.planning import tenant_planner
-from ctxreuse.planning.journal import Journal
 from ctxreuse.planning.tenant_state import Bounds
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -122,23 +121,23 @@ def later_turn():
 
 
 PLACES = {
-    "ordering": (OnlineOrder, "order", lambda one: one.plan(of_a((3, 1)))),
-    "learning": (OnlineOrder, "learn", lambda one: one.plan(of_a((3, 1)))),
+    "searching": (PrefixIndex, "search", lambda one: one.plan(of_a((3, 1)))),
+    "looking up": (Cooccurrence, "members", lambda one: one.plan(of_a((3, 1)))),
     "ordering as the papers": (
         tenant_planner,
         "paper_order",
         lambda one: one.plan(of_a((3, 1)), "paper"),
     ),
-    "recording": (ContextIndex, "insert", lambda one: one.plan(of_a((3, 1)))),
-    "recording a turn": (ContextIndex, "extend", lambda one: one.plan(later_turn())),
-    "recording a batch": (ContextIndex, "insert", lambda one: one.plan_batch([of_a((3, 1))] * 2)),
+    "recording": (PrefixIndex, "insert", lambda one: one.plan(of_a((3, 1)))),
+    "recording a turn": (PrefixIndex, "extend", lambda one: one.plan(later_turn())),
+    "recording a batch": (PrefixIndex, "insert", lambda one: one.plan_batch([of_a((3, 1))] * 2)),
     "searching for a batch": (
-        tenant_planner,
-        "heaviest_path",
+        PrefixIndex,
+        "search",
         lambda one: one.plan_batch([of_a((3, 1))] * 2),
     ),
-    "evicting": (ContextIndex, "evict", lambda one: one.evict(["mine"], "a")),
-    "trimming": (ContextIndex, "trim", lambda one: one.trim("mine", 1, "a")),
+    "evicting": (PrefixIndex, "evict", lambda one: one.evict(["mine"], "a")),
+    "trimming": (PrefixIndex, "trim", lambda one: one.trim("mine", 1, "a")),
 }
 PLACES_OF_MODES = [
     *[("active", place) for place in PLACES],
@@ -174,7 +173,7 @@ def test_no_other_tenant_waits_for_who_waits_for_a_tenant(monkeypatch, mode, cal
     planner = ReusePlanner(mode=mode)
     planner.plan(of_a((1, 2), request_id="mine"))
     planner.plan(big_request(range(9), tenant="old"))
-    held = Held(monkeypatch, OnlineOrder, "order")
+    held = Held(monkeypatch, Cooccurrence, "members")
     is_calling = threading.Event()
 
     def wait():
@@ -200,7 +199,7 @@ HELD_WITHOUT_A_LOCK = {
         "shown_in",
         lambda one: one.plan(big_request((1,), history=[user("Why?")], conversation_id="c")),
     ),
-    "long context": (LongContext, "order", lambda one: one.plan(big_request(range(99, -1, -1)))),
+    "order": (Arrival, "order", lambda one: one.plan(big_request(range(99, -1, -1)))),
     "overlaps": (tenant_planner, "replace_overlaps", lambda one: one.plan(big_request((1, 2)))),
 }
 
@@ -219,81 +218,10 @@ def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place):
             assert_keeps_the_promises(plan)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_evicting_tokens_waits_for_no_tenant_and_goes_on_in_order_when_it_is_done(
-    monkeypatch, mode
-):
-    planner = ReusePlanner(mode=mode)
-    planner.plan(of_a((1, 2)), "none")
-    planner.plan(big_request((1, 2), tenant="other"), "none")
-    planner.plan(of_a((3,)), "none")
-    held = Held(monkeypatch, ContextIndex, "insert")
-    with ThreadPoolExecutor(1) as pool, held.during(planner.plan, of_a((4,)), "none"):
-        assert pool.submit(planner.evict_tokens, 300).result(WAIT_S).tokens == 300
-        assert planner.statistics().tokens == 200  # those that leave later count no more
-        assert pool.submit(planner.evict_tokens, 10**9).result(WAIT_S).tokens == 200
-        assert planner.statistics().tokens == 0
-        assert planner.cached_tokens(big_request((1, 2), tenant="other")) == 200
-    assert planner.statistics().tokens == 100
-    assert planner.cached_tokens(of_a((4,))) == 100  # used last
-    assert planner.evict_tokens(10**9).tokens == 100
-    assert planner.evict_tokens(10**9).tokens == 0
-    planner.plan(of_a((5,)), "none")
-    assert planner.statistics().tokens == 100  # nothing is owed any more
-
-
-def held_tokens(planner):
-    """Return the tokens that the indexes hold, those that are owed included."""
-    return sum(state.index.tokens for state in planner._planning._tenants._states.values())
-
-
-HOLDERS = {
-    "shrinks a part": (PromptLog, "forget_oldest", lambda one, _: one.plan(of_a((4,)), "none")),
-    "reads the journal": (Journal, "noted", lambda one, path: one.save(path)),
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_whoever_holds_a_tenant_evicts_the_tokens_that_others_could_not(
-    monkeypatch, tmp_path, holder
-):
-    planner = bounded(Bounds(logged_blocks=4))
-    planner.plan(of_a((1, 2, 3)), "none")
-    owner, name, work = HOLDERS[holder]
-    held = Held(monkeypatch, owner, name)
-    with held.during(work, planner, tmp_path / "index"):
-        before = held_tokens(planner)
-        assert planner.evict_tokens(100).tokens == 100
-        assert held_tokens(planner) == before
-        assert planner.statistics().tokens == before - 100
-    assert held_tokens(planner) == planner.statistics().tokens == before - 100
-
-
-def test_whoever_evicts_tokens_for_others_evicts_what_they_could_not_meanwhile(monkeypatch):
-    planner = ReusePlanner()
-    planner.plan(of_a((1, 2, 3)), "none")
-    held = Held(monkeypatch, ContextIndex, "insert")
-    evict_oldest, more = ContextIndex.evict_oldest, iter([100])
-    with ThreadPoolExecutor(1) as pool:
-
-        def meanwhile(index, tokens):
-            for number in more:
-                assert pool.submit(planner.evict_tokens, number).result(WAIT_S).tokens == number
-                assert held_tokens(planner) == 400
-            return evict_oldest(index, tokens)
-
-        monkeypatch.setattr(ContextIndex, "evict_oldest", meanwhile)
-        with held.during(planner.plan, of_a((4,)), "none"):
-            assert planner.evict_tokens(100).tokens == 100
-            assert held_tokens(planner) == 300
-    assert next(more, None) is None
-    assert held_tokens(planner) == planner.statistics().tokens == 200
-
-
 def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch):
     planner = bounded(Bounds(index_blocks=20))
     planner.plan(of_a(range(16)), "none")
-    held = Held(monkeypatch, ContextIndex, "insert")
+    held = Held(monkeypatch, PrefixIndex, "insert")
     with ThreadPoolExecutor(1) as pool, held.during(planner.plan, of_a((20, 21)), "none"):
         other = big_request(range(5), tenant="other")
         pool.submit(planner.plan, other, "none").result(WAIT_S)
@@ -305,7 +233,7 @@ def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch):
 def test_what_evicts_tokens_of_the_tenant_that_has_most_brings_it_back_within_bounds(monkeypatch):
     planner = bounded(Bounds(logged_blocks=20))
     planner.plan(of_a(range(16)), "none")
-    held = Held(monkeypatch, ContextIndex, "evict_oldest")
+    held = Held(monkeypatch, PrefixIndex, "evict_oldest")
     with ThreadPoolExecutor(1) as pool, held.during(planner.evict_tokens, 10):
         other = big_request(range(5), tenant="other")
         pool.submit(planner.plan, other, "none").result(WAIT_S)
@@ -316,7 +244,7 @@ def test_what_evicts_tokens_of_the_tenant_that_has_most_brings_it_back_within_bo
 def test_what_brings_back_one_part_within_its_bound_sees_to_all_others_behind_it(monkeypatch):
     planner = bounded(Bounds(recent_blocks=20, logged_blocks=10))
     planner.plan(of_a(range(10)), "none")
-    held = Held(monkeypatch, PromptLog, "forget_oldest")
+    held = Held(monkeypatch, SentLog, "forget_oldest")
     with ThreadPoolExecutor(1) as pool, held.during(planner.plan, of_a(range(20, 30)), "none"):
         other = big_request(range(5), tenant="other")
         pool.submit(planner.plan, other, "none").result(WAIT_S)
@@ -356,7 +284,7 @@ def test_a_child_forgets_the_tenant_that_was_planning_when_it_was_forked_and_no_
     planner.plan(of_a((1, 2)))
     other = big_request((1, 2), tenant="other")
     planner.plan(other)
-    held = Held(monkeypatch, OnlineOrder, "order")
+    held = Held(monkeypatch, Cooccurrence, "members")
 
     def child(number):
         assert_keeps_the_promises(planner.plan(of_a((2, 3))))
@@ -448,23 +376,21 @@ def test_searches_that_end_at_their_bound_are_counted_even_of_a_tenant_that_is_f
     planner = bounded(Bounds(tenants=1))
     planner.plan(of_a((1, 2)))
     assert planner.statistics().cut_short == 0
-    monkeypatch.setattr(path_search, "_STEPS", -100)
+    monkeypatch.setattr(prefix_index, "_STEPS", -100)
     planner.cached_tokens(of_a((2, 1)))
     assert planner.statistics().cut_short == 1
     planner.plan_batch([of_a((2, 1))])
     assert planner.statistics().cut_short == 2
-    planner.plan(of_a((2, 1)))  # in each of the two trials; the plan repeats that of the batch
-    assert planner.statistics().cut_short == 4
-    planner.plan(of_a((2, 1, 3)))  # searched for the plan, too
-    assert planner.statistics().cut_short == 7
+    planner.plan(of_a((2, 1, 3)))
+    assert planner.statistics().cut_short == 3
     planner.plan(big_request((1,), tenant="other"), "none")
     assert planner._planning._tenants.known("a") is None
-    assert planner.statistics().cut_short == 7
+    assert planner.statistics().cut_short == 3
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_history_that_is_not_read_to_its_end_is_counted(monkeypatch, mode):
-    monkeypatch.setattr(shown_blocks, "_LEAST_WORK", -1_000)
+    monkeypatch.setattr(conversations, "_LEAST_WORK", -1_000)
     planner = ReusePlanner(mode=mode)
     plan = planner.plan(of_a((1, 2), history=[], conversation_id="c"))
     later = of_a((1,), history=[user(plan.content)], conversation_id="c")
@@ -486,9 +412,9 @@ def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
     monkeypatch.setattr(paper, "_STEPS", -10_000)
     planner.plan(big_request((1, 2)), "paper")
     assert limits(planner) == {"overlaps": 1, "paper_orders": 1}
-    for pair in ((1, 3), (1, 4), (2, 3), (2, 4)):
+    for pair in ((1, 3), (1, 4), (2, 3), (2, 4), (2, 4)):
         planner.plan(big_request(pair), "none")
-    monkeypatch.setattr(path_search, "_VISITS", 0)
+    monkeypatch.setattr(prefix_index, "_VISITS", 0)
     planner.cached_tokens(big_request((1, 2, 3)))
     assert limits(planner) == {"overlaps": 1, "paper_orders": 1, "greedy_paths": 1}
     monkeypatch.setattr(online, "_STEPS", -10_000)
@@ -546,18 +472,3 @@ def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, s
         assert_keeps_the_promises(plan)
     size = planner.statistics()
     assert planner.evict_tokens(10**9).tokens == size.tokens
-
-
-@examples(50)
-@given(st.lists(some_ids, max_size=12), st.lists(some_ids, max_size=3))
-def test_a_long_context_is_planned_as_a_short_one(sent, previewed):
-    plans = []
-    for longest in (0, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tenant_planner, "LONG_CONTEXT", longest)
-            planner = ReusePlanner()
-            made = [planner.plan(big_request(ids)) for ids in sent]
-            made += [planner.preview(big_request(ids)) for ids in previewed]
-            said = [(plan.content, plan.expected_cached_tokens, plan.request_id) for plan in made]
-            plans.append((said, planner.statistics(), parts_of(planner)))
-    assert plans[0] == plans[1]

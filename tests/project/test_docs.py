@@ -587,7 +587,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
 
 def test_the_bounds_on_work_are_those_of_the_code():
     from ctxreuse.context import rendering
-    from ctxreuse.index import path_search, shown_blocks
+    from ctxreuse.memory import conversations, prefix_index
     from ctxreuse.ordering import online, paper
 
     page = (ROOT / "docs/guides/security.md").read_text()
@@ -596,13 +596,13 @@ def test_the_bounds_on_work_are_those_of_the_code():
         name: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", bound)]
         for name, bound in rows
     }
-    assert shown_blocks._LEAST_WORK == path_search._STEPS_A_BATCH == 1 << 20  # "a million"
+    assert conversations._LEAST_WORK == prefix_index._STEPS_A_BATCH == 1 << 20  # "a million"
     assert stated == {
-        "cached_paths": [path_search._STEPS, *[path_search._STEPS_A_BLOCK] * 2],
-        "greedy_paths": [path_search._VISITS],
+        "cached_paths": [prefix_index._STEPS, *[prefix_index._STEPS_A_BLOCK] * 2],
+        "greedy_paths": [prefix_index._VISITS],
         "continuations": [online._STEPS, online._STEPS_A_BLOCK],
         "paper_orders": [paper._STEPS, paper._STEPS_A_BLOCK],
-        "shown_blocks": [shown_blocks._WORK_A_CHARACTER],
+        "shown_blocks": [conversations._WORK_A_CHARACTER],
         "overlaps": [rendering._COMPARED_TEXTS, rendering._LONGEST_OVERLAP, rendering._TRIES],
     }
     assert stated.keys() == ctxreuse.ReusePlanner().statistics().limits_reached.keys()

@@ -12,8 +12,8 @@ from steps import growth
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from ctxreuse.index import path_search
 from ctxreuse.measure.replay import explain_plan
+from ctxreuse.memory import prefix_index
 from ctxreuse.ordering import online, paper
 from input_size import CASES
 
@@ -57,9 +57,9 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
-    for searching in (path_search, online, paper):  # small inputs are enough to reach the bound
+    for searching in (prefix_index, online, paper):  # small inputs are enough to reach the bound
         monkeypatch.setattr(searching, "_STEPS", 1_000)
-    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 1_000)
+    monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 1_000)
     monkeypatch.setattr(explain_plan, "_MOST_COMPARED", 50)
     prepare, _ = CASES[name]
     assert growth(lambda number: prepare(number).call, size) < LINEAR

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving import EmulatedEngine, EngineClient, dispatch, progress_bar
 from ctxreuse.serving.dispatch import leaders
 

@@ -14,7 +14,7 @@ from shared_logs import WAIT_S, MemoryLog, asked, caught_up, order, sharing
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.planning.sharing import LostEntry
+from ctxreuse.memory.sent_log import LostEntry
 from ctxreuse.sharing import RedisLog, SharedLog, SharingStatistics, SQLiteLog
 from ctxreuse.sharing.entries import encode
 
@@ -302,7 +302,7 @@ def test_a_log_that_can_only_be_read_is_read(make):
 def test_garbage_of_any_size_is_logged_once(caplog):
     log = MemoryLog()
     log.entries += [bytes(size) for size in range(50)]
-    log.entries.append(b"\x09" + encode(bytes(8), 1, LostEntry(bytes(16), bytes(16), 0))[1:])
+    log.entries.append(b"\x09" + encode(bytes(8), 1, LostEntry(bytes(16), bytes(16).hex(), 0))[1:])
     [planner] = sharing(log, 1)
     caught_up(planner)
     assert planner.sharing.unreadable == 51

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis_servers import redis_server
-from shared_logs import MemoryLog, caught_up, sharing
+from shared_logs import caught_up, sharing
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters import clock
-from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog, entries, snapshot
+from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog
 
 LIFE_S = 300  # of entries in "anthropic"
 LETTERS = "abcde"
@@ -158,26 +158,6 @@ def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(tmp_path, fi
         tmp_path / "sent", strict=True, cache="anthropic", token_counter=counter
     )
     assert do(after, second, now) == do(before, second, now)
-
-
-def test_entries_and_files_without_marks_have_the_earlier_version(tmp_path):
-    log = MemoryLog()
-    one, marked = sharing(log, 1) + sharing(log, 1, cache="openai")
-    planner = ReusePlanner()
-    for planning in (one, planner):
-        planning.plan(asked("ab"))
-    caught_up(one)
-    assert {entry[0] for entry in log.entries} == {2}
-    planner.save(tmp_path / "plain")
-    assert (tmp_path / "plain").read_bytes()[14] == 1
-    marked.plan(asked("ab"))
-    caught_up(marked, one)
-    assert [entry[0] for entry in log.entries] == [2, entries.VERSION]
-    assert one.cached_tokens(asked("ba")) == marked.cached_tokens(asked("ba")) == 1_800
-    planner = ReusePlanner(cache="openai")
-    planner.plan(asked("ab"))
-    planner.save(tmp_path / "marked")
-    assert (tmp_path / "marked").read_bytes()[14] == snapshot.VERSION
 
 
 def test_what_the_engine_has_told_of_lengths_is_saved(tmp_path):

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises
 from shared_logs import WAIT_S, MemoryLog, asked, caught_up, order, sharing, until
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.radix_tree import ContextIndex
-from ctxreuse.ordering.online import LongContext
+from ctxreuse.memory.prefix_index import PrefixIndex
 from ctxreuse.sharing import SharingStatistics, SQLiteLog
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -160,7 +159,7 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(monkeypatch):
     for letters in ("abc", "xyz", "def"):
         one.plan(asked(letters))
     caught_up(one)
-    insert, calls = ContextIndex.insert, []
+    insert, calls = PrefixIndex.insert, []
 
     def failing(*args: Any) -> Any:
         calls.append(args)
@@ -168,7 +167,7 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(monkeypatch):
             raise RuntimeError
         return insert(*args)
 
-    monkeypatch.setattr(ContextIndex, "insert", failing)
+    monkeypatch.setattr(PrefixIndex, "insert", failing)
     caught_up(other)
     assert other.sharing == SharingStatistics(taken_in=2, faults=1)
     assert other.cached_tokens(asked("def")) > 0
@@ -209,28 +208,6 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(monkeypatc
     caught_up(planner)
     assert planner.sharing == SharingStatistics(told=4, lost=2)
     assert len(log.entries) == 4
-
-
-def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of(monkeypatch):
-    log, is_ordering, go_on = MemoryLog(), threading.Event(), threading.Event()
-    one, other = sharing(log)
-    one.plan(asked("ab"))
-    caught_up(one, other)
-    order_of = LongContext.order
-
-    def slowly(long: LongContext) -> Any:
-        if threading.current_thread().name == "ctxreuse-sharing":
-            is_ordering.set()
-            assert go_on.wait(WAIT_S)
-        return order_of(long)
-
-    monkeypatch.setattr(LongContext, "order", slowly)
-    one.plan(ContextRequest([f"text {number}" for number in range(100)]))
-    assert is_ordering.wait(WAIT_S)
-    assert order(other.plan(asked("cba"))) == "abc"
-    go_on.set()
-    caught_up(other)
-    assert other.sharing.taken_in == 2
 
 
 def test_planning_does_not_wait_for_a_log_that_is_slow():

@@ -18,7 +18,7 @@ from shared_logs import MemoryLog, asked, order
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
-from ctxreuse.planning.sharing import LostEntry, SentEntry
+from ctxreuse.memory.sent_log import LostEntry, SentEntry
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 from ctxreuse.sharing import snapshot
@@ -174,13 +174,13 @@ def test_tenants_stay_apart(tmp_path):
 
 def test_what_is_saved_is_bounded_and_a_tenant_with_less_loses_nothing(tmp_path):
     planner = ReusePlanner()
-    bounds = Bounds(journal_blocks=30)
+    bounds = Bounds(logged_blocks=40)
     planner._planning._tenants = Tenants(None, bounds)
     planner.plan(asked("abc", tenant="small"))
     for number in range(50):
         planner.plan(asked(f"{LETTERS[number % 6]}xyz", tenant="large"))
-    part = planner.statistics().parts["journal_blocks"]
-    assert (27 <= part.entries <= 30, part.bound) == (True, 30)
+    part = planner.statistics().parts["logged_blocks"]
+    assert (36 <= part.entries <= 40, part.bound) == (True, 40)
     after = reloaded(planner, tmp_path)
     assert after.cached_tokens(asked("abc", tenant="small")) > 0
     assert 0 < after.statistics().requests < 15
@@ -192,7 +192,7 @@ BROKEN = {
     "cut": lambda data: data[:-1],
     "longer": lambda data: data + b"\0",
     "a bit": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
-    "newer": lambda data: data.replace(b"sent\n\x01", b"sent\n\x03", 1),
+    "newer": lambda data: data.replace(b"sent\n\x04", b"sent\n\x05", 1),
 }
 
 
@@ -207,7 +207,7 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, cap
     assert str(path) in record.getMessage()
     assert "delete it" in record.getMessage()
     assert planner.statistics().requests == 0
-    with pytest.raises(InputFileError, match=r"version 3" if how == "newer" else "delete it"):
+    with pytest.raises(InputFileError, match=r"version 5" if how == "newer" else "delete it"):
         ReusePlanner.load(path, strict=True)
     planner.plan(asked("xyz"))
     assert order(reloaded(planner, tmp_path).plan(asked("zyx"))) == "xyz", "it is replaced"
@@ -309,8 +309,16 @@ def test_a_length_that_is_a_lie_allocates_nothing(tmp_path):
 
 
 def test_the_entries_of_a_file_are_those_that_were_written(tmp_path):
-    sent = SentEntry(b"u" * 16, b"t" * 16, None, (BlockKey(b"k" * 16),), (3,), (0,), True)
-    entries = [sent, LostEntry(b"u" * 16, b"t" * 16, None), LostEntry(b"v" * 16, b"t" * 16, 2)]
+    tenant = (b"t" * 16).hex()
+    sent = SentEntry(
+        request_id=b"u" * 16,
+        tenant=tenant,
+        keys=(BlockKey(b"k" * 16),),
+        tokens=(3,),
+        ranks=(0,),
+        marks=(),
+    )
+    entries = [sent, LostEntry(b"u" * 16, tenant, None), LostEntry(b"v" * 16, tenant, 2)]
     path = tmp_path / "sent"
     ReusePlanner().save(path)
     secret, none = snapshot.read_snapshot(path)

@@ -172,12 +172,12 @@ class AdapterConformance:
         with ctxreuse.request_context(tenant="one"):
             adapter.run(documents("abc"), "q?")
         with ctxreuse.request_context(tenant="two"):
-            assert [one.text for one in adapter.run(documents("dcb"), "q?")] == [
-                one.text for one in reference.run(documents("dcb"), "q?")
+            assert [one.text for one in adapter.run(documents("cba"), "q?")] == [
+                one.text for one in reference.run(documents("cba"), "q?")
             ]
         with ctxreuse.request_context(tenant="one"):
-            shown = adapter.run(documents("dcb"), "q?")
-        assert [one.text[0] for one in shown] != ["d", "c", "b"]
+            shown = adapter.run(documents("cba"), "q?")
+        assert [one.text[0] for one in shown] != ["c", "b", "a"]
 
     def test_the_tenant_reaches_threads_that_copy_the_context(self) -> None:
         planner = ReusePlanner()

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from ctxreuse import ContextRequest
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving import EmulatedEngine, EngineClient
 
 MESSAGES = [{"role": "user", "content": "Where is Paris?"}]

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner
-from ctxreuse.ordering.online import OnlineOrder
 from ctxreuse.planning import tenant_planner
 from ctxreuse.planning.tenant_planner import PlannerSettings
-from ctxreuse.planning.tenants import Tenants
 
 
 def no_words(number: int) -> int:
@@ -33,9 +31,7 @@ def with_paper_words() -> Iterator[None]:
         shown = ReusePlanner.__init__.__kwdefaults__
         patch.setitem(shown, "templates", PAPER_TEMPLATES)
         patch.setitem(shown, "labels", True)
-        patch.setattr(PlannerSettings, "words", lambda self, number: 0)
-        patch.setattr(OnlineOrder.__init__, "__defaults__", (no_words, lambda name: None))
-        patch.setattr(Tenants.__init__, "__defaults__", (None, no_words, None))
+        patch.setattr(PlannerSettings, "words", lambda self, number: no_words(number))
         patch.setattr(tenant_planner, "_LABELLED_TOKENS", 0)
         memories = MemoryWrapper.__init__.__kwdefaults__
         for name, value in (("labels", True), ("annotate", True), ("growth_limit", None)):

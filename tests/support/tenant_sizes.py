@@ -3,6 +3,7 @@
 from helpers import nodes_of
 
 from ctxreuse import ReusePlanner
+from ctxreuse.memory.sent_log import _size
 from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
@@ -12,8 +13,6 @@ SMALL = Bounds(
     index_blocks=30,
     request_ids=10,
     recent_blocks=20,
-    repeat_blocks=16,
-    journal_blocks=14,
     conversations=4,
     shown_blocks=15,
     logged_blocks=25,
@@ -34,34 +33,17 @@ def measured(tenants: Tenants) -> dict[str, int]:
     states = tenants._states.values()
     return {
         "index_nodes": sum(
-            sum(node.parent is not None for node in nodes_of(index))
-            for state in states
-            for index in (state.index, state.online._trials)
+            sum(node.parent is not None for node in nodes_of(state.index)) for state in states
         ),
-        "index_blocks": sum(
-            len(node.run)
-            for state in states
-            for index in (state.index, state.online._trials)
-            for node in nodes_of(index)
-        ),
-        "request_ids": sum(state.index._requests.number for state in states),
-        "recent_blocks": sum(
-            len(one or ()) for state in states for one in state.online.recent._requests
-        ),
-        "repeat_blocks": sum(
-            max(1, len(one)) for state in states for one in state.sent_orders._orders.values()
-        ),
-        "journal_blocks": sum(
-            len(getattr(one.entry, "keys", ())) or 1
-            for state in states
-            for one in state.journal.noted()
-        ),
+        "index_blocks": sum(len(node.run) for state in states for node in nodes_of(state.index)),
+        "request_ids": sum(state.index.ids_size for state in states),
+        "recent_blocks": sum(len(one or ()) for state in states for one in state.recent._requests),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
             len(shown) for state in states for *_, shown, _ in state.conversations._records.values()
         ),
         "logged_blocks": sum(
-            1 + len(prompt.ids) for state in states for prompt in state.log.before(10**9)
+            _size(logged.entry) for state in states for logged in state.log._logged
         ),
         "token_counts": sum(len(state.token_counts) for state in states),
         "written_blocks": sum(

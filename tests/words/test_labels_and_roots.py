@@ -3,13 +3,12 @@
 from itertools import accumulate
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.rendering import SentBlock, render_block
-from ctxreuse.index.explain import Cause
+from ctxreuse.memory.explanations import Cause
 
 
 def blocks(letters: str, tokens: int = 1_000) -> list[ContextBlock]:
@@ -33,51 +32,6 @@ def test_labels_stand_where_later_turns_point_to_them():
     assert not planner.plan(opening("gh", tokens=63)).is_labelled, "to show it again costs little"
     assert not ReusePlanner().plan(opening("ab"), deduplicate=False).is_labelled
     assert not ReusePlanner(deduplicate=False).plan(opening("ab")).is_labelled
-
-
-def test_a_request_that_needs_none_takes_labels_where_it_finds_more_so():
-    planner = ReusePlanner()
-    planner.plan(opening("ab", tokens=100))
-    joined = planner.plan(alone("ba", tokens=100))
-    assert joined.is_labelled
-    assert joined.expected_cached_tokens == 200
-    assert joined.content.startswith("[Doc_1] The text of a.\n\n[Doc_2] The text of b.\n\n")
-
-
-@pytest.mark.parametrize("tokens", [100, 1_000])
-def test_what_comes_again_keeps_the_form_in_which_it_was_sent(tokens):
-    planner = ReusePlanner()
-    first = planner.plan(alone("ab", tokens=tokens))
-    planner.plan(opening("abc", tokens=tokens))
-    joined = planner.plan(alone("cba", tokens=tokens))
-    assert (first.is_labelled, joined.is_labelled) == (False, True)
-    planner.plan(alone("abc", tokens=tokens, labels=False))
-    for sent in (first, joined):
-        again = planner.plan(sent.request)
-        assert again.content == sent.content
-        assert again.expected_cached_tokens == tokens * len(sent.blocks)
-
-
-def test_short_blocks_that_find_nothing_get_no_labels():
-    planner = ReusePlanner()
-    planner.plan(opening("ab", tokens=100))
-    assert not planner.plan(alone("cd", tokens=100)).is_labelled
-    assert planner.plan(alone("ef")).is_labelled, "a label costs little there"
-    assert not planner.plan(alone("gh", system="Another text.")).is_labelled
-
-
-def test_what_is_sent_as_retrieved_depends_on_nothing_that_was_sent():
-    planner = ReusePlanner()
-    planner.plan(opening("ab"))
-    assert not planner.plan(alone("ab"), "none").is_labelled
-    assert not planner.plan_batch([alone("ab"), opening("cd")], "none").plans[0].is_labelled
-
-
-def test_a_batch_has_one_form_for_each_system_text():
-    requests = [alone("ba"), opening("ab"), alone("cd", system="Another text.")]
-    plans = ReusePlanner().plan_batch(requests).in_input_order()
-    assert [one.is_labelled for one in plans] == [True, True, False]
-    assert [block.id for block in plans[0].blocks] == [block.id for block in plans[1].blocks]
 
 
 def test_labels_alone_explain_why_blocks_are_computed_again():

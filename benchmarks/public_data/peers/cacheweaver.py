@@ -18,49 +18,39 @@ trees do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.index.nodes import NodeTree
-from ctxreuse.index.radix_tree import ContextIndex, Evicted
 from ctxreuse.measure.replay.policies import Policy
 from ctxreuse.measure.traces.trace_files import block_tokens
+from ctxreuse.memory.prefix_index import Evicted, Node, PrefixIndex
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 
 
 def cacheweaver_order(
-    context: Iterable[BlockKey], tree: NodeTree, root: int, *, prefers_most_served: bool = False
+    context: Iterable[BlockKey], root: Node | None, *, prefers_most_served: bool = False
 ) -> list[BlockKey]:
     """Order a context as CacheWeaver does."""
     rank = {key: place for place, key in enumerate(dict.fromkeys(context))}  # of those to place
     order: list[BlockKey] = []
 
-    def preference(child: int) -> tuple[int, int]:
-        return (-tree.uses[child] if prefers_most_served else 0, rank[tree.runs[child][0]])
+    def preference(child: Node) -> tuple[int, int]:
+        return (-child.uses if prefers_most_served else 0, rank[child.run[0]])
 
     node = root
-    while node:
-        node = min(_continuing(tree, node, rank), key=preference, default=0)
-        for key in tree.runs[node] if node else ():
+    while node is not None:
+        going_on = (child for key, child in node.children.items() if key in rank)
+        node = min(going_on, key=preference, default=None)
+        for key in node.run if node is not None else ():
             if key not in rank:
-                node = 0  # within a run, only this block goes on
+                node = None  # within a run, only this block goes on
                 break
             order.append(key)
             del rank[key]
     return [*order, *rank]
-
-
-def _continuing(tree: NodeTree, node: int, context: Collection[BlockKey]) -> Iterator[int]:
-    """Yield the children of a node that begin with a block of a context."""
-    if node in tree.wide:
-        yield from (child for key in context if (child := tree.child(node, key)))
-    else:
-        for child in tree.children(node):
-            if tree.runs[child][0] in context and not tree.opens_turn[child]:
-                yield child
 
 
 class CacheWeaverPlanner(ReusePlanner):
@@ -83,8 +73,8 @@ class CacheWeaverPlanner(ReusePlanner):
             cache=cache,
         )
         self._prefers_most_served = prefers_most_served
-        self._served = ContextIndex(capacity_tokens)
-        self._ends: dict[tuple[str, str | int | None], int] = {}
+        self._served = PrefixIndex(capacity_tokens)
+        self._ends: dict[tuple[str, str | int | None], Node] = {}
         self._requests = 0
 
     def plan(
@@ -101,8 +91,7 @@ class CacheWeaverPlanner(ReusePlanner):
             blocks = request.unique_blocks
             order = cacheweaver_order(
                 blocks,
-                self._served.tree,
-                self._served.root(root),
+                self._served.roots.get(root),
                 prefers_most_served=self._prefers_most_served,
             )
             request = replace(request, blocks=tuple(blocks[key] for key in order))
@@ -115,7 +104,6 @@ class CacheWeaverPlanner(ReusePlanner):
         ids = list(request_ids)
         for request_id in ids:
             self._served.evict(_name(tenant or "", request_id))
-            self._tidy()
         return super().evict(ids, tenant)
 
     def _serve(self, plan: Plan, root: Hashable) -> None:
@@ -126,17 +114,12 @@ class CacheWeaverPlanner(ReusePlanner):
         name = _name(request.tenant, plan.request_id)
         self._requests += 1
         if request.history:
-            end = self._ends.get(conversation, 0)
+            end = self._ends.get(conversation)
             put = self._served.extend(end, root, keys, tokens, name, self._requests)
         else:
             put = self._served.insert(root, keys, tokens, name, self._requests)
         if request.conversation_id is not None:
             self._ends[conversation] = put.end
-        self._tidy()
-
-    def _tidy(self) -> None:
-        while self._served.tidy():
-            pass  # nobody waits for it
 
 
 def _name(tenant: str, request_id: str | int) -> str:

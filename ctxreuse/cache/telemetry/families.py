@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.planning.savings import Savings
 from ctxreuse.sharing.exchange import SharingStatistics
 

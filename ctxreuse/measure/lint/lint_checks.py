@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.index.explain import Cause, Explanation
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
@@ -27,6 +26,7 @@ from ctxreuse.measure.traces.varying_fronts import (
     front_variations,
     is_digest,
 )
+from ctxreuse.memory.explanations import Cause, Explanation
 
 _OFTEN = 0.1
 """Share of the requests from which on other tools count as changing."""

@@ -14,12 +14,13 @@ from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
-from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Cause, Explanation, SentPrompt, explain
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import Tokenizer, prompt_tokens, sent_blocks
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
+from ctxreuse.memory.explanations import Cause, Explanation, explain
+from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
@@ -73,12 +74,12 @@ class _SentPrompts:
 
     def __init__(self, fronts: Sequence[str]) -> None:
         self._fronts = fronts
-        self._prompts: list[SentPrompt] = []
+        self._prompts: list[SentEntry] = []
         self._with: dict[BlockId, deque[int]] = {}
         self._beginnings: dict[Hashable, int] = {}
         self._turns: dict[Hashable, int] = {}
 
-    def add(self, prompt: SentPrompt) -> None:
+    def add(self, prompt: SentEntry) -> None:
         number = len(self._prompts)
         self._prompts.append(prompt)
         for block_id in set(prompt.ids):
@@ -89,7 +90,7 @@ class _SentPrompts:
             for beginning in _beginnings(prompt, self._fronts):
                 self._beginnings[beginning] = number
 
-    def related(self, prompt: SentPrompt) -> list[SentPrompt]:
+    def related(self, prompt: SentEntry) -> list[SentEntry]:
         """Return, in order, the earlier prompts that can be closest to this one."""
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
         numbers = {
@@ -108,7 +109,7 @@ _FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
 """What stands in front of blocks: in plans, and in recorded requests."""
 
 
-def _beginnings(prompt: SentPrompt, fronts: Sequence[str]) -> Iterator[Hashable]:
+def _beginnings(prompt: SentEntry, fronts: Sequence[str]) -> Iterator[Hashable]:
     """Yield a name for each beginning of a prompt, the empty one included."""
     own = tuple([getattr(prompt, name) for name in fronts])
     for length in range(len(own), -1, -1):
@@ -120,14 +121,14 @@ def _beginnings(prompt: SentPrompt, fronts: Sequence[str]) -> Iterator[Hashable]
             yield (root, digest.digest())
 
 
-def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -> SentPrompt:
+def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -> SentEntry:
     blocks = sent_blocks(request, corpus)
     sent = request.sent or SentCall()
     system_tokens, conversation = sent.system_tokens, request.conversation_id
     if system_tokens is None:
         system_tokens = estimate_tokens(request.system or "")
     in_front = sent.tool_tokens + system_tokens if cache.is_hosted else 0
-    return SentPrompt(
+    return SentEntry(
         request_id=request.request_id,
         tenant=request.tenant,
         system=request.system,

@@ -15,9 +15,9 @@ from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import Policy, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.memory.sent_log import Entry
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.sharing import Entry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 

@@ -13,7 +13,6 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.index.explain import Explanation
 from ctxreuse.measure.replay.estimate import (
     TraceSummary,
 )
@@ -36,6 +35,7 @@ from ctxreuse.measure.results.stored_results import (
     readers_of,
 )
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
+from ctxreuse.memory.explanations import Explanation
 
 Level: TypeAlias = Literal["blocks", "tokens", "engine"]
 """What is counted, or by whom."""

@@ -10,7 +10,7 @@ from sent_prompts import prompt
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
-from ctxreuse.index.explain import Cause, explain
+from ctxreuse.memory.explanations import Cause, explain
 
 ANTHROPIC = anthropic(minimum=150)
 GEMINI = replace(cache_profile("gemini"), minimum=150)

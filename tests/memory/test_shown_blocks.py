@@ -11,8 +11,8 @@ from ctxreuse.context.rendering import (
     render_block,
     render_turn,
 )
-from ctxreuse.index import shown_blocks
-from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
+from ctxreuse.memory import conversations as module
+from ctxreuse.memory.conversations import EMPTY_HISTORY, Conversations, History
 
 A = ContextBlock(id="a", text="Paris is in France.")
 B = ContextBlock(id="b", text="Rome is in Italy.\nIt is old.")
@@ -366,9 +366,9 @@ def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_syste
     first, second = 1, 2
     conversations.remember("c", [], first, "system")
     assert conversations.end_of("c", "system") == first
-    assert conversations.end_of("c", None) == 0
-    assert conversations.end_of("other", "system") == 0
-    assert conversations.end_of(None, "system") == 0
+    assert conversations.end_of("c", None) is None
+    assert conversations.end_of("other", "system") is None
+    assert conversations.end_of(None, "system") is None
     conversations.remember("c", [], second, None)
     assert conversations.end_of("c", None) == second
 
@@ -387,7 +387,7 @@ def test_the_characters_that_are_hashed_are_bounded_by_the_history(monkeypatch):
         hashed.append(len(text))
         return text_digest(text)
 
-    monkeypatch.setattr(shown_blocks, "text_digest", counted)
+    monkeypatch.setattr(module, "text_digest", counted)
     conversations, text = retried(500), ("\n[Doc_1] " * 2_000).strip()
     history = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
     assert history.is_cut_short
@@ -410,8 +410,8 @@ def test_a_search_that_is_cut_short_finds_no_other_blocks(pieces):
     conversations = sent_in(*({1: one, 2: blocks[0]} for one in blocks))
     whole = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shown_blocks, "_LEAST_WORK", 0)
-        patch.setattr(shown_blocks, "_WORK_A_CHARACTER", 1)
+        patch.setattr(module, "_LEAST_WORK", 0)
+        patch.setattr(module, "_WORK_A_CHARACTER", 1)
         cut = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
     assert cut.labels.items() <= whole.labels.items()
     assert cut.used == whole.used

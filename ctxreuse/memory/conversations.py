@@ -8,6 +8,7 @@ holds digests but no text. Forgetting a conversation costs reuse, never content.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,9 +24,9 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
-from ctxreuse.context.flat_arrays import FlatOrderedDict
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.memory.prefix_index import Node
 
 _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
@@ -75,7 +76,7 @@ EMPTY_HISTORY = History({}, {}, frozenset())
 class _Record(NamedTuple):
     """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
-    end: int  # names the index node
+    end: Node
     system: bytes | None
     last_use: int
     opening_mark: int  # after how many blocks of its first turn a mark stands; -1 is none
@@ -93,8 +94,7 @@ class Conversations:
         self._max_conversations = max_conversations
         self._max_idle = max_idle
         self._max_blocks = max_blocks
-        # the fields of a `_Record`
-        self._records = FlatOrderedDict[str | int, tuple[Any, ...]]()
+        self._records: OrderedDict[str | int, _Record] = OrderedDict()
         self._requests = 0
         self.size = 0  # of the conversations' ids
         self.shown_size = 0  # of the blocks' ids
@@ -124,7 +124,7 @@ class Conversations:
         self,
         conversation_id: str | int,
         sent: Iterable[tuple[int, ContextBlock]],
-        end: int,
+        end: Node,
         system: bytes | None,
         opening_mark: int | None = None,
     ) -> None:
@@ -144,18 +144,19 @@ class Conversations:
         size -= sum([id_size(block_id) for _, _, block_id, _, _ in blocks[:too_many]])
         if opening_mark is None:
             opening_mark = -1 if record is None else record.opening_mark
-        fields = end, system, self._requests, opening_mark, blocks[too_many:], size
-        self._records[conversation_id] = fields
+        self._records[conversation_id] = _Record(
+            end, system, self._requests, opening_mark, blocks[too_many:], size
+        )
         self.size += id_size(conversation_id)
         self.shown_size += size
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
 
-    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> int:
-        """Return what names the index node where the last turn ends; 0 if it is not known."""
+    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> Node | None:
+        """Return the index node where the last turn ends; None if it is not known."""
         record = self._record(conversation_id)
         if record is None or record.system != system:
-            return 0
+            return None
         return record.end
 
     def opening_mark_of(
@@ -183,12 +184,11 @@ class Conversations:
             self.forget(next(iter(self._records)))
 
     def _record(self, conversation_id: str | int | None) -> _Record | None:
-        fields = None if conversation_id is None else self._records.get(conversation_id)
-        return None if fields is None else _Record(*fields)
+        return None if conversation_id is None else self._records.get(conversation_id)
 
     def _is_oldest_idle(self) -> bool:
         oldest = next(iter(self._records.values()), None)
-        return oldest is not None and _Record(*oldest).last_use < self._requests - self._max_idle
+        return oldest is not None and oldest.last_use < self._requests - self._max_idle
 
 
 def shown_in(

@@ -1,70 +1,24 @@
-"""What planners of one engine tell each other: what each has sent, and in which order."""
+"""What stands for tenants, system texts and blocks in the index, in files and in shared logs."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
-from ctxreuse.index.radix_tree import root_of
-from ctxreuse.ordering.repeats import Ranks, ranks_of
+from ctxreuse.memory.prefix_index import RequestId
+from ctxreuse.memory.sent_log import Entry, LostEntry, RatioEntry, SavedEntry
+
+Ranks: TypeAlias = tuple[int, ...]
+"""An order: the place of each of its blocks as they were retrieved, from 0."""
 
 
-class Marking(NamedTuple):
-    """How a prompt was marked for a cache that keeps only what is marked."""
-
-    marks: tuple[int, ...]  # the blocks before each, ascending
-    system_tokens: int
-    now: float | None  # seconds on the clock that planners share
-    is_alone: bool  # it counts for how likely prefixes come again
-
-
-class SentEntry(NamedTuple):
-    """A context that was sent; conversations' later turns are nobody else's."""
-
-    uid: bytes  # 16 bytes that name the request among those of all planners
-    tenant: bytes  # digests, as `system` and `keys`
-    system: bytes | None
-    keys: tuple[BlockKey, ...]  # as sent
-    weights: tuple[int, ...]  # the tokens of each, at least 1
-    ranks: tuple[int, ...]  # the place of each as retrieved, from 0
-    is_learnt: bool  # continuations were tried on it
-    is_labelled: bool = False
-    marking: Marking | None = None
-
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        return root_of(self.system, self.is_labelled)
-
-    def as_retrieved(self) -> dict[BlockKey, int]:
-        """Return the blocks with their weights in the retriever's order."""
-        order = sorted(range(len(self.keys)), key=self.ranks.__getitem__)
-        return {self.keys[n]: self.weights[n] for n in order}
-
-
-class LostEntry(NamedTuple):
-    """A request that the engine dropped from its cache, in whole or from a block on."""
-
-    uid: bytes
-    tenant: bytes
-    blocks: int | None  # still held, from the first on; None is an eviction of the request
-
-
-class RatioEntry(NamedTuple):
-    """How long a tenant's texts are in the engine's tokens, as far as that was learnt."""
-
-    tenant: bytes
-    system: bytes | None
-    learnt: tuple[float, ...]  # of `TokenRatio`
-
-
-Entry: TypeAlias = SentEntry | LostEntry
-"""What planners tell each other, and a journal holds."""
-
-SavedEntry: TypeAlias = Entry | RatioEntry
-"""What a file holds for the process that starts next."""
+def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> Ranks:
+    """Return the ranks of the blocks of an order."""
+    rank = {key: place for place, key in enumerate(retrieved)}
+    return tuple([rank[key] for key in order])
 
 
 class Keyed(Protocol):
@@ -155,15 +109,39 @@ class IndexNames:
         names = cast(list[BlockKey], self._keyed.keyed_each(weights))
         return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
 
-    def renamed(self, tenant: str, entry: SavedEntry) -> SavedEntry:
+    def uid(self, tenant: str, request_id: RequestId, begun_behind: bytes) -> bytes:
+        """Return 16 bytes that name a request in a file; ids are counted anew in each process."""
+        if isinstance(request_id, bytes):
+            return request_id
+        named = _named(tenant, request_id)
+        return hashlib.blake2b(named, digest_size=16, key=begun_behind).digest()
+
+    def renamed(self, entry: SavedEntry) -> SavedEntry:
         """Return an entry of a planner that takes no digests, by these names."""
         keyed = self._keyed
         assert keyed is not None
-        digest = bytes.fromhex(self.tenant(tenant))
+        tenant = self.tenant(entry.tenant)
         if isinstance(entry, LostEntry):
-            return entry._replace(tenant=digest)
+            return entry._replace(tenant=tenant)
+        assert not isinstance(entry.system, str)
         system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
         if isinstance(entry, RatioEntry):
-            return entry._replace(tenant=digest, system=system)
+            return entry._replace(tenant=tenant, system=system)
         keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
-        return entry._replace(tenant=digest, system=system, keys=tuple(keys))
+        return replace(entry, tenant=tenant, system=system, keys=tuple(keys))
+
+
+def told(sharing: Sharing, entry: Entry) -> Entry:
+    """Return an entry with the name that its request has in all planners that share."""
+    if isinstance(entry.request_id, bytes):
+        return entry
+    uid = sharing.own(_named(entry.tenant, entry.request_id))
+    if isinstance(entry, LostEntry):
+        return entry._replace(request_id=uid)
+    return replace(entry, request_id=uid, ids=())
+
+
+def _named(tenant: str, request_id: str | int) -> bytes:
+    # an integer may have more digits than Python writes in decimal
+    shown = f"{request_id:x}" if isinstance(request_id, int) else request_id
+    return encoded(f"{tenant} {type(request_id).__name__} {shown}")

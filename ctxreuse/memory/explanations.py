@@ -6,22 +6,19 @@ computed again. Counted in block tokens; labels, questions and annotations are l
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
+from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
+from ctxreuse.memory.sent_log import SentEntry
 
-_REMEMBERED_PROMPTS = 256
 _LONGEST_NAME = 60
-MOST_BLOCK_TOKENS = 2**40
-"""Tokens of a block count up to this, so that numbers stay printable."""
 
 
 class Cause(StrEnum):
@@ -70,28 +67,6 @@ _REASONS = {
     Cause.below_minimum: MissReason.below_minimum,
     Cause.never_written: MissReason.never_written,
 }
-
-
-class SentPrompt(NamedTuple):
-    """A prompt that was sent, without any text."""
-
-    request_id: str | int
-    tenant: str
-    system: str | bytes | None  # equal for equal texts; so are `tools` and `conversation`
-    is_later_turn: bool
-    after: str | int | None  # the request that the history ends with
-    keys: tuple[BlockKey, ...]  # of its own blocks, in order
-    ids: tuple[BlockId, ...]
-    tokens: tuple[int, ...]  # each at most `MOST_BLOCK_TOKENS`
-    is_labelled: bool = False
-    model: str = ""
-    key: str = ""  # routes it to a cache
-    tools: str | bytes = ""
-    front_tokens: int = 0  # of tools and system text
-    marks: tuple[int, ...] | None = None  # after how many blocks, ascending; None is not known
-    time_s: float | None = None  # of any clock
-    conversation: bytes | None = None
-    history: int = 0  # messages in front of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,56 +128,9 @@ class Explanation:
         )
 
 
-class PromptLog:
-    """The latest prompts of one tenant; a copy shares the original's, an unpickled one is empty."""
-
-    __slots__ = ("_prompts", "size")
-
-    def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
-        # (time, size, the fields of a prompt): the collector need not look into these
-        self._prompts: deque[tuple[int, int, tuple[Any, ...]]] = deque(maxlen=size)
-        self.size = 0
-
-    def add(self, time: int, prompt: SentPrompt) -> None:
-        """Remember a prompt; the oldest goes if there are too many."""
-        if len(self._prompts) == self._prompts.maxlen:
-            self.forget_oldest()
-        size = id_size(prompt.request_id) + ids_size(prompt.ids)
-        self._prompts.append((time, size, tuple(prompt)))
-        self.size += size
-
-    def forget_oldest(self) -> None:
-        """Forget the oldest prompt, if there is one."""
-        if self._prompts:
-            self.size -= self._prompts.popleft()[1]
-
-    def before(self, time: int) -> list[SentPrompt]:
-        """Return the remembered prompts that were planned before a time."""
-        prompts = list(self._prompts)  # one step: other threads append meanwhile
-        return [SentPrompt(*fields) for planned, _, fields in prompts if planned < time]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (PromptLog, ())
-
-
-class LoggedPrompt(NamedTuple):
-    """A prompt and when it was planned, by a clock that only goes forward."""
-
-    prompt: SentPrompt
-    log: PromptLog
-    time: int
-
-    def earlier(self) -> list[SentPrompt]:
-        """Return the prompts before it that the log still holds."""
-        return self.log.before(self.time)
-
-
 def explain(
-    prompt: SentPrompt,
-    earlier: Iterable[SentPrompt],
+    prompt: SentEntry,
+    earlier: Iterable[SentEntry],
     cached_tokens: int | None = None,  # of blocks; None takes all as still cached
     *,
     across_tenants: bool = False,  # reveals what other tenants sent
@@ -251,8 +179,8 @@ _IN_FRONT = {
 
 
 def _narrowed(
-    prompt: SentPrompt, opening: list[SentPrompt], cache: CacheProfile
-) -> Iterator[tuple[Cause | None, list[SentPrompt]]]:
+    prompt: SentEntry, opening: list[SentEntry], cache: CacheProfile
+) -> Iterator[tuple[Cause | None, list[SentEntry]]]:
     """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
     for name, cause in _IN_FRONT.items():
         if name == "key" and cache.key == "none":
@@ -270,7 +198,7 @@ class _Kept(NamedTuple):
     cause: Cause | None = None
 
 
-def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: CacheProfile) -> _Kept:
+def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheProfile) -> _Kept:
     """Return how much can be read of a prompt's first blocks, which an earlier one began with."""
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
@@ -300,7 +228,7 @@ def _kept(prompt: SentPrompt, blocks: int, before: list[SentPrompt], cache: Cach
     return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
 
 
-def _is_alive(one: SentPrompt, now: SentPrompt, cache: CacheProfile) -> bool:
+def _is_alive(one: SentEntry, now: SentEntry, cache: CacheProfile) -> bool:
     """Return whether what a prompt has written or read is kept until another is sent."""
     if cache.lifetime is None or one.time_s is None or now.time_s is None:
         return True
@@ -308,9 +236,9 @@ def _is_alive(one: SentPrompt, now: SentPrompt, cache: CacheProfile) -> bool:
 
 
 def _compared(
-    prompt: SentPrompt,
-    closest: SentPrompt,
-    before: list[SentPrompt],
+    prompt: SentEntry,
+    closest: SentEntry,
+    before: list[SentEntry],
     cached_tokens: int | None,
     cache: CacheProfile,
 ) -> Explanation:
@@ -330,7 +258,7 @@ def _compared(
     if evicted < cache.step_tokens:  # engines serve whole blocks of theirs
         evicted = 0
     lost = moved + unread + evicted
-    name = f"request {_named(closest.request_id)}"
+    name = f"request {_named(closest.own_id)}"
     begins = f"No earlier prompt begins as it does; the closest is {name}"
     if blocks:
         begins = (
@@ -362,7 +290,7 @@ def _compared(
     else:
         cause = Cause.new_blocks
         words = f"{begins}. {parts} No block from there on stands in that prompt."
-    return _explained(prompt, cause, words, closest.request_id, blocks, other, lost)
+    return _explained(prompt, cause, words, closest.own_id, blocks, other, lost)
 
 
 def _unread(cause: Cause, tokens: int, cache: CacheProfile) -> str:
@@ -388,7 +316,7 @@ def _unread(cause: Cause, tokens: int, cache: CacheProfile) -> str:
     )
 
 
-def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
+def _older(prompt: SentEntry, cached_tokens: int) -> Explanation:
     """Explain by what the index knows, where the remembered prompts say less."""
     total, blocks, shared = sum(prompt.tokens), 0, 0
     while blocks < len(prompt.tokens) and shared + prompt.tokens[blocks] <= cached_tokens:
@@ -403,7 +331,7 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
     return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
-def _later_turn(prompt: SentPrompt, before: list[SentPrompt], cache: CacheProfile) -> Explanation:
+def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheProfile) -> Explanation:
     turns = (
         one
         for one in reversed(before)
@@ -415,10 +343,10 @@ def _later_turn(prompt: SentPrompt, before: list[SentPrompt], cache: CacheProfil
         cause, why = rewritten
         lost = sum(last.tokens)
         words = (
-            f"It continues a conversation behind request {_named(last.request_id)}, but {why}: "
+            f"It continues a conversation behind request {_named(last.own_id)}, but {why}: "
             "what was sent there is computed again."
         )
-        return _explained(prompt, cause, words, last.request_id, lost_tokens=lost)
+        return _explained(prompt, cause, words, last.own_id, lost_tokens=lost)
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
         f"It continues a conversation{behind} and repeats what was sent there; "
@@ -428,9 +356,7 @@ def _later_turn(prompt: SentPrompt, before: list[SentPrompt], cache: CacheProfil
     return _explained(prompt, Cause.later_turn, words, prompt.after)
 
 
-def _rewritten(
-    prompt: SentPrompt, last: SentPrompt, cache: CacheProfile
-) -> tuple[Cause, str] | None:
+def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheProfile) -> tuple[Cause, str] | None:
     """Return why nothing of a conversation's last turn is read; None if all of it can be."""
     for name, cause in _IN_FRONT.items():
         is_in_front = name not in ("tenant", "is_labelled") and (
@@ -457,7 +383,7 @@ _STANDS_BEFORE = {
 }
 
 
-def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause | None) -> Explanation:
+def _apart(prompt: SentEntry, other: SentEntry, cause: Cause | None) -> Explanation:
     assert cause is not None, "only the last of the narrowed ones has none"
     blocks = _shared_blocks(prompt, other)
     lost = sum(prompt.tokens[:blocks])
@@ -465,7 +391,7 @@ def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause | None) -> Explan
     if cause is Cause.other_tenant:
         who = "Another tenant's prompt"
     else:
-        name, other_block = other.request_id, other.ids[0]
+        name, other_block = other.own_id, other.ids[0]
         who = f"Request {_named(name)}"
     words = (
         f"{who} began with the same {blocks} blocks ({lost:,} tokens), but "
@@ -475,7 +401,7 @@ def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause | None) -> Explan
 
 
 def _explained(
-    prompt: SentPrompt,
+    prompt: SentEntry,
     cause: Cause,
     words: str,
     closest: str | int | None = None,
@@ -484,7 +410,7 @@ def _explained(
     lost_tokens: int = 0,
 ) -> Explanation:
     return Explanation(
-        prompt.request_id,
+        prompt.own_id,
         cause,
         closest,
         shared_blocks,
@@ -496,11 +422,11 @@ def _explained(
     )
 
 
-def _closest(prompt: SentPrompt, others: Iterable[SentPrompt]) -> SentPrompt | None:
+def _closest(prompt: SentEntry, others: Iterable[SentEntry]) -> SentEntry | None:
     """Return the prompt of the longest common beginning, among equals of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
 
-    def closeness(numbered: tuple[int, SentPrompt]) -> tuple[int, int, int]:
+    def closeness(numbered: tuple[int, SentEntry]) -> tuple[int, int, int]:
         number, other = numbered
         common = sum(weight.get(key, 0) for key in set(other.keys))
         return (_shared_tokens(prompt, other), common, number)
@@ -509,16 +435,16 @@ def _closest(prompt: SentPrompt, others: Iterable[SentPrompt]) -> SentPrompt | N
     return None if best is None else best[1]
 
 
-def _shared_blocks(prompt: SentPrompt, other: SentPrompt) -> int:
+def _shared_blocks(prompt: SentEntry, other: SentEntry) -> int:
     pairs = zip(prompt.keys, other.keys, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _shared_tokens(prompt: SentPrompt, other: SentPrompt) -> int:
+def _shared_tokens(prompt: SentEntry, other: SentEntry) -> int:
     return sum(prompt.tokens[: _shared_blocks(prompt, other)])
 
 
-def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockId | None:
+def _changed(prompt: SentEntry, first: int, before: list[SentEntry]) -> BlockId | None:
     """Return a block, from the `first`-th on, that an earlier prompt has with another text."""
     seen = {key for other in before for key in other.keys}
     texts = {(type(id_), id_) for other in before for id_ in other.ids}

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 from sent_prompts import prompt
 
 from ctxreuse.context.cache_profile import vllm
-from ctxreuse.index.explain import Cause, Explanation, explain
+from ctxreuse.memory.explanations import Cause, Explanation, explain
 
 
 def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):
@@ -135,10 +136,10 @@ def test_a_block_with_another_text_under_its_id_is_said_so():
 
 
 def test_an_id_of_another_type_is_no_other_text():
-    before = prompt(0, "ax")._replace(ids=("a", 1))
-    now = prompt("now", "ay")._replace(ids=("a", "1"))
+    before = replace(prompt(0, "ax"), ids=("a", 1))
+    now = replace(prompt("now", "ay"), ids=("a", "1"))
     assert explain(now, [before]).cause is Cause.new_blocks
-    now = now._replace(ids=("a", 1))
+    now = replace(now, ids=("a", 1))
     assert explain(now, [before]).cause is Cause.other_text
 
 
@@ -354,8 +355,8 @@ def test_the_closest_prompt_is_the_one_of_the_longest_beginning_the_latest_of_eq
     ids=["short", "long", "very long", "huge", "negative", "surrogate", "escape"],
 )
 def test_huge_and_odd_ids_are_named_so_that_anyone_can_print_them(name, named):
-    before = prompt(name, "abc")._replace(ids=(name, "b", name))
-    parted = prompt("now", "abD")._replace(ids=("a", "b", name))
+    before = replace(prompt(name, "abc"), ids=(name, "b", name))
+    parted = replace(prompt("now", "abD"), ids=("a", "b", name))
     assert explain(parted, [before]).words == (
         f"It begins as request {named} does, for 2 of its 3 blocks (200 of 300 block tokens). "
         f"They part at block {named}, where the earlier prompt has {named}. "
@@ -368,7 +369,7 @@ def test_huge_and_odd_ids_are_named_so_that_anyone_can_print_them(name, named):
     assert explain(later, []).words.startswith(
         f"It continues a conversation behind request {named} and repeats what was sent there; "
     )
-    for now in (parted, parted._replace(request_id=name), later):
+    for now in (parted, replace(parted, request_id=name), later):
         assert str(explain(now, [before])).encode()
 
 
@@ -477,10 +478,10 @@ def test_other_tenants_prompts_change_nothing(named, cached):
 @given(st.lists(prompts, min_size=1, max_size=10), st.booleans())
 def test_no_system_text_and_no_other_tenants_name_or_request_is_told(named, across_tenants):
     renamed = [
-        one._replace(request_id=f"{one.tenant or 'own'}-{one.request_id}") for one in sent(named)
+        replace(one, request_id=f"{one.tenant or 'own'}-{one.request_id}") for one in sent(named)
     ]
     *before, now = renamed
-    now = now._replace(tenant="", request_id="now")
+    now = replace(now, tenant="", request_id="now")
     told = repr(explain(now, before, across_tenants=across_tenants))
     assert "secret" not in told
 

@@ -1,1 +1,0 @@
-"""What was sent, so probably stands in the engine's prefix cache."""

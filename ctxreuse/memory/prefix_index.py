@@ -1,0 +1,564 @@
+"""The prefix index: the tree of block sequences that were sent, so probably stand in the cache.
+
+A path from a root is a sent sequence; there is a root for each system text. Nodes hold *runs* of
+blocks (a radix tree), and children are found by their first block, whatever the fan-out; the
+papers' descent (ContextPilot Algorithm 1) is `ordering.paper.paper_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.lru_map import PartSize
+
+RequestId: TypeAlias = str | int | bytes
+"""What names a request; bytes are a request of another planner."""
+
+_REQUESTS_A_NODE = 4
+_VISITS = 256  # children looked at; then the search only goes down the heaviest
+_STEPS = 1 << 16
+_STEPS_A_BLOCK = 16
+_STEPS_A_BATCH = 1 << 20
+_STALE_LEAVES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction did.
+
+    Attributes:
+        requests: How many of the given request ids were known.
+        tokens: Block tokens that left the index.
+        unknown: The given request ids that the index does not hold.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    unknown: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatistics:
+    """Size of an index or, of a planner, of all its indexes together."""
+
+    nodes: int = 0  # without roots
+    tokens: int = 0
+    requests: int = 0
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
+    limits_reached: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def cut_short(self) -> int:
+        """How often any search since the start ended at the bound on its work."""
+        return sum(self.limits_reached.values())
+
+
+class _Ends:
+    """The ids of the requests that end at a node; an object, so that all can move in one step."""
+
+    __slots__ = ("ids", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ids: set[RequestId] = set()
+
+
+class Node:
+    """A run of blocks; of a root, or a later turn of a conversation, `edge` is no block."""
+
+    __slots__ = ("children", "edge", "ends", "last", "parent", "run", "uses", "weights")
+
+    def __init__(
+        self,
+        parent: Node | None,
+        edge: Hashable,  # by what it stands among its parent's children
+        run: tuple[BlockKey, ...],
+        weights: tuple[int, ...],
+        uses: int,  # requests that passed it
+        last: int,  # when that was; of what stands below, noted only once nothing does
+    ) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.run = run
+        self.weights = weights
+        self.uses = uses
+        self.last = last
+        self.ends: _Ends | None = None
+        self.children: dict[Hashable, Node] = _NO_CHILDREN
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether a later turn of a conversation begins here, where no other context may go on."""
+        return type(self.edge) is _Turn
+
+
+class _Turn:
+    """The edge of a later turn: equal to no other one, and no block."""
+
+    __slots__ = ()
+
+
+_NO_CHILDREN: dict[Hashable, Node] = {}
+"""Of every leaf; never changed."""
+
+
+class Inserted(NamedTuple):
+    """The node where a sequence ended, and how many blocks were there before."""
+
+    end: Node
+    blocks_before: int
+
+
+class Match(NamedTuple):
+    """The best cached path for a context."""
+
+    path: tuple[BlockKey, ...] = ()
+    weight: int = 0
+    is_cut_short: bool = False
+    is_greedy: bool = False
+
+    def note_limits(self, note_limit: Callable[[str], object]) -> None:
+        """Call a function with the name of each bound that was reached."""
+        if self.is_cut_short:
+            note_limit("cached_paths")
+        if self.is_greedy:
+            note_limit("greedy_paths")
+
+
+class SearchBudget:
+    """What searches for the requests of one batch and one tenant may compare together."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _STEPS_A_BATCH
+
+
+def root_of(system: bytes | None, is_labelled: bool) -> bytes | None:
+    """Return what a root is named after: the system text, and whether blocks have labels."""
+    if not is_labelled:
+        return system
+    return b"labelled" if system is None else system + b" labelled"
+
+
+class PrefixIndex:
+    """The tree of what one tenant has sent; not locked, its owner does that.
+
+    Invariants: no two children of a node begin with the same block, later turns apart; `tokens` is
+    the sum of all weights; nodes, tokens and request ids stay within their bounds, by evicting the
+    least recently used leaves, last blocks first, as engines do.
+    """
+
+    def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 40_000) -> None:
+        self.max_nodes = max_nodes
+        self._most_tokens = inf if capacity_tokens is None else capacity_tokens
+        self._number = 0  # of entries in the queue of leaves
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that was sent."""
+        self.roots: dict[Hashable, Node] = {}
+        self.node_count = self.block_count = self.tokens = 0
+        self._ends: dict[RequestId, _Ends] = {}  # the oldest first
+        self.ids_size = 0  # a long id counts several times
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap by last use; some are out of date
+
+    def leads_on(self, root: Hashable) -> bool:
+        """Return whether anything was sent behind a root."""
+        top = self.roots.get(root)
+        return top is not None and bool(top.children)
+
+    @property
+    def request_count(self) -> int:
+        """How many request ids are remembered."""
+        return len(self._ends)
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the index."""
+        return IndexStatistics(self.node_count, self.tokens, self.request_count)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        """Return whether a request of this id is remembered."""
+        return request_id in self._ends
+
+    def holds(self, end: Node) -> bool:
+        """Return whether a node is still part of the tree."""
+        return end.parent is not None or self.roots.get(end.edge) is end
+
+    def insert(
+        self,
+        root: Hashable,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: RequestId | None,
+        now: int,
+    ) -> Inserted:
+        """Record that a block sequence was sent."""
+        node, path = self._root_for(root, now), tuple(path)
+        done, size = 0, len(path)
+        while done < size:
+            child = node.children.get(path[done])
+            if child is None:
+                break
+            run = child.run
+            common = len(run)
+            if common > 1 and run != path[done : done + common]:
+                common = _common(run, path[done : done + common])
+                child = self._split(child, common)
+            node = child
+            node.uses += 1
+            done += common
+        before = done
+        if done < size:
+            node = self._grow(node, path[done], path[done:], weights[done:], now)
+        return self._ended(node, before, request_id, now)
+
+    def extend(
+        self,
+        end: Node | None,
+        root: Hashable,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: RequestId,
+        now: int,
+    ) -> Inserted:
+        """Record a later turn of a conversation: blocks behind everything that an end ends."""
+        node = end if end is not None and self.holds(end) else self._root_for(root, now)
+        if path:
+            node = self._grow(node, _Turn(), tuple(path), weights, now)
+        return self._ended(node, 0, request_id, now)
+
+    def evict(self, request_id: RequestId) -> int | None:
+        """Forget a request that the engine dropped (ContextPilot section 4.1); return its tokens.
+
+        What others sent, too, stays; None is a request that is not known.
+        """
+        node = self._forget_end(request_id)
+        return None if node is None else self._prune(node)
+
+    def trim(self, request_id: RequestId, blocks: int) -> int | None:
+        """Keep the first blocks of a request only; return what left, None if it is not known."""
+        ends = self._ends.get(request_id)
+        if ends is None:
+            return None
+        turn = [ends.node]
+        while turn[-1].parent is not None and not turn[-1].opens_turn:
+            turn.append(turn[-1].parent)
+        for node in reversed(turn):
+            length = len(node.run)
+            if blocks < length:
+                return self._cut(node, blocks)
+            blocks -= length
+        return 0
+
+    def oldest_use(self) -> int | None:
+        """Return when the least recently used leaf was used; None for an empty index."""
+        leaf = self._oldest_leaf()
+        return None if leaf is None else leaf.last
+
+    def evict_oldest(self, tokens: float) -> int:
+        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can."""
+        leaf = self._oldest_leaf()
+        if leaf is None:
+            return 0
+        keep, gone = len(leaf.run), 0
+        while keep and gone < tokens:
+            keep -= 1
+            gone += leaf.weights[keep]
+        return self._cut(leaf, keep) if keep < len(leaf.run) else 0
+
+    def evict_oldest_leaf(self) -> int:
+        """Take out the least recently used leaf, if there is one; return its tokens."""
+        return self.evict_oldest(inf)
+
+    def forget_oldest_request(self) -> None:
+        """Forget the id that was remembered first; what the request sent stays."""
+        if self._ends:
+            node = self._forget_end(next(iter(self._ends)))
+            if node is not None and node.parent is None:
+                self._prune(node)
+
+    def search(
+        self,
+        root: Hashable,
+        context: Mapping[BlockKey, int],
+        budget: SearchBudget | None = None,
+        first: BlockKey | None = None,
+    ) -> Match:
+        """Return the path of most weight that uses only blocks of the context.
+
+        At a node only children whose block is in the context can go on. Ties go to the path that
+        more requests share, then to the retriever's rank.
+
+        Args:
+            root: What the root is named after.
+            context: The weight of each block, in the retriever's order.
+            budget: What all searches of a batch may compare together; None is this one's own.
+            first: The block that a path has to begin with; None is any.
+        """
+        top = self.roots.get(root)
+        if top is None:
+            return Match()
+        best_weight = best_uses = 0
+        best: tuple[Node, int] | None = None
+        rank: dict[BlockKey, int] = {}  # filled where paths tie
+        size, visits, is_greedy = len(context), 0, False
+        own = _STEPS_A_BLOCK * size
+        most = steps = own + (_STEPS if budget is None else min(_STEPS, budget.left))
+        stack = [(0, top)]
+        while stack and steps >= 0:
+            above, node = stack.pop()
+            children = node.children
+            if len(children) > size:
+                steps -= size
+                found = [children[key] for key in context if key in children]
+            else:
+                steps -= len(children)
+                found = [child for key, child in children.items() if key in context]
+            if first is not None and node is top:
+                found = [child for child in found if child.edge == first]
+            visits += len(found)
+            complete: list[tuple[int, Node]] = []
+            for child in found:
+                weight, matched, run = above, 0, child.run
+                for key in run:
+                    share = context.get(key)
+                    if share is None:
+                        break
+                    weight += share
+                    matched += 1
+                steps -= matched
+                if weight >= best_weight:  # seldom
+                    uses = child.uses
+                    better = weight > best_weight or uses > best_uses
+                    if not better and uses == best_uses and best is not None:
+                        rank = rank or {key: place for place, key in enumerate(context)}
+                        better = _ranks_before(child, best[0], rank)
+                    if better:
+                        best_weight, best_uses, best = weight, uses, (child, matched)
+                if matched == len(run) and child.children:
+                    complete.append((weight, child))
+                if steps < 0:
+                    break
+            if complete:
+                complete.sort(key=itemgetter(0))
+                if visits > _VISITS:
+                    is_greedy = is_greedy or len(stack) + len(complete) > 1
+                    stack = complete[-1:]
+                else:
+                    stack += complete  # the heaviest on top: depth first, greedy first
+        if budget is not None:
+            budget.left = max(0, budget.left + own - (most - steps))
+        path = () if best is None else _path_to(*best)
+        return Match(path, best_weight, steps < 0, is_greedy)
+
+    def sent_prefix(self, root: Hashable, path: Sequence[BlockKey]) -> int:
+        """Return how many leading blocks of a path were sent before, in this order."""
+        done, node = 0, self.roots.get(root)
+        while node is not None and done < len(path):
+            node = node.children.get(path[done])
+            for key in () if node is None else node.run:
+                if done == len(path) or path[done] != key:
+                    return done
+                done += 1
+        return done
+
+    def _root_for(self, root: Hashable, now: int) -> Node:
+        node = self.roots.get(root)
+        if node is None:
+            node = self.roots[root] = Node(None, root, (), (), 0, now)
+        return node
+
+    def _grow(
+        self,
+        parent: Node,
+        edge: Hashable,
+        run: tuple[BlockKey, ...],
+        weights: Sequence[int],
+        now: int,
+    ) -> Node:
+        node = Node(parent, edge, run, tuple(weights), 1, now)
+        if parent.children is _NO_CHILDREN:
+            parent.children = {}
+        parent.children[edge] = node
+        self.node_count += 1
+        self.block_count += len(run)
+        self.tokens += sum(node.weights)
+        return node
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node's run in two; return the upper part, which is new."""
+        parent, edge = node.parent, node.edge
+        assert parent is not None, "a root has no run"
+        upper = Node(parent, edge, node.run[:length], node.weights[:length], node.uses, node.last)
+        parent.children[edge] = upper
+        node.run, node.weights = node.run[length:], node.weights[length:]
+        node.parent, node.edge = upper, node.run[0]
+        upper.children = {node.edge: node}
+        self.node_count += 1
+        return upper
+
+    def _ended(self, node: Node, before: int, request_id: RequestId | None, now: int) -> Inserted:
+        """Note that a request ends at a node, and keep the bounds."""
+        node.last = now
+        if request_id is not None:
+            earlier = self._forget_end(request_id)
+            if earlier is not None and earlier is not node and earlier.parent is None:
+                self._prune(earlier)
+            node.ends = ends = node.ends or _Ends(node)
+            ends.ids.add(request_id)
+            self._ends[request_id] = ends
+            self.ids_size += id_size(request_id)
+        self._note_leaf(node)
+        while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
+            self.forget_oldest_request()
+        while self.node_count > self.max_nodes:
+            self.evict_oldest_leaf()
+        while self.tokens > self._most_tokens:
+            self.evict_oldest(self.tokens - self._most_tokens)
+        return Inserted(node, before)
+
+    def _forget_end(self, request_id: RequestId) -> Node | None:
+        """Forget a request's id; return where it ended, None if it is not known."""
+        ends = self._ends.pop(request_id, None)
+        if ends is None:
+            return None
+        self.ids_size -= id_size(request_id)
+        ends.ids.discard(request_id)
+        if not ends.ids:
+            ends.node.ends = None
+        return ends.node
+
+    def _prune(self, node: Node) -> int:
+        """Take out a node, and those above it, as far as nothing stands or ends there."""
+        gone = 0
+        while not node.children and node.ends is None:
+            parent = node.parent
+            if parent is None:
+                if self.roots.get(node.edge) is node:
+                    del self.roots[node.edge]
+                return gone
+            gone += self._unlink(node)
+            parent.last = max(parent.last, node.last)
+            node = parent
+        self._note_leaf(node)
+        return gone
+
+    def _cut(self, node: Node, keep: int) -> int:
+        """Take out all behind the first `keep` blocks of a node; return the tokens that leave.
+
+        Requests that ended there end at what is left of their turn; where nothing is, they are
+        forgotten.
+        """
+        if keep:
+            holder, tops = node, list(node.children.values())
+            gone = sum(node.weights[keep:])
+            self.tokens -= gone
+            self.block_count -= len(node.run) - keep
+            node.run, node.weights = node.run[:keep], node.weights[:keep]
+        else:
+            assert node.parent is not None, "a root has no run"
+            holder, tops, gone = node.parent, [node], 0
+        is_kept = holder.parent is not None
+        stack = [(top, is_kept and not top.opens_turn) for top in tops]
+        while stack:
+            one, is_same_turn = stack.pop()
+            stack += [(two, is_same_turn and not two.opens_turn) for two in one.children.values()]
+            holder.last = max(holder.last, one.last)
+            if one.ends is not None:
+                self._move_ends(one, holder if is_same_turn else None)
+            gone += self._unlink(one)
+            one.children = _NO_CHILDREN
+        if holder.parent is None:
+            self._prune(holder)
+        else:
+            self._note_leaf(holder)
+        return gone
+
+    def _move_ends(self, node: Node, holder: Node | None) -> None:
+        """Let the requests that end at a node end at another one; None forgets them."""
+        moved, node.ends = node.ends, None
+        assert moved is not None
+        if holder is None:
+            for request_id in moved.ids:
+                del self._ends[request_id]
+                self.ids_size -= id_size(request_id)
+        elif holder.ends is None:
+            holder.ends, moved.node = moved, holder
+        else:
+            fewer, more = sorted((moved, holder.ends), key=lambda ends: len(ends.ids))
+            more.ids |= fewer.ids
+            self._ends.update(dict.fromkeys(fewer.ids, more))
+            holder.ends, more.node = more, holder
+
+    def _unlink(self, node: Node) -> int:
+        """Take a node out of its parent's children; return its tokens."""
+        parent, tokens = node.parent, sum(node.weights)
+        assert parent is not None, "a root goes in another way"
+        if parent.children.pop(node.edge, None) is not None and not parent.children:
+            parent.children = _NO_CHILDREN
+        node.parent = None
+        self.node_count -= 1
+        self.block_count -= len(node.run)
+        self.tokens -= tokens
+        return tokens
+
+    def _note_leaf(self, node: Node) -> None:
+        """Queue a node for eviction if nothing stands below it."""
+        if node.children or node.parent is None:
+            return
+        if len(self._leaves) > _STALE_LEAVES + 2 * self.node_count:
+            self._leaves = [one for one in self._leaves if _is_due(one)]
+            heapify(self._leaves)
+        self._number += 1
+        heappush(self._leaves, (node.last, self._number, node))
+
+    def _oldest_leaf(self) -> Node | None:
+        while self._leaves and not _is_due(self._leaves[0]):
+            heappop(self._leaves)
+        return self._leaves[0][2] if self._leaves else None
+
+
+def _is_due(entry: tuple[int, int, Node]) -> bool:
+    """Return whether an entry of the queue is a leaf still that was not used since."""
+    last, _, node = entry
+    return node.last == last and not node.children and node.parent is not None
+
+
+def _common(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:
+    """Return how many blocks two sequences begin with alike."""
+    common = 0
+    for one, other in zip(run, path, strict=False):
+        if one != other:
+            break
+        common += 1
+    return common
+
+
+def _ranks_before(node: Node, best: Node, rank: Mapping[BlockKey, int]) -> bool:
+    """Return whether a path goes, where it parts from another one, to a better ranked block."""
+    ours, theirs = list(_upwards(node)), list(_upwards(best))
+    while len(ours) > 1 and len(theirs) > 1 and ours[-1] is theirs[-1]:
+        ours.pop()
+        theirs.pop()
+    return rank[ours[-1].run[0]] < rank[theirs[-1].run[0]]
+
+
+def _upwards(node: Node) -> Iterator[Node]:
+    """Yield a node and those above it, roots left out."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
+    """Return the blocks from the root to the `matched`-th block of a node's run."""
+    above = [one.run for one in _upwards(node)][1:]
+    return tuple(chain(*reversed(above), node.run[:matched]))

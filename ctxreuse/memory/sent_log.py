@@ -1,0 +1,183 @@
+"""What one tenant's requests sent, oldest first: what is explained, saved and shared."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
+from ctxreuse.memory.prefix_index import RequestId, root_of
+
+COMPARED: Final = 256
+"""So many prompts before one are compared with it."""
+MOST_BLOCK_TOKENS: Final = 2**40
+"""Tokens of a block count up to this, so that numbers stay printable."""
+_MOST_BLOCKS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentEntry:
+    """All that a request sent, as digests and numbers: no text.
+
+    Attributes:
+        request_id: Its id; bytes name a request of another planner.
+        tenant: As the index names it.
+        system: Equal for equal system texts; so are `tools` and `conversation`.
+        keys: Its blocks in order, as the index names them.
+        tokens: The tokens of each.
+        ranks: The place of each as retrieved, from 0.
+        ids: The id of each, of this planner's own requests.
+        is_labelled: Whether its blocks have labels.
+        is_later_turn: Whether a history stands before it: it is nobody else's then.
+        front_tokens: Tokens of tools and system text.
+        marks: After how many blocks marks stand, ascending; None is not known.
+        time_s: When it was sent, in seconds of any clock.
+        is_alone: Whether it was planned by itself: it counts for how likely prefixes come again.
+        conversation: What stands for its conversation.
+        history: Messages in front of it.
+        after: The request that its history ends with.
+        model: The model that was asked.
+        key: What routes it to a cache.
+        tools: What stands for its tools.
+    """
+
+    request_id: RequestId
+    tenant: str
+    system: str | bytes | None = None
+    keys: tuple[BlockKey, ...] = ()
+    tokens: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    ids: tuple[BlockId, ...] = ()
+    is_labelled: bool = False
+    is_later_turn: bool = False
+    front_tokens: int = 0
+    marks: tuple[int, ...] | None = None
+    time_s: float | None = None
+    is_alone: bool = True
+    conversation: bytes | None = None
+    history: int = 0
+    after: str | int | None = None
+    model: str = ""
+    key: str = ""
+    tools: str | bytes = ""
+
+    @property
+    def own_id(self) -> str | int:
+        """The id of a request of this planner."""
+        assert not isinstance(self.request_id, bytes), "it is another planner's"
+        return self.request_id
+
+    @property
+    def root(self) -> bytes | None:
+        """What its root in the index is named after."""
+        assert not isinstance(self.system, str), "the index has digests"
+        return root_of(self.system, self.is_labelled)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The tokens of each block, but at least 1, for its label."""
+        return tuple([tokens or 1 for tokens in self.tokens])
+
+    def as_retrieved(self) -> dict[BlockKey, int]:
+        """Return the blocks with their weights in the retriever's order."""
+        weights = self.weights
+        order = sorted(range(len(self.keys)), key=self.ranks.__getitem__)
+        return {self.keys[n]: weights[n] for n in order}
+
+
+class LostEntry(NamedTuple):
+    """A request that the engine dropped from its cache, in whole or from a block on."""
+
+    request_id: RequestId
+    tenant: str
+    blocks: int | None  # still held, from the first on; None is an eviction of the request
+
+
+class RatioEntry(NamedTuple):
+    """How long a tenant's texts are in the engine's tokens, as far as that was learnt."""
+
+    tenant: str
+    system: bytes | None
+    learnt: tuple[float, ...]  # of `TokenRatio`
+
+
+Entry: TypeAlias = SentEntry | LostEntry
+"""What planners tell each other, and a log holds."""
+
+SavedEntry: TypeAlias = Entry | RatioEntry
+"""What a file holds for the process that starts next."""
+
+
+class Logged(NamedTuple):
+    """An entry and its time on the planner's clock, which only goes forward."""
+
+    time: int
+    entry: Entry
+
+
+class SentLog:
+    """The latest entries of one tenant; a copy shares the original's, an unpickled one is empty."""
+
+    __slots__ = ("_logged", "size")
+
+    def __init__(self) -> None:
+        self._logged: deque[Logged] = deque()
+        self.size = 0
+
+    def add(self, time: int, entry: Entry) -> None:
+        """Remember an entry; the oldest go over the bound."""
+        self._logged.append(Logged(time, entry))
+        self.size += _size(entry)
+        while self.size > _MOST_BLOCKS and len(self._logged) > 1:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest entry, if there is one."""
+        if self._logged:
+            self.size -= _size(self._logged.popleft().entry)
+
+    def replay(self) -> list[Logged]:
+        """Return what is remembered, oldest first, without conversations' later turns."""
+        return [
+            one
+            for one in list(self._logged)  # one step: other threads append meanwhile
+            if isinstance(one.entry, LostEntry) or not one.entry.is_later_turn
+        ]
+
+    def before(self, time: int) -> list[SentEntry]:
+        """Return the latest prompts before a time, the latest last."""
+        return list(islice(self._before(time), COMPARED))[::-1]
+
+    def _before(self, time: int) -> Iterator[SentEntry]:
+        for time_then, entry in reversed(list(self._logged)):
+            if time_then >= time or isinstance(entry, LostEntry):
+                continue
+            if not isinstance(entry.request_id, bytes):  # of those the blocks' ids are not known
+                yield entry
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SentLog:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SentLog, ())
+
+
+class LoggedPrompt(NamedTuple):
+    """A prompt, where it is remembered, and its time there."""
+
+    prompt: SentEntry
+    log: SentLog
+    time: int
+
+    def earlier(self) -> list[SentEntry]:
+        """Return the prompts before it that the log still holds, at most 256."""
+        return self.log.before(self.time)
+
+
+def _size(entry: Entry) -> int:
+    if isinstance(entry, LostEntry):
+        return 1
+    return max(1, len(entry.keys), ids_size(entry.ids) + id_size(entry.request_id))
