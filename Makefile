@@ -12,7 +12,7 @@ SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
 # Python keeps what it compiled, whatever it is told elsewhere: tests start it often
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
-CORE_TESTS := $(addprefix tests/,adapters cache context memory ordering planning sharing words)
+CORE_TESTS := $(addprefix tests/,adapters cache context memory planning policy sharing words)
 # a server of the user's own is used as it is
 START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $(PORT)
 PUBLIC_DATA = $(BIN)/python benchmarks/public_data

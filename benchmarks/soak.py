@@ -29,8 +29,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.memory.tenant_state import Bounds
 from ctxreuse.planning import retrieved_order
-from ctxreuse.planning.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
 TENANTS = 1_000

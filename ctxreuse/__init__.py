@@ -1,7 +1,6 @@
 """ctxreuse: retrieved blocks in, prompts that hit the engine's prefix cache out."""
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profile
 from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import CtxreuseError
@@ -9,6 +8,7 @@ from ctxreuse.memory.prefix_index import Evicted
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, cache_profile
 
 __version__ = "0.1.0"
 

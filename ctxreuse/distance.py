@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxreuse.context.checks import checked_integer, checked_list, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.ordering import paper
+from ctxreuse.policy import paper
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,6 @@ from ctxreuse.context.blocks import (
     Message,
     checked_blocks,
 )
-from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     checked_choice,
     checked_each,
@@ -55,6 +54,10 @@ from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, Tracing
+from ctxreuse.policy.ready import ready_policies
+from ctxreuse.policy.reuse import REUSE
+from ctxreuse.policy.view import Policy
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile, cache_profile
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
@@ -143,6 +146,7 @@ class ReusePlanner(FixedSettings):
             cache=_checked_cache(cache),
             keep_best=keep_best,
         )
+        self._policies = ready_policies(self._settings.alpha)
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)
         self._shared_log = shared_log
@@ -280,7 +284,7 @@ class ReusePlanner(FixedSettings):
     def plan(
         self,
         request: ContextRequest,
-        strategy: Strategy = "reuse",
+        strategy: Strategy | Policy = "reuse",
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
@@ -289,7 +293,8 @@ class ReusePlanner(FixedSettings):
 
         Args:
             request: What the application is about to send.
-            strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
+            strategy: "reuse", "paper" (Algorithms 1 and 2), "none" (as retrieved), or a
+                `ctxreuse.policy.view.Policy` of your own.
             deduplicate: As in `ReusePlanner`; None is the planner's own setting.
             now: Seconds on a clock that never goes back, for caches whose entries expire; None
                 takes all as alive. Planners that share a log or a file need one clock:
@@ -303,11 +308,10 @@ class ReusePlanner(FixedSettings):
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
-        if strategy not in _STRATEGIES:
-            check_strategy(strategy)
+        policy = self._policy(strategy)
         _check_now(now)
         began = time.perf_counter()
-        plan = self._sharded(self._planning.plan(request, strategy, deduplicate, now), now)
+        plan = self._sharded(self._planning.plan(request, policy, deduplicate, now), now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -322,12 +326,12 @@ class ReusePlanner(FixedSettings):
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
         _check_now(now)
-        return self._planning.preview(request, "reuse", deduplicate, now)
+        return self._planning.preview(request, REUSE, deduplicate, now)
 
     def plan_batch(
         self,
         requests: Iterable[ContextRequest],
-        strategy: Strategy = "reuse",
+        strategy: Strategy | Policy = "reuse",
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
@@ -350,16 +354,23 @@ class ReusePlanner(FixedSettings):
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
-        if strategy not in _STRATEGIES:
-            check_strategy(strategy)
+        policy = self._policy(strategy)
         _check_now(now)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, strategy, deduplicate, now)
+        planned = self._planning.plan_batch(batch, policy, deduplicate, now)
         if self._rates is not None:
             plans = tuple([self._sharded(plan, now) for plan in planned.plans])
             planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
+
+    def _policy(self, strategy: Strategy | Policy) -> Policy:
+        """Return the policy of a name, or the one that is given."""
+        if isinstance(strategy, Policy):
+            return strategy
+        if strategy not in _STRATEGIES:
+            check_strategy(strategy)
+        return self._policies[strategy]
 
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
         """Return a plan that knows into how many parts its prefix group is divided."""

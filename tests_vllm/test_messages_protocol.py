@@ -12,7 +12,7 @@ from engine import Engine
 
 from ctxreuse import ContextRequest, Plan, ReusePlanner
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
-from ctxreuse.context.cache_profile import CacheProfile, cache_profile
+from ctxreuse.rules.cache_profile import CacheProfile, cache_profile
 from ctxreuse.serving import Completion, EngineClient
 
 SYSTEM = "Answer from the records."

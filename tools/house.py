@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CEILINGS = Path(__file__).with_name("house.json")
 IMPORT_ROOTS = (".", "integrations", "agents")
 PRODUCT = ("ctxreuse", "integrations", "agents")
-EXAMPLE_POLICY = "ctxreuse/ordering/online.py"
+EXAMPLE_POLICY = "examples/policy_by_id.py"
 TEST_TIMES = ".cache/test.xml"  # what `make test` writes
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import ctxreuse
-from ctxreuse.context.cache_profile import VLLM, CacheProfile, cache_profile, profile_spec
 from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.measure.bench.live_engine import LiveEngine
@@ -29,7 +28,7 @@ from ctxreuse.measure.replay.policies import (
     PAPERS_BATCH,
     POLICIES,
     TODAY,
-    Policy,
+    MeasuredPolicy,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.run_result import Run, RunResult
@@ -43,6 +42,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile, cache_profile, profile_spec
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
@@ -303,7 +303,7 @@ def read_workload(config: DataConfig, progress: Progress = no_progress) -> Workl
     return replace(make_workload(title, dataset.questions, found), notes=dataset.notes)
 
 
-def _policies(config: BenchConfig, notes: list[str]) -> Sequence[Policy]:
+def _policies(config: BenchConfig, notes: list[str]) -> Sequence[MeasuredPolicy]:
     policies = [*POLICIES[:1], *framework_policies(notes), *POLICIES[1:3], CACHEWEAVER]
     policies += POLICIES[3:]
     if config.contextpilot_python is not None:
@@ -505,7 +505,7 @@ class RunMatrix:
     """The runs of a benchmark."""
 
     workload: Workload
-    policies: Sequence[Policy]
+    policies: Sequence[MeasuredPolicy]
     capacities: Sequence[int | None]
     k: int
     ks: Sequence[int]
@@ -530,7 +530,7 @@ class RunMatrix:
         }
         return [run for part in parts for run in makers[part]()]
 
-    def _run(self, policy: Policy, trace: Sequence[TraceRequest], **fields: Any) -> Run:
+    def _run(self, policy: MeasuredPolicy, trace: Sequence[TraceRequest], **fields: Any) -> Run:
         has_turns = self.workload.has_turns
         usual = USUAL_SESSIONS if has_turns and self.seed is not None else None
         run = Run(policy, trace, deduplicate=has_turns, k=self.k, sessions=usual)

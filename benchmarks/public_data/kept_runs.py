@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.results.stored_results import run_result
+from ctxreuse.rules.cache_profile import VLLM
 
 Kept: TypeAlias = RunResult | BatchTooLargeError
 _Key: TypeAlias = tuple[object, ...]

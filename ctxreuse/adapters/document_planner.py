@@ -15,9 +15,9 @@ from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.ordering.batch import depth_first_order
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.policy.view import depth_first_order
 
 AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
 """Where annotations go: behind the documents where a chain shows them, the metadata, or nowhere."""

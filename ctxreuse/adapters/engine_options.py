@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxreuse.context.cache_marks import cache_options, mark_field
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
+from ctxreuse.rules.cache_marks import cache_options, mark_field
+from ctxreuse.rules.cache_profile import CacheProfile
 
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""

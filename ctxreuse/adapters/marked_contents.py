@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.cache_marks import MarkField, mark_value
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.prompt_forms import cut_content, marked_prompt
+from ctxreuse.rules.cache_marks import MarkField, mark_value
+from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.prompt_forms import cut_content, marked_prompt
 
 
 class TextPosition(NamedTuple):

@@ -35,12 +35,10 @@ from ctxreuse.context.blocks import (
     OpenAIMessage,
     texts_to_show,
 )
-from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.context.prompt_forms import PromptForm, prompt_body
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -52,6 +50,8 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
 
 MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""

@@ -29,11 +29,11 @@ from ctxreuse.adapters.standing_documents import (
     render_joined,
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan, shard_of
+from ctxreuse.rules.cache_profile import CacheProfile
 
 _MOST_CONTEXTS = 64
 _SPEAKERS = ("user", "assistant")

@@ -19,14 +19,14 @@ from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.adapters.standing_documents import shows_several
 from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, cut
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan, shard_of
+from ctxreuse.policy.batch import prefix_order
+from ctxreuse.rules.cache_profile import CacheProfile
 
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100

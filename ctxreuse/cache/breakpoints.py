@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import NamedTuple
 
-from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import encoded
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import (
     checked_each,
     checked_integer,
@@ -18,6 +16,8 @@ from ctxreuse.context.checks import (
     checked_number,
 )
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
 
 
 class PromptPiece(NamedTuple):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 
 from ctxreuse.cache.breakpoints import PromptPiece, UnreadWrites, checked_pieces, prefixes_of
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile
 
 
 class StepCache:

@@ -9,7 +9,6 @@ import typer
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
 from ctxreuse.cli.terminal import put, say, show
-from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.measure.doctor import (
     DoctorConfig,
     examine,
@@ -22,6 +21,7 @@ from ctxreuse.measure.lint import lint
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, PRICES, option
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.traces.recording_folder import read_recording
+from ctxreuse.rules.cache_profile import cache_profile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
 from ctxreuse.cli.terminal import check_outputs, progress, put, say, show
-from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.measure.bench.recorded_bench import (
     BenchConfig,
     bench_output,
@@ -26,6 +25,7 @@ from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_sa
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
+from ctxreuse.rules.cache_profile import cache_profile
 
 
 @dataclass(frozen=True, kw_only=True)

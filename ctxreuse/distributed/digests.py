@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 
 from ctxreuse.context.blocks import ContextRequest, encoded
+from ctxreuse.distributed.group_tree import Contexts
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS
-from ctxreuse.ordering.group_tree import Contexts
 
 _BYTES = 8
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.distributed.digests import conversation_digest, reproducible_order
+from ctxreuse.distributed.prefix_groups import batch_order, prefix_groups
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
-from ctxreuse.ordering.prefix_groups import batch_order, prefix_groups
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 

@@ -11,10 +11,10 @@ import numpy as np
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.distributed.digests import contexts_of
+from ctxreuse.distributed.group_tree import Contexts
+from ctxreuse.distributed.partitions import Partitioning, partition
 from ctxreuse.distributed.rows import ColumnReader, Row
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
-from ctxreuse.ordering.group_tree import Contexts
-from ctxreuse.ordering.partitions import Partitioning, partition
 from ctxreuse.planner import ReusePlanner
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.sent_log import SentEntry
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _LONGEST_NAME = 60
 

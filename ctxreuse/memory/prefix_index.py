@@ -96,10 +96,10 @@ class Node:
     @property
     def opens_turn(self) -> bool:
         """Whether a later turn of a conversation begins here, where no other context may go on."""
-        return type(self.edge) is _Turn
+        return type(self.edge) is _TurnEdge
 
 
-class _Turn:
+class _TurnEdge:
     """The edge of a later turn: equal to no other one, and no block."""
 
     __slots__ = ()
@@ -232,7 +232,7 @@ class PrefixIndex:
         """Record a later turn of a conversation: blocks behind everything that an end ends."""
         node = end if end is not None and self.holds(end) else self._root_for(root, now)
         if path:
-            node = self._grow(node, _Turn(), tuple(path), weights, now)
+            node = self._grow(node, _TurnEdge(), tuple(path), weights, now)
         return self._ended(node, 0, request_id, now)
 
     def evict(self, request_id: RequestId) -> int | None:

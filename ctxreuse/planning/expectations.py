@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 ANSWERS: Final = 200
 """Answers that one judgement rests on."""

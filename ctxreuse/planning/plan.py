@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, turn_parts, without_blank_parts
 from ctxreuse.context.miss_reasons import reported_miss
-from ctxreuse.context.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 from ctxreuse.context.rendering import (
     Reference,
     SentBlock,
@@ -25,6 +22,9 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""

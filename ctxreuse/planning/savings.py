@@ -8,11 +8,11 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import CacheProfile, profile_spec
 from ctxreuse.context.checks import checked_number
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile, profile_spec
 
 Mode: TypeAlias = Literal["active", "shadow"]
 """Whether plans are carried out, or only counted."""

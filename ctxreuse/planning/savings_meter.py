@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -32,6 +30,8 @@ from ctxreuse.planning.savings import (
     ReportedUsage,
     Savings,
 )
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""

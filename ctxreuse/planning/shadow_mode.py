@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
-from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
-from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter, added_tokens
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.policy.as_retrieved import AS_RETRIEVED
+from ctxreuse.policy.view import Policy
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM
 
 
 class _Arrived(NamedTuple):
@@ -32,8 +34,7 @@ class ShadowPlanner:
     """Two planners: one sends as retrieved, the other plans the same requests; counts both."""
 
     def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
-        cache = settings.cache if settings.cache.has_marks else VLLM
-        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False, cache=cache))
+        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
         self._cache = settings.cache
         self._templates = settings.templates
         self._planned = TenantPlanner(settings)
@@ -42,29 +43,29 @@ class ShadowPlanner:
     def plan(
         self,
         request: ContextRequest,
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> Plan:
         """Return a plan that sends the request as retrieved."""
         arrived = self._send(request, deduplicate, now)
-        self._note([arrived], strategy, now)
+        self._note([arrived], policy, now)
         return arrived.sent
 
     def preview(
         self,
         request: ContextRequest,
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return; only what is sent counts."""
-        return _unmarked(self._as_sent.preview(request, "none", deduplicate=False))
+        return _unmarked(self._as_sent.preview(request, AS_RETRIEVED, deduplicate=False))
 
     def plan_batch(
         self,
         requests: Sequence[ContextRequest],
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> BatchPlan:
@@ -72,7 +73,7 @@ class ShadowPlanner:
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
         arrived = [self._send(request, deduplicate, now) for request in requests]
-        self._note(arrived, strategy, now)
+        self._note(arrived, policy, now)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
@@ -148,13 +149,11 @@ class ShadowPlanner:
         tokens = self.block_tokens(request.blocks, request.tenant, request.system)
         if request.outdated:
             request = replace(request, outdated=())
-        plan = self._as_sent.plan(request, "none", deduplicate=False, now=now)
+        plan = self._as_sent.plan(request, AS_RETRIEVED, deduplicate=False, now=now)
         cached, bill = plan.expected_cached_tokens, plan.expected_bill
-        if self._cache.has_marks:
-            plan = _unmarked(plan)
-        elif self._cache.is_hosted and not request.history:
-            cached = min(self._cache.readable(cached), tokens)
+        if self._cache.is_hosted and bill is None and not request.history:
             bill = BilledTokens(tokens - cached, cached)
+        plan = _unmarked(plan)
         words = self._words(request, shown, deduplicate) if request.history else 0
         return _Arrived(plan, tokens, shown, cached, bill, words)
 
@@ -169,7 +168,7 @@ class ShadowPlanner:
             return words
         return words + templates.label_tokens * (len(request.unique_blocks) - len(shown))
 
-    def _note(self, arrived: Sequence[_Arrived], strategy: Strategy, now: float | None) -> None:
+    def _note(self, arrived: Sequence[_Arrived], policy: Policy, now: float | None) -> None:
         """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
@@ -181,15 +180,14 @@ class ShadowPlanner:
             replace(one.sent.request, request_id=one.sent.request_id) for one in first_turns
         ]
         if len(arrived) == 1:
-            plans = [self._planned.plan(request, strategy, now=now) for request in requests]
+            plans = [self._planned.plan(request, policy, now=now) for request in requests]
         else:
-            batch = self._planned.plan_batch(requests, strategy, now=now)
+            batch = self._planned.plan_batch(requests, policy, now=now)
             plans = list(batch.in_input_order())
         for one, plan in zip(first_turns, plans, strict=True):
             is_changed = plan.blocks != one.sent.blocks
             cached, bill = plan.expected_cached_tokens, plan.expected_bill
-            if self._cache.is_hosted and not self._cache.has_marks:
-                cached = min(self._cache.readable(cached), one.tokens)
+            if self._cache.is_hosted and bill is None:
                 bill = BilledTokens(one.tokens - cached, cached)
             words = added_tokens(plan)
             if bill is not None:
@@ -220,5 +218,6 @@ class ShadowPlanner:
 
 
 def _unmarked(plan: Plan) -> Plan:
-    """Return a plan that is sent without marks, so that nothing of it is read."""
-    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=0, expected_bill=None)
+    """Return a plan that is sent as if nobody had planned it: without marks and keys."""
+    expected = 0 if plan.cache.marks else plan.expected_cached_tokens
+    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=expected, expected_bill=None)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import (
     BlockId,
     BlockKey,
@@ -17,7 +16,6 @@ from ctxreuse.context.blocks import (
     Message,
     text_digest,
 )
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
     Notice,
@@ -27,7 +25,8 @@ from ctxreuse.context.rendering import (
     TurnPart,
     replace_overlaps,
 )
-from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter, estimate_tokens
+from ctxreuse.context.tokens import TokenCounter, estimate_tokens
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import (
     EMPTY_HISTORY,
     History,
@@ -36,11 +35,10 @@ from ctxreuse.memory.conversations import (
     with_blocks_anywhere,
     without_blocks,
 )
-from ctxreuse.memory.names import IndexedContext, IndexNames, Keyed, Ranks, Sharing, ranks_of, told
+from ctxreuse.memory.names import IndexNames, Keyed, Ranks, Sharing, told
 from ctxreuse.memory.prefix_index import (
     Evicted,
     IndexStatistics,
-    Match,
     RequestId,
     SearchBudget,
 )
@@ -53,14 +51,10 @@ from ctxreuse.memory.sent_log import (
     SavedEntry,
     SentEntry,
 )
-from ctxreuse.ordering.batch import BatchContext, arrange
-from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.ordering.paper import paper_order
-from ctxreuse.planning.arrivals import Sent, arrive, marks_together
-from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.tenant_state import TenantState
+from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
+from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.tenants import Tenants
-from ctxreuse.planning.token_ratio import TokenRatio, TokenRatios
 from ctxreuse.planning.turn_marks import (
     NO_MARKS,
     TurnMarks,
@@ -69,6 +63,11 @@ from ctxreuse.planning.turn_marks import (
     note_marking,
 )
 from ctxreuse.planning.turns import CountedRequest, PreparedRequest, SentTurn
+from ctxreuse.policy.batch import arrange
+from ctxreuse.policy.view import Policy, View
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.marks import MarkPrices, marks_of_batch
 
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
@@ -123,12 +122,8 @@ class TenantPlanner:
     ) -> None:
         self._settings = settings
         cache = settings.cache
-        self._prices = MarkPrices.of(cache) if cache.has_marks else None
-        self._tenants = Tenants(
-            settings.capacity_tokens,
-            prices=self._prices,
-            keeps_best=settings.keep_best,
-        )
+        self._prices = MarkPrices.of(cache) if cache.marks else None
+        self._tenants = Tenants(settings.capacity_tokens, prices=self._prices)
         self._clock = count(1)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
@@ -138,39 +133,35 @@ class TenantPlanner:
     def plan(
         self,
         request: ContextRequest,
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
         turn = self._opened(request, deduplicate)
-        ranks = self._order(turn, strategy, now)
-        system_tokens = self._in_front(turn)
+        ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            recorded = self._record(turn, state, ranks, now=now, system_tokens=system_tokens)
+            recorded = self._record(turn, state, ranks, now=now)
         return self._plan(turn, ranks, recorded)
 
     def preview(
         self,
         request: ContextRequest,
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         turn = self._opened(request, deduplicate)
-        ranks = self._order(turn, strategy, now)
-        if self._prices is None:
-            return self._plan(turn, ranks, None)
-        system_tokens = self._system_tokens(turn)
+        ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            marks = chosen_marks(turn, state, SentTurn.of(turn, ranks), now, system_tokens)
+            marks = chosen_marks(turn, state, SentTurn.of(turn, ranks), now)
         return self._plan(turn, ranks, None, marks)
 
     def plan_batch(
         self,
         requests: Sequence[ContextRequest],
-        strategy: Strategy,
+        policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
     ) -> BatchPlan:
@@ -178,35 +169,27 @@ class TenantPlanner:
         # all tokens are counted before anything is recorded
         names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
         counted = [self._counted(one, names[one.tenant], deduplicate) for one in requests]
-        if strategy == "none":
-            orders = [list(one.tokens) for one in counted]
-            execution = list(range(len(requests)))
-        else:
-            # one for each tenant: what others send with it changes nothing for a request
-            budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
-            contexts = [self._context(one, strategy, budgets[one.tenant], now) for one in counted]
-            settings = self._settings
-            arrangement = arrange(
-                contexts, strategy, settings.alpha, settings.words, settings.cache
-            )
-            orders, execution = arrangement.orders, arrangement.execution
-        marks = self._marks_together(counted, orders, execution, now)
+        # one for each tenant: what others send with it changes nothing for a request
+        budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
+        views = {
+            position: self._view(one, now, budgets[one.tenant])
+            for position, one in enumerate(counted)
+            if not one.request.history
+        }
+        arranged = arrange(requests, views, policy)
+        ranks = [tuple(range(len(one.context.weights))) for one in counted]
+        for position in views:
+            ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
+        marks = self._marks_together(counted, ranks, arranged.execution, now)
         plans = []
-        for position in execution:
+        for position in arranged.execution:
             turn = self._open_turn(counted[position], deduplicate)
-            ranks = ranks_of(orders[position], turn.context.own)
-            system_tokens = self._in_front(turn)
             with self._tenants.holding(turn.tenant) as state:
                 recorded = self._record(
-                    turn,
-                    state,
-                    ranks,
-                    now=now,
-                    marks=marks.get(position),
-                    system_tokens=system_tokens,
+                    turn, state, ranks[position], now=now, marks=marks.get(position)
                 )
-            plans.append(self._plan(turn, ranks, recorded))
-        return BatchPlan(tuple(plans), tuple(execution))
+            plans.append(self._plan(turn, ranks[position], recorded))
+        return BatchPlan(tuple(plans), tuple(arranged.execution))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
         """Forget requests; see `ReusePlanner.evict`."""
@@ -270,16 +253,18 @@ class TenantPlanner:
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache; see `ReusePlanner.cached_tokens`."""
         tenant = self._names.tenant(request.tenant)
-        if self._tenants.known(tenant) is None:
+        known = self._tenants.known(tenant)
+        if known is None:
             return 0
         counted = self._counted(request, tenant, None)
-        context, root = counted.context, counted.root
-        with self._tenants.holding(tenant) as state:
+        weights, index = counted.context.weights, known.index
+        with self._tenants.holding(tenant):
             if not in_order:
-                return self._cached_path(state, root, context).weight
-            index = state.index
-            sent = index.sent_prefix(root, list(context.weights))
-        return sum(list(context.weights.values())[:sent])
+                match = index.search(counted.root, weights)
+                match.note_limits(self._tenants.note_limit)
+                return match.weight
+            sent = index.sent_prefix(counted.root, list(weights))
+        return sum(list(weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
@@ -331,43 +316,30 @@ class TenantPlanner:
         tokens = self._tokens(request.blocks, tenant, system)
         context = self._names.context(_weights(tokens))
         is_labelled = self.shows_labels(request, deduplicate)
-        return CountedRequest(request, tenant, tokens, system, is_labelled, context)
+        front_tokens = self._system_tokens(request, tenant, system)
+        return CountedRequest(request, tenant, tokens, system, is_labelled, context, front_tokens)
 
-    def _context(
+    def _view(
         self,
-        counted: CountedRequest,
-        strategy: Strategy,
-        budget: SearchBudget,
+        counted: CountedRequest | PreparedRequest,
         now: float | None,
-    ) -> BatchContext:
-        """Return what is arranged of a request: a first turn behind what is cached of it."""
-        request, context, root = counted.request, counted.context, counted.root
-        cached: Sequence[BlockKey] = ()
-        first: BlockKey | None = None
-        system_tokens = 0
-        if self._settings.cache is not VLLM:
-            system_tokens = self._system_tokens(counted)
-        weights, words = context.weights, self._settings.words(len(context.weights))
-        if not request.history:
-            with self._tenants.holding(counted.tenant) as state:
-                if strategy == "reuse" and state.keeps_best:
-                    first = next(iter(weights), None)
-                if strategy == "reuse" and state.prefixes is not None:
-                    cached = state.prefixes.written_path(root, weights, now, first)
-                    if sum(map(weights.__getitem__, cached)) * state.prefixes.saving <= words:
-                        cached = ()
-                else:
-                    match = self._cached_path(state, root, context, budget, first)
-                    cached = match.path if match.weight >= self._least_tokens(counted) else ()
-                    if strategy == "reuse" and cached:
-                        retrieved = list(weights)
-                        sent = retrieved[: state.index.sent_prefix(root, retrieved)]
-                        if match.weight - sum(map(weights.__getitem__, sent)) <= words:
-                            cached = sent
-        order = context.order(context.ranks(cached))
-        best = None if first is None else next(iter(context.own))
-        labelled = counted.is_labelled
-        return BatchContext(request, context.own, tuple(order), labelled, system_tokens, best)
+        budget: SearchBudget | None = None,
+    ) -> View:
+        """Return what a policy may see of a request."""
+        settings, weights = self._settings, counted.context.weights
+        return View(
+            self._tenants.state(counted.tenant),
+            counted.request,
+            weights,
+            counted.root,
+            front_tokens=counted.front_tokens,
+            rules=settings.cache,
+            now=now,
+            words=settings.words(len(weights)),
+            keeps_best=settings.keep_best,
+            note_limit=self._tenants.note_limit,
+            budget=budget,
+        )
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of its blocks, whoever planned them."""
@@ -417,70 +389,23 @@ class TenantPlanner:
             *counted, request.unique_blocks, history, shown, outdated, withdrawn, ordinals
         )
 
-    def _order(self, turn: PreparedRequest, strategy: Strategy, now: float | None) -> Ranks:
+    def _order(self, turn: PreparedRequest, policy: Policy, now: float | None) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
-        if strategy == "none" or turn.request.history:
+        if turn.request.history:
             return tuple(range(len(turn.weights)))
-        weights = turn.context.weights
-        if strategy == "paper":
-            with self._tenants.holding(turn.tenant) as state:
-                top = state.index.roots.get(turn.root)
-                papers = paper_order(weights, top, self._settings.alpha)
-            if papers.is_cut_short:
-                self._tenants.note_limit("paper_orders")
-            return turn.context.ranks(papers.order)
-        assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        least, words = self._least_tokens(turn), self._settings.words(len(weights))
-        with self._tenants.holding(turn.tenant) as state:
-            arrival = arrive(
-                state,
-                turn.root,
-                weights,
-                least=least,
-                now=now,
-                words=words,
-                note_limit=self._tenants.note_limit,
-            )
-        return turn.context.ranks(arrival.order())
+        return checked_ranks(policy, policy.order(self._view(turn, now)), turn)
 
-    def _cached_path(
-        self,
-        state: TenantState,
-        root: bytes | None,
-        context: IndexedContext,
-        budget: SearchBudget | None = None,
-        first: BlockKey | None = None,
-    ) -> Match:
-        """Return what is expected in the cache of a context, in a state that is held."""
-        index = state.index
-        match = index.search(root, context.weights, budget, first)
-        match.note_limits(self._tenants.note_limit)
-        return match
-
-    def _least_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
-        """Return how many block tokens a common beginning needs to save anything."""
-        cache = self._settings.cache
-        if cache is VLLM:
-            return ENGINE_BLOCK_TOKENS
-        return max(1, cache.least_tokens - self._system_tokens(counted))
-
-    def _in_front(self, turn: PreparedRequest) -> int:
-        """Return the tokens in front of the blocks; 0 where an engine's cache has no minimum."""
-        return self._system_tokens(turn) if self._settings.cache.is_hosted else 0
-
-    def _system_tokens(self, counted: CountedRequest | PreparedRequest) -> int:
-        system = counted.request.system
-        if not system:
+    def _system_tokens(self, request: ContextRequest, tenant: str, system: bytes | None) -> int:
+        """Return the tokens in front of the blocks; 0 where the cache has no minimum."""
+        if not request.system or not self._settings.cache.has_minimum:
             return 0
-        [tokens] = self._tokens(
-            [ContextBlock(text=system)], counted.tenant, counted.system
-        ).values()
+        [tokens] = self._tokens([ContextBlock(text=request.system)], tenant, system).values()
         return tokens
 
     def _marks_together(
         self,
         counted: Sequence[CountedRequest],
-        orders: Sequence[Sequence[BlockKey]],
+        ranks: Sequence[Ranks],
         execution: Sequence[int],
         now: float | None,
     ) -> dict[int, tuple[int, ...]]:
@@ -494,17 +419,16 @@ class TenantPlanner:
                 groups.setdefault((one.tenant, one.root), []).append(position)
         marks: dict[int, tuple[int, ...]] = {}
         for (tenant, root), positions in groups.items():
-            sent = []
-            for position in positions:
-                context, order = counted[position].context, orders[position]
-                keys = context.named(ranks_of(order, context.own))
-                sent.append(Sent(keys, [context.own[key] for key in order]))
-            system_tokens = self._system_tokens(counted[positions[0]])
+            contexts = [counted[position].context for position in positions]
+            orders = [ranks[position] for position in positions]
+            pairs = list(zip(contexts, orders, strict=True))
+            keys = [context.named(order) for context, order in pairs]
+            weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
             with self._tenants.holding(tenant) as state:
                 assert state.prefixes is not None, "only with marks"
-                prefixes = state.prefixes
-                readable = [prefixes.readable(root, one.keys, now) for one in sent]
-            chosen = marks_together(sent, readable, system_tokens, self._prices)
+                readable = [state.prefixes.readable(root, one, now) for one in keys]
+            front_tokens = counted[positions[0]].front_tokens
+            chosen = marks_of_batch(keys, weights, front_tokens, readable, self._prices)
             marks.update(zip(positions, chosen, strict=True))
         return marks
 
@@ -516,22 +440,16 @@ class TenantPlanner:
         *,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
-        system_tokens: int = 0,
     ) -> _Recorded:
         """Record what a turn sends; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         of_turn = ranks, sent, keys, weights = SentTurn.of(turn, ranks)
-        chosen, chooses = NO_MARKS, False
-        if self._prices is not None:
-            chosen, chooses = TurnMarks(marks or ()), marks is None
-            if chooses:
-                chosen = chosen_marks(turn, state, of_turn, now, system_tokens)
+        chosen = chosen_marks(turn, state, of_turn, now) if marks is None else TurnMarks(marks)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
-        is_hosted = self._settings.cache.is_hosted
         conversation = request.conversation_id
         entry = SentEntry(
             request_id=request_id,
@@ -543,10 +461,10 @@ class TenantPlanner:
             ids=tuple([turn.blocks[key].id for key in sent]),
             is_labelled=turn.is_labelled,
             is_later_turn=bool(request.history),
-            front_tokens=system_tokens if is_hosted else 0,
-            marks=chosen.marks if is_hosted else None,
-            time_s=now if is_hosted else None,
-            is_alone=chooses,
+            front_tokens=turn.front_tokens,
+            marks=chosen.marks,
+            time_s=now,
+            is_alone=marks is None,
             conversation=None if conversation is None else text_digest(repr(conversation)),
             history=len(request.history or ()),
         )
@@ -576,13 +494,14 @@ class TenantPlanner:
             expected = max(0, read)
             bill = expected_bill(
                 self._settings.cache,
-                system_tokens,
+                turn.front_tokens,
                 entry.tokens,
                 chosen.marks,
                 read,
                 marks_end=conversation is not None,
             )
-        return _Recorded(logged, sum(entry.tokens[:expected]), chosen, bill)
+        cached = self._settings.cache.served(turn.front_tokens, sum(entry.tokens[:expected]))
+        return _Recorded(logged, cached, chosen, bill)
 
     def _plan(
         self,
@@ -744,6 +663,19 @@ class TenantPlanner:
             return
         with self._tenants.holding(tenant) as state:
             state.log.add(next(self._clock), entry)
+
+
+def checked_ranks(
+    policy: Policy, order: Sequence[BlockKey], counted: CountedRequest | PreparedRequest
+) -> Ranks:
+    """Return the ranks of a policy's order, which holds each block once."""
+    weights = counted.context.weights
+    if len(order) != len(weights) or weights.keys() != set(order):
+        raise InvalidRequestError(
+            f"the policy {policy.name!r} returned an order of {len(order)} keys that is no "
+            f"permutation of the {len(weights)} blocks in view.weights; return each key once"
+        )
+    return counted.context.ranks(order)
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:

@@ -20,8 +20,8 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId
 from ctxreuse.memory.sent_log import Entry, Logged
-from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.planning.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
+from ctxreuse.memory.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
+from ctxreuse.rules.marks import MarkPrices
 
 _LIMITS = (
     *("cached_paths", "greedy_paths", "continuations", "paper_orders"),
@@ -78,12 +78,9 @@ class Tenants:
         capacity_tokens: int | None,
         bounds: Bounds | None = None,
         prices: MarkPrices | None = None,
-        *,
-        keeps_best: bool = False,
     ) -> None:
         self._capacity_tokens = capacity_tokens
         self._prices = prices
-        self._keeps_best = keeps_best
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
@@ -115,13 +112,7 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(
-                tenant,
-                self._capacity_tokens,
-                self._max_nodes,
-                self._prices,
-                self._keeps_best,
-            )
+            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self._prices)
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.planning.tenant_state import TenantState
+from ctxreuse.memory.tenant_state import TenantState
 from ctxreuse.planning.turns import PreparedRequest, SentTurn
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile
 
 
 class TurnMarks(NamedTuple):
@@ -28,17 +28,17 @@ def chosen_marks(
     state: TenantState,
     sent: SentTurn,
     now: float | None,
-    system_tokens: int,
 ) -> TurnMarks:
     """Return the marks of a turn: of a first one where it is read, or written for others."""
     request, root = turn.request, turn.root
+    if state.prefixes is None:
+        return NO_MARKS
     if request.history:
         opening = state.conversations.opening_mark_of(request.conversation_id, root)
         # the whole turn is written for the next one, so this mark costs nothing
         return TurnMarks((len(sent.keys),) if sent.keys else (), opening)
-    assert state.prefixes is not None, "only with marks"
     path = sent.named, sent.weights
-    return TurnMarks(state.prefixes.marked(root, system_tokens, *path, now).marks)
+    return TurnMarks(state.prefixes.marked(root, turn.front_tokens, *path, now).marks)
 
 
 def note_marking(state: TenantState, entry: SentEntry) -> None:

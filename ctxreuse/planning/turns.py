@@ -20,6 +20,7 @@ class CountedRequest(NamedTuple):
     system: bytes | None
     is_labelled: bool
     context: IndexedContext
+    front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
 
     @property
     def root(self) -> bytes | None:
@@ -36,6 +37,7 @@ class PreparedRequest(NamedTuple):
     system: bytes | None
     is_labelled: bool
     context: IndexedContext
+    front_tokens: int
     blocks: Mapping[BlockKey, ContextBlock]
     history: History
     shown: Mapping[BlockKey, str]  # blocks to leave out, with their labels there, or ""

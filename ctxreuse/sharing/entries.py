@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.memory.sent_log import LostEntry, RatioEntry, SavedEntry, SentEntry
-from ctxreuse.planning.token_ratio import TokenRatio
+from ctxreuse.memory.token_ratio import TokenRatio
 
 VERSION = 5
 _SENT, _LOST, _RATIO = 1, 2, 3

@@ -20,9 +20,9 @@ from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
 from ctxreuse.adapters.prompt_draft import PromptPart
 from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.cache_marks import MarkField, mark_field
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.rules.cache_marks import MarkField, mark_field
+from ctxreuse.rules.cache_profile import CacheProfile
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import cache_profile
 
 MINIMUM = 6
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ctxreuse.cache.breakpoints import PromptPiece
 from ctxreuse.cache.step_cache import StepCache
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, cache_profile
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, cache_profile
 
 PROFILE = cache_profile("openai-before-5.6(minimum=256)")
 

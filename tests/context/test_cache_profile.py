@@ -1,8 +1,8 @@
 import pytest
 
 from ctxreuse import CacheProfile, TimeToLive, cache_profile
-from ctxreuse.context.cache_profile import READY_PROFILES, VLLM
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.cache_profile import READY_PROFILES, VLLM
 
 
 @pytest.mark.parametrize("name", READY_PROFILES)

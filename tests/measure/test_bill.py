@@ -14,7 +14,6 @@ from planning_helpers import write_jsonl
 from test_broken_results import VALUES, changed, places, read
 
 from ctxreuse import ContextBlock, cache_profile
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive, profile_spec
 from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.replay.plan_trace import ANSWER, next_step, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, hosted_policies
@@ -29,6 +28,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, profile_spec
 
 __all__ = ["run"]
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.context.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.lint import LintReport, lint
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.rules.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
 
 HELP = "You help people with questions about rivers. " * 100  # 1,125 tokens
 TOOLS = ("search#1", "sum#2")

@@ -61,7 +61,7 @@ def test_without_conversations_each_request_is_planned_on_its_own():
 
 
 def test_with_conversations_later_turns_refer_to_what_was_shown():
-    planned = plan_trace(TRACE, ReusePlanner(), "online", conversations=True)
+    planned = plan_trace(TRACE, ReusePlanner(labels=True), "online", conversations=True)
     assert outline(planned) == [
         ("a0", [1, 2], [], None),
         ("x", [1, 2, 3], [], None),
@@ -88,7 +88,7 @@ def test_with_conversations_later_turns_refer_to_what_was_shown():
 
 
 def test_offline_each_conversation_runs_to_its_end_behind_its_first_turn():
-    planned = plan_trace(TRACE, ReusePlanner(), "offline", conversations=True)
+    planned = plan_trace(TRACE, ReusePlanner(labels=True), "offline", conversations=True)
     assert outline(planned) == [
         ("a0", [1, 2], [], None),
         ("a1", [5], [2], "a0"),

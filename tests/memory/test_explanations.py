@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sent_prompts import prompt
 
-from ctxreuse.context.cache_profile import vllm
 from ctxreuse.memory.explanations import Cause, Explanation, explain
+from ctxreuse.rules.cache_profile import vllm
 
 
 def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):

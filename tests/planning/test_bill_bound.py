@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
 from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
-from ctxreuse.context.billed_tokens import BilledTokens
+from ctxreuse.rules.billed_tokens import BilledTokens
 
 SYSTEM = "Answer from the documents."
 SYSTEM_TOKENS = 12

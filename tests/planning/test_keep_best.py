@@ -15,8 +15,8 @@ from planning_helpers import (
 )
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.context.cache_profile import READY_PROFILES
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.cache_profile import READY_PROFILES
 from ctxreuse.sharing import SQLiteLog
 
 CACHES = st.sampled_from([*sorted(READY_PROFILES), "anthropic(minimum=30)"])

@@ -14,7 +14,7 @@ from tenant_sizes import bounded, measured
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import Evicted, PartSize, root_of
-from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.memory.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
 pytestmark = pytest.mark.usefixtures("paper_words")

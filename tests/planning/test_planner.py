@@ -22,10 +22,10 @@ from planning_helpers import (
 )
 
 from ctxreuse import BatchPlan, ContextBlock, ContextRequest, ReusePlanner, Templates
-from ctxreuse.context.cache_profile import VLLM
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory import prefix_index
 from ctxreuse.memory.prefix_index import IndexStatistics
+from ctxreuse.rules.cache_profile import VLLM
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.planning.token_ratio import TokenRatio, TokenRatios
+from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
 
 WORDS = 40
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.context import cache_marks
-from ctxreuse.context.cache_profile import cache_profile
 from ctxreuse.context.content_parts import ContentPart, joined, without_blank_parts
 from ctxreuse.context.rendering import Templates
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules import cache_marks
+from ctxreuse.rules.cache_profile import cache_profile
 
 SYSTEM = "Answer from these. " * 10
 

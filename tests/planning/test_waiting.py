@@ -18,12 +18,12 @@ from tenant_sizes import SMALL, bounded, measured
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.memory import conversations, prefix_index
+from ctxreuse.memory.cooccurrence import Cooccurrence
 from ctxreuse.memory.prefix_index import PartSize, PrefixIndex
 from ctxreuse.memory.sent_log import SentLog
-from ctxreuse.ordering import online, paper
-from ctxreuse.ordering.online import Arrival, Cooccurrence
+from ctxreuse.memory.tenant_state import Bounds
 from ctxreuse.planning import tenant_planner
-from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.policy import paper, reuse
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -124,7 +124,7 @@ PLACES = {
     "searching": (PrefixIndex, "search", lambda one: one.plan(of_a((3, 1)))),
     "looking up": (Cooccurrence, "members", lambda one: one.plan(of_a((3, 1)))),
     "ordering as the papers": (
-        tenant_planner,
+        paper,
         "paper_order",
         lambda one: one.plan(of_a((3, 1)), "paper"),
     ),
@@ -199,7 +199,7 @@ HELD_WITHOUT_A_LOCK = {
         "shown_in",
         lambda one: one.plan(big_request((1,), history=[user("Why?")], conversation_id="c")),
     ),
-    "order": (Arrival, "order", lambda one: one.plan(big_request(range(99, -1, -1)))),
+    "order": (reuse, "continuation", lambda one: one.plan(big_request(range(199, -1, -1)))),
     "overlaps": (tenant_planner, "replace_overlaps", lambda one: one.plan(big_request((1, 2)))),
 }
 
@@ -417,7 +417,7 @@ def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
     monkeypatch.setattr(prefix_index, "_VISITS", 0)
     planner.cached_tokens(big_request((1, 2, 3)))
     assert limits(planner) == {"overlaps": 1, "paper_orders": 1, "greedy_paths": 1}
-    monkeypatch.setattr(online, "_STEPS", -10_000)
+    monkeypatch.setattr(reuse, "_STEPS", -10_000)
     planner.preview(big_request((4, 3)))
     assert limits(planner).pop("continuations") == 1
 

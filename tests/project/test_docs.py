@@ -588,7 +588,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
 def test_the_bounds_on_work_are_those_of_the_code():
     from ctxreuse.context import rendering
     from ctxreuse.memory import conversations, prefix_index
-    from ctxreuse.ordering import online, paper
+    from ctxreuse.policy import paper, reuse
 
     page = (ROOT / "docs/guides/security.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*\d[^|]* [^|]+) \|$", page, re.MULTILINE)
@@ -600,7 +600,7 @@ def test_the_bounds_on_work_are_those_of_the_code():
     assert stated == {
         "cached_paths": [prefix_index._STEPS, *[prefix_index._STEPS_A_BLOCK] * 2],
         "greedy_paths": [prefix_index._VISITS],
-        "continuations": [online._STEPS, online._STEPS_A_BLOCK],
+        "continuations": [reuse._STEPS, reuse._STEPS_A_BLOCK],
         "paper_orders": [paper._STEPS, paper._STEPS_A_BLOCK],
         "shown_blocks": [conversations._WORK_A_CHARACTER],
         "overlaps": [rendering._COMPARED_TEXTS, rendering._LONGEST_OVERLAP, rendering._TRIES],

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from ctxreuse.measure.replay import explain_plan
 from ctxreuse.memory import prefix_index
-from ctxreuse.ordering import online, paper
+from ctxreuse.policy import paper, reuse
 from input_size import CASES
 
 LINEAR = 2.6
@@ -57,7 +57,7 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
-    for searching in (prefix_index, online, paper):  # small inputs are enough to reach the bound
+    for searching in (prefix_index, paper, reuse):  # small inputs are enough to reach the bound
         monkeypatch.setattr(searching, "_STEPS", 1_000)
     monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 1_000)
     monkeypatch.setattr(explain_plan, "_MOST_COMPARED", 50)

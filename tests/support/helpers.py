@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Evicted, Inserted, Node, PrefixIndex
+from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.policy.view import View
+from ctxreuse.rules.cache_profile import VLLM
 
 LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
@@ -168,3 +171,37 @@ def check_index(index: PrefixIndex) -> None:
     queued = {node for last, _, node in index._leaves if leaves.get(node) == last}
     assert queued == set(leaves)
     assert index.oldest_use() == min(leaves.values(), default=None)
+
+
+class LetterView(View):
+    """A request of letters, whose tenant has sent some words, or of which some can be read."""
+
+    def __init__(
+        self,
+        letters: str,
+        state: TenantState | None = None,
+        weights: Mapping[str, int] | None = None,
+        *,
+        cached: str | None = None,
+        words: int = 0,
+        request: ContextRequest | None = None,
+    ) -> None:
+        request = request or ContextRequest([])
+        super().__init__(
+            state or TenantState("", None, 100),
+            request,
+            context(letters, weights),
+            None if request.system is None else request.system.encode(),
+            front_tokens=0,
+            rules=VLLM,
+            now=None,
+            words=words,
+            keeps_best=False,
+            note_limit=lambda name: None,
+            budget=None,
+        )
+        self._cached = cached
+
+    def readable(self) -> tuple[BlockKey, ...]:
+        """Return the word that was given, or what the state says."""
+        return super().readable() if self._cached is None else tuple(keys(self._cached))

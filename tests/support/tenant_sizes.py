@@ -4,7 +4,7 @@ from helpers import nodes_of
 
 from ctxreuse import ReusePlanner
 from ctxreuse.memory.sent_log import _size
-from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.memory.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
 SMALL = Bounds(

@@ -26,10 +26,10 @@ from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, render_block
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.distributed.digests import contexts_of
+from ctxreuse.distributed.partitions import partition
 from ctxreuse.distributed.planned_table import planned_table
 from ctxreuse.distributed.rows import ColumnReader
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.ordering.partitions import partition
 from fuzz_targets.mutation import Target, json_value, junk, mutated, nested, text
 
 _MESSAGES: list[Any] = [

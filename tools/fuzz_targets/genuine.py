@@ -48,7 +48,6 @@ from ctxreuse.cache import (
 from ctxreuse.cache.breakpoints import BreakpointCache
 from ctxreuse.cache.step_cache import StepCache
 from ctxreuse.cache.telemetry import PlannerCollector
-from ctxreuse.context.billed_tokens import BilledTokens
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
@@ -65,6 +64,7 @@ from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder,
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
+from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
 from ctxreuse.sharing import RedisLog, SQLiteLog

@@ -22,12 +22,13 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
-from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.traces.trace_files import block_tokens
 from ctxreuse.memory.prefix_index import Evicted, Node, PrefixIndex
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
+from ctxreuse.policy import Policy
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 
 def cacheweaver_order(
@@ -80,7 +81,7 @@ class CacheWeaverPlanner(ReusePlanner):
     def plan(
         self,
         request: ContextRequest,
-        strategy: Strategy = "none",
+        strategy: Strategy | Policy = "none",
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
@@ -126,7 +127,7 @@ def _name(tenant: str, request_id: str | int) -> str:
     return repr((tenant, request_id))  # tenants may use the same ids
 
 
-class _CacheWeaverPolicy(Policy):
+class _CacheWeaverPolicy(MeasuredPolicy):
     def planner(
         self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
     ) -> ReusePlanner:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -25,7 +25,7 @@ class ReorderedTrace:
     wrong: int = 0
 
 
-class PeerPolicy(Policy):
+class PeerPolicy(MeasuredPolicy):
     """A policy that reorders a trace before it is sent."""
 
     def reordered(self, run: Run) -> ReorderedTrace:
@@ -47,7 +47,7 @@ class FrameworkPolicy(PeerPolicy):
         return ReorderedTrace(requests, 1e3 * planning_s / max(1, len(requests)))
 
 
-def framework_policies(missing: list[str]) -> Iterator[Policy]:
+def framework_policies(missing: list[str]) -> Iterator[MeasuredPolicy]:
     """Yield the frameworks' `LongContextReorder`: the best at the ends; name what is missing."""
     for title, package, make in (
         ("LangChain LongContextReorder", "langchain-community", _langchain_order),

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
+from ctxreuse.policy import Policy
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 from public_data.peers.frameworks import PeerPolicy, ReorderedTrace
 
 _PROGRAM = Path(__file__).with_name("contextpilot_program.py")
@@ -36,7 +37,7 @@ class _RankingPlanner(ReusePlanner):
     def plan(
         self,
         request: ContextRequest,
-        strategy: Strategy = "none",
+        strategy: Strategy | Policy = "none",
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
@@ -83,7 +84,7 @@ class PublishedContextPilot:
         self._python = python
         self._known: dict[tuple[bool, bool, tuple[object, ...]], ReorderedTrace] = {}
 
-    def policies(self) -> list[Policy]:
+    def policies(self) -> list[MeasuredPolicy]:
         """Return its two policies: online, and as a batch."""
         names = (("contextpilot, online", False), ("contextpilot, batch", True))
         return [_PilotPolicy(name, "none", "online", pilot=self, is_batch=b) for name, b in names]

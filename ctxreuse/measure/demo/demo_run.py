@@ -10,7 +10,6 @@ from pathlib import Path
 from shlex import quote
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
@@ -27,6 +26,7 @@ from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 

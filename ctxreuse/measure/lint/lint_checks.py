@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
@@ -27,6 +26,7 @@ from ctxreuse.measure.traces.varying_fronts import (
     is_digest,
 )
 from ctxreuse.memory.explanations import Cause, Explanation
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _OFTEN = 0.1
 """Share of the requests from which on other tools count as changing."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
@@ -77,7 +77,7 @@ def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
 
 
 def estimate(
-    replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
+    replay: Replay, capacities: Sequence[int | None], policies: Sequence[MeasuredPolicy] = POLICIES
 ) -> Iterator[RunResult]:
     """Yield what each policy reaches, with and without de-duplication, with each cache."""
     for policy in policies:
@@ -90,7 +90,7 @@ def estimate(
 
 
 def estimate_over_k(
-    replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
+    replay: Replay, ks: Sequence[int], policies: Sequence[MeasuredPolicy] = POLICIES
 ) -> Iterator[tuple[int, RunResult]]:
     """Yield what each policy reaches with an unlimited cache and k blocks a request, with k."""
     for k in ks:

@@ -11,7 +11,6 @@ from itertools import takewhile
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.measure.replay.plan_file import PlannedRequest
@@ -21,6 +20,7 @@ from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""

@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeAlias
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.replay.plan_file import MOST_TURNS, PlannedRequest
-from ctxreuse.measure.replay.policies import Policy, TraceMode
+from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
+from ctxreuse.policy.view import Policy
 
 Step: TypeAlias = tuple[PlannedRequest, Plan]
 
@@ -20,7 +21,7 @@ Step: TypeAlias = tuple[PlannedRequest, Plan]
 class OnlinePlanner(Protocol):
     """What plans requests one by one: a `ReusePlanner`, or several that share an engine."""
 
-    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
+    def plan(self, request: ContextRequest, strategy: Strategy | Policy) -> Plan:
         """Plan a request that has just arrived."""
 
 
@@ -41,12 +42,12 @@ def plan_trace(
     advance: Callable[[], object] = lambda: None,
 ) -> list[PlannedRequest]:
     """Plan the requests of a trace."""
-    policy = Policy(strategy, strategy, mode)
+    policy = MeasuredPolicy(strategy, strategy, mode)
     return plan_under(policy, trace, planner, conversations=conversations, advance=advance)
 
 
 def plan_under(
-    policy: Policy,
+    policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
     planner: OnlinePlanner,
     *,
@@ -73,7 +74,7 @@ def next_step(plans: Replayed, answer: str | None) -> Step | None:
 
 
 def replayed(
-    policy: Policy,
+    policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
     planner: OnlinePlanner,
     *,
@@ -164,7 +165,10 @@ _Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
 
 
 def _online(
-    policy: Policy, trace: Sequence[TraceRequest], planner: OnlinePlanner, histories: _Histories
+    policy: MeasuredPolicy,
+    trace: Sequence[TraceRequest],
+    planner: OnlinePlanner,
+    histories: _Histories,
 ) -> _Planned:
     for traced in trace:
         if histories.key(traced) not in histories.ended:
@@ -180,7 +184,10 @@ def _arrival_s(traced: TraceRequest) -> float | None:
 
 
 def _offline(
-    policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
+    policy: MeasuredPolicy,
+    trace: Sequence[TraceRequest],
+    planner: ReusePlanner,
+    histories: _Histories,
 ) -> _Planned:
     first_turns: list[TraceRequest] = []
     later_turns: dict[object, list[TraceRequest]] = {}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Literal, TypeAlias
 
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.policy.view import Policy
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 TraceMode: TypeAlias = Literal["online", "offline"]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class MeasuredPolicy:
     """One way to order the requests' blocks."""
 
     name: str
-    strategy: Strategy
+    strategy: Strategy | Policy
     mode: TraceMode
     is_scheduled: bool = True
     is_annotated: bool = True
@@ -37,27 +40,63 @@ class Policy:
             keep_best=self.keep_best,
         )
 
+    @property
+    def order_name(self) -> str:
+        """The name of the order."""
+        return self.strategy if isinstance(self.strategy, str) else self.strategy.name
+
     def labels(self, *, deduplicate: bool) -> bool | None:
         """Return whether its prompts show labels: everywhere, or nowhere, so that all can share."""
         return None if self.strategy == "reuse" else deduplicate
 
 
-AS_SENT = Policy("as retrieved", "none", "online")
-PAPERS_ONLINE = Policy("papers' order, online", "paper", "online")
-PAPERS_BATCH = Policy("papers' order, batch", "paper", "offline")
-OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
-OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
-TODAY = Policy("as sent today", "none", "online", is_marked=False)
+AS_SENT = MeasuredPolicy("as retrieved", "none", "online")
+PAPERS_ONLINE = MeasuredPolicy("papers' order, online", "paper", "online")
+PAPERS_BATCH = MeasuredPolicy("papers' order, batch", "paper", "offline")
+OURS_ONLINE = MeasuredPolicy("ctxreuse, online", "reuse", "online")
+OURS_BATCH = MeasuredPolicy("ctxreuse, batch", "reuse", "offline")
+TODAY = MeasuredPolicy("as sent today", "none", "online", is_marked=False)
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 """As it is, as the papers (RAGBoost and ContextPilot) and as this package have it."""
 
 
-def keeping_best(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+def own_policies(named: Sequence[str]) -> tuple[MeasuredPolicy, ...]:
+    """Return the policies of a user, each as `module:Class` names it, online and as one batch.
+
+    Raises:
+        InvalidRequestError: there is no such class, or it makes no policy.
+    """
+    own: list[MeasuredPolicy] = []
+    for policy in map(_loaded, named):
+        own.append(MeasuredPolicy(f"{policy.name}, online", policy, "online"))
+        own.append(MeasuredPolicy(f"{policy.name}, batch", policy, "offline"))
+    return tuple(own)
+
+
+def _loaded(named: str) -> Policy:
+    """Return an object of the class that `module:Class` names."""
+    module, _, name = named.partition(":")
+    wanted = "name a class as module:Class, of a module that Python finds from here"
+    try:
+        made = getattr(import_module(module), name)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise InvalidRequestError(
+            f"the policy {describe(named)} cannot be made ({type(error).__name__}: {error}); "
+            f"{wanted}, which is made without arguments"
+        ) from error
+    if not isinstance(made, Policy):
+        raise InvalidRequestError(
+            f"{describe(named)} is no policy; derive it from ctxreuse.policy.Policy"
+        )
+    return made
+
+
+def keeping_best(policies: Sequence[MeasuredPolicy]) -> tuple[MeasuredPolicy, ...]:
     """Return policies of which our own keep the retriever's best block in front."""
     return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
 
 
-def hosted_policies(cache: CacheProfile) -> tuple[Policy, ...]:
+def hosted_policies(cache: CacheProfile) -> tuple[MeasuredPolicy, ...]:
     """Return the policies that a bill compares: a provider's default, and ours."""
     ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
     return (TODAY, *ours) if cache.has_marks else ours

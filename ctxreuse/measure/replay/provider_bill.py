@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
 from ctxreuse.cache.step_cache import StepCache
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import CutPrompt, Tokenizer, prompt_pieces
 from ctxreuse.measure.traces.trace_files import Corpus
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile
 
 
 class BilledPrompts(NamedTuple):

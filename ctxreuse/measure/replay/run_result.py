@@ -10,13 +10,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import Policy, TraceMode
+from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _Value = TypeVar("_Value")
 
@@ -32,7 +32,7 @@ class Part(StrEnum):
 class Run:
     """A policy that is to be measured on a trace; `RunResult` is what comes out."""
 
-    policy: Policy
+    policy: MeasuredPolicy
     trace: Sequence[TraceRequest]
     deduplicate: bool = True
     capacity_tokens: int | None = None
@@ -79,7 +79,7 @@ class RunResult:
     """What a policy reached, once through the requests."""
 
     policy: str
-    strategy: Strategy
+    strategy: str
     mode: TraceMode
     deduplicated: bool
     capacity_tokens: int | None
@@ -111,7 +111,7 @@ class RunResult:
         """Return the result of a run."""
         return cls(
             policy=run.policy.name,
-            strategy=run.policy.strategy,
+            strategy=run.policy.order_name,
             mode=run.policy.mode,
             deduplicated=run.deduplicate,
             capacity_tokens=run.capacity_tokens,

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
-from ctxreuse.measure.replay.policies import Policy
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
 from ctxreuse.measure.replay.provider_bill import BilledPrompts, billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _Item = TypeVar("_Item")
 
@@ -103,7 +103,11 @@ class Replay:
         return replace(self, trace=trace)
 
     def run(
-        self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
+        self,
+        policy: MeasuredPolicy,
+        *,
+        deduplicate: bool = True,
+        capacity_tokens: int | None = None,
     ) -> RunResult:
         """Plan the trace, and serve it from a cache."""
         return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
@@ -126,7 +130,7 @@ class Replay:
         bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
-    def _billed(self, policy: Policy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
+    def _billed(self, policy: MeasuredPolicy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
         """Return what a provider charges for each request; a batch is sent all at once."""
         return billed_prompts(
             planned,

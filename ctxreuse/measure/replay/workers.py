@@ -12,20 +12,22 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.replay.estimate import deduplications
 from ctxreuse.measure.replay.plan_trace import plan_under
-from ctxreuse.measure.replay.policies import Policy, keeping_best
+from ctxreuse.measure.replay.policies import MeasuredPolicy, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.memory.sent_log import Entry
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.policy.ready import ready_policies
+from ctxreuse.policy.view import Policy
 
 
-def worker_policies(workers: int) -> tuple[Policy, ...]:
+def worker_policies(workers: int) -> tuple[MeasuredPolicy, ...]:
     """Return how a number of workers order: each on its own, and with a shared log."""
     return (
-        Policy(f"{workers} workers, no log", "reuse", "online"),
-        Policy(f"{workers} workers, shared log", "reuse", "online"),
+        MeasuredPolicy(f"{workers} workers, no log", "reuse", "online"),
+        MeasuredPolicy(f"{workers} workers, shared log", "reuse", "online"),
     )
 
 
@@ -73,6 +75,7 @@ class WorkerPlanners:
 
     def __init__(self, settings: PlannerSettings, workers: int, *, shares: bool) -> None:
         self.planning_s = 0.0
+        self._policies = ready_policies(settings.alpha)
         self._log: list[tuple[int, Entry]] = []
         self._planners = [
             TenantPlanner(settings, _Worker(number, self._log) if shares else None)
@@ -83,7 +86,7 @@ class WorkerPlanners:
         self._lengths = deque([0], maxlen=workers)  # of the log, before each of the latest requests
         self._of_conversation: dict[tuple[str, object], int] = {}
 
-    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
+    def plan(self, request: ContextRequest, strategy: Strategy | Policy) -> Plan:
         """Plan a request as the worker does that it goes to."""
         number = self._requests % len(self._planners)
         self._requests += 1
@@ -91,8 +94,9 @@ class WorkerPlanners:
             conversation = request.tenant, request.conversation_id
             number = self._of_conversation.setdefault(conversation, number)
         self._take_in(number)
+        policy = self._policies[strategy] if isinstance(strategy, str) else strategy
         started = time.perf_counter()
-        plan = self._planners[number].plan(request, strategy)
+        plan = self._planners[number].plan(request, policy)
         self.planning_s += time.perf_counter() - started
         self._lengths.append(len(self._log))
         return plan

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Self
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import CacheProfile, profile_spec
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import CacheProfile, profile_spec
 
 _THOUSAND = 1_000
 _ALIKE = 0.005

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ctxreuse.context.cache_profile import CacheProfile, cache_profile
 from ctxreuse.context.checks import (
     check_function,
     checked_integer,
@@ -25,7 +24,12 @@ from ctxreuse.measure.replay.estimate import (
     reuse_bounds,
     shown,
 )
-from ctxreuse.measure.replay.policies import POLICIES, hosted_policies, keeping_best
+from ctxreuse.measure.replay.policies import (
+    POLICIES,
+    hosted_policies,
+    keeping_best,
+    own_policies,
+)
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
@@ -39,6 +43,7 @@ from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
+from ctxreuse.rules.cache_profile import CacheProfile, cache_profile
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _BEST_FIRST = (
@@ -89,6 +94,11 @@ class EstimateConfig:
     prices: str | Prices | None = option(PRICES, None, metavar="FILE|MODEL", type=str | None)
     independent: bool = option("Take turns of conversations as independent requests.", False)
     keep_best: bool = option(KEEP_BEST, False)
+    policy: Sequence[str] = option(
+        "A policy of your own beside the others, as module:Class; several may be given.",
+        (),
+        metavar="MODULE:CLASS",
+    )
 
 
 def measure_savings(
@@ -121,6 +131,7 @@ def measure_savings(
     tried = hosted_policies(profile) if profile.is_hosted else POLICIES
     if asked.keep_best:
         tried = keeping_best(tried)
+    tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
     policies = len(tried) if number is None else len(tried) + len(worker_policies(number))

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.results.stored_results import json_object, number, read_as, read_fields
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _MILLION = 1_000_000
 _NEEDED = ("input", "cached_input", "currency", "date", "source")

@@ -6,9 +6,9 @@ import os
 from datetime import UTC, date, datetime, time
 from typing import Any, Final
 
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.results.prices import Prices
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 _PROVIDERS: Final = {
     "openai": "openai",

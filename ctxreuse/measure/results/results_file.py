@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.estimate import (
@@ -36,6 +35,7 @@ from ctxreuse.measure.results.stored_results import (
 )
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 
 Level: TypeAlias = Literal["blocks", "tokens", "engine"]
 """What is counted, or by whom."""

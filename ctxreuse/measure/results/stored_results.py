@@ -15,7 +15,6 @@ from itertools import repeat
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_origin, get_type_hints
 
-from ctxreuse.context.cache_profile import CacheProfile, TimeToLive
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
@@ -23,6 +22,7 @@ from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.traces.json_lines import LARGEST
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
 
 FORMAT = 1
 """The number of the format that is written and read."""

@@ -9,7 +9,6 @@ from functools import partial
 from math import exp, log
 from typing import Any, TypeAlias
 
-from ctxreuse.context.cache_profile import profile_spec
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import ExplainedRequest
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
@@ -21,6 +20,7 @@ from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.verdict import amount, verdict
 from ctxreuse.measure.table import Shown, Table
 from ctxreuse.memory.explanations import Explanation
+from ctxreuse.rules.cache_profile import profile_spec
 
 Runs: TypeAlias = Sequence[RunResult]
 Columns: TypeAlias = dict[str, Callable[[RunResult], str]]

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxreuse.context.billed_tokens import BilledTokens
-from ctxreuse.context.cache_marks import mark_field
-from ctxreuse.context.cache_profile import VLLM, CacheProfile, profile_spec
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import Bill, base_run
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_marks import mark_field
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile, profile_spec
 
 LEAST_SHARE = 0.01
 """Of the computed tokens; a smaller saving is not worth a change of a program."""

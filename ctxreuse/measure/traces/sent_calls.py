@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from ctxreuse.context.cache_marks import marks_in
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.measure.traces.json_lines import JsonLine
+from ctxreuse.rules.cache_marks import marks_in
 
 MARKED_PLACES: Final = ("tools", "system", "history", "turn")
 """Where marks stand, in the order of a prompt; the turn is the last message of the user."""

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import check_function, checked_header, checked_kind
-from ctxreuse.context.prompt_forms import as_form
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.prompt_forms import as_form
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion, Expectation
 from ctxreuse.serving.client.reply import ReplyReader

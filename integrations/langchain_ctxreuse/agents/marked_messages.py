@@ -17,10 +17,10 @@ from ctxreuse.adapters.engine_options import marks_the_end
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.cache_marks import cache_options
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.cache_marks import cache_options
+from ctxreuse.rules.cache_profile import CacheProfile
 from langchain_ctxreuse.agents.planned_messages import planned_text
 from langchain_ctxreuse.messages import mark_field_for, prompt_texts, role_of, with_marks
 

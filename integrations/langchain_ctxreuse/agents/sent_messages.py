@@ -18,9 +18,9 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.cache_profile import VLLM, CacheProfile
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates
+from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 from langchain_ctxreuse.agents.marked_messages import marking_methods
 from langchain_ctxreuse.agents.planned_messages import planned_text, repeated_blocks
 from langchain_ctxreuse.chat_model.model_view import seen_as, view_class

@@ -17,9 +17,9 @@ from llama_index.core.base.llms.types import (
 )
 
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.prompt_forms import marked_prompt
+from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.prompt_forms import marked_prompt
 from llamaindex_ctxreuse.llm.planned_prompts import text_positions
 
 _TAKE_CACHE_POINTS = ("Anthropic", "BedrockConverse")

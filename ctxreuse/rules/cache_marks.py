@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.rules.cache_profile import CacheProfile
 
 MarkField: TypeAlias = Literal["prompt_cache_breakpoint", "cache_control", "cachePoint"]
 """The field of a content part that marks it; Bedrock's is a block of its own behind the part."""

@@ -1,14 +1,14 @@
 from collections import defaultdict
 
 import pytest
-from helpers import Sender, context, keys, word
+from helpers import LetterView, Sender, context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.ordering.paper import paper_order
-from ctxreuse.planning.arrivals import arrive
-from ctxreuse.planning.tenant_state import TenantState
+from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.policy.paper import paper_order
+from ctxreuse.policy.reuse import REUSE
 
 HEAVY = defaultdict(lambda: 100)
 LIGHT = defaultdict(lambda: 1)
@@ -20,27 +20,14 @@ PAPERS_BATCH = ("123", "126", "140")
 PAPERS_ARRIVALS = [("214", "124"), ("578", "578"), ("129", "129"), ("140", "140")]
 
 
-def reuse_order(letters, sent=(), recent=(), weights=HEAVY):
+def reuse_order(letters, sent=(), recent=(), weights=HEAVY, *, words=0):
     """Order a context on top of an index that holds `sent`, after some recent requests."""
-    return word(arrived(letters, sent, recent, weights).order())
-
-
-def arrived(letters, sent, recent, weights=HEAVY, *, words=0):
-    """Return a context that arrives where `sent` is cached and `recent` was asked for."""
     state = TenantState("", None, 100)
     for number, one in enumerate(sent):
         state.index.insert(None, keys(one), [weights[letter] for letter in one], number, number)
     for one in recent:
         state.recent.add(keys(one))
-    return arrive(
-        state,
-        None,
-        context(letters, weights),
-        least=ENGINE_BLOCK_TOKENS,
-        now=None,
-        words=words,
-        note_limit=lambda name: None,
-    )
+    return word(REUSE.order(LetterView(letters, state, weights, words=words)))
 
 
 def papers_order(letters, sent, alpha=0.001):
@@ -100,19 +87,19 @@ def test_every_order_is_a_permutation_that_begins_with_the_best_cached_path(
 def test_what_came_together_moves_only_where_it_saves_more_than_the_words_on_it_cost():
     often = ["ab"] * 4
     for words, order in ((0, "bac"), (199, "bac"), (200, "cba")):
-        assert word(arrived("cba", ["9"], often, words=words).order()) == order
-    assert word(arrived("cba", ["9"], often, LIGHT, words=11).order()) == "cba"
+        assert reuse_order("cba", ["9"], often, words=words) == order
+    assert reuse_order("cba", ["9"], often, LIGHT, words=11) == "cba"
 
 
 def test_a_cached_path_comes_first_only_where_it_saves_more_than_the_words_on_it_cost():
     for words, order in ((199, "abc"), (200, "cba")):
-        assert word(arrived("cba", ["ab"], ["ab"], words=words).order()) == order
+        assert reuse_order("cba", ["ab"], ["ab"], words=words) == order
 
 
 def test_behind_a_path_that_moves_nothing_the_rest_pays_for_its_words_itself():
     often = ["abd"] * 4
     for words, order in ((99, "abdc"), (100, "abcd")):
-        assert word(arrived("abcd", ["ab9"], often, words=words).order()) == order
+        assert reuse_order("abcd", ["ab9"], often, words=words) == order
 
 
 @pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.ordering.marks import Markable, MarkPrices, marks_of_arrival
-from ctxreuse.ordering.write_ledger import WriteLedger
+from ctxreuse.memory.write_ledger import WriteLedger
+from ctxreuse.rules.marks import Markable, MarkPrices, marks_of_arrival
 
 _VISITS = 256
 _STEPS = 1 << 16

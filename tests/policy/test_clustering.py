@@ -6,8 +6,8 @@ from helpers import tree_weight
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering import clustering
-from ctxreuse.ordering.clustering import merge_heaviest, reuse_orders
+from ctxreuse.policy import clustering
+from ctxreuse.policy.clustering import merge_heaviest, reuse_orders
 
 BLOCKS = 5
 

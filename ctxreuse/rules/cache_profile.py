@@ -166,6 +166,15 @@ class CacheProfile:
         steps = -(-max(self.minimum, 1) // self.step_tokens)  # rounded up, however many digits
         return steps * self.step_tokens
 
+    def served(self, front: int, tokens: int) -> int:
+        """Return how many tokens of a common beginning behind others can be read."""
+        return max(0, self.readable(front + tokens) - front) if self.has_minimum else tokens
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether what is kept is longer than a usual block, so that what is in front counts."""
+        return self.least_tokens > ENGINE_BLOCK_TOKENS
+
     def readable(self, tokens: int) -> int:
         """Return how many tokens of a common prefix, or of a written one, can be read.
 

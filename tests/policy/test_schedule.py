@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.batch import depth_first_order
-from ctxreuse.ordering.paper import paper_schedule
+from ctxreuse.policy.paper import paper_schedule
+from ctxreuse.policy.view import depth_first_order
 
 sequences = st.lists(
     st.lists(st.sampled_from("abc"), unique=True, max_size=3).map("".join), max_size=12

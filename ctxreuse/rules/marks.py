@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ctxreuse.context.cache_profile import CacheProfile
+from ctxreuse.rules.cache_profile import CacheProfile
 
 _MOST_LEVELS = 48
 """Forks of a batch's tree above one that may be written; each looks at all written above it."""

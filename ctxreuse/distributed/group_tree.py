@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxreuse.ordering.tallies import (
+from ctxreuse.distributed.tallies import (
     NONE,
     Booleans,
     Digests,

@@ -3,7 +3,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.batch import prefix_order
+from ctxreuse.policy.batch import prefix_order
 
 GRAIN = 64
 

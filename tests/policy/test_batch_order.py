@@ -1,22 +1,22 @@
 import planning_helpers
 import pytest
-from helpers import context, keys, word
+from helpers import LetterView, word
 from hypothesis import given
 from hypothesis import strategies as st
 from paper_words import no_words
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.ordering import paper
-from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.policy import paper
+from ctxreuse.policy.batch import arrange
+from ctxreuse.policy.ready import ready_policies
 
 STRATEGIES = [strategy for strategy in planning_helpers.STRATEGIES if strategy != "none"]
 LATER = ({"role": "user", "content": "Before?"},)
 
 
 def asked(letters, *, cached="", weights=None, **fields):
-    request = ContextRequest([], **fields)
-    return BatchContext(request, context(letters, weights), tuple(keys(cached)))
+    return LetterView(letters, weights=weights, cached=cached, request=ContextRequest([], **fields))
 
 
 def first_turn(letters, conversation_id, **fields):
@@ -28,8 +28,15 @@ def later_turn(letters, conversation_id, **fields):
 
 
 def arranged(batch, strategy="reuse", words=no_words):
-    arrangement = arrange(batch, strategy, 0.001, words)
-    return [word(order) for order in arrangement.orders], arrangement.execution
+    for view in batch:
+        view.words = words(len(view.weights))
+    views = {number: view for number, view in enumerate(batch) if not view.request.history}
+    requests = [view.request for view in batch]
+    arrangement = arrange(requests, views, ready_policies(0.001)[strategy])
+    orders = [word(order) for order in arrangement.orders]
+    for number, view in enumerate(batch):
+        orders[number] = orders[number] if number in views else word(view.weights)
+    return orders, arrangement.execution
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -3,8 +3,8 @@ from helpers import context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering import online
-from ctxreuse.ordering.online import Cooccurrence
+from ctxreuse.memory.cooccurrence import Cooccurrence
+from ctxreuse.policy import reuse
 
 words = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).map("".join)
 letter_weights = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "abcdef"})
@@ -29,7 +29,7 @@ def remembered(sent, window, max_entries):
 
 def found(recent, placed, rest, weights=None, missing=0):
     members = recent.members(keys(placed + rest))
-    return online.continuation(members, keys(placed), context(rest, weights), missing)
+    return reuse.continuation(members, keys(placed), context(rest, weights), missing)
 
 
 def continuation(recent, placed, rest, weights=None):
@@ -48,7 +48,7 @@ def naive_continuation(sent, placed, rest, weights):
     if most < 2 and not 0 < of <= 5 * most:
         return rest
     best, best_value = "", -1
-    for first in firsts[:8]:
+    for first in firsts[:10]:
         order, value = "", 0
         following = first
         while following:
@@ -65,7 +65,7 @@ def naive_continuation(sent, placed, rest, weights):
 def test_counts_equal_a_look_at_the_last_requests(sent, window, max_entries):
     recent = recent_requests(sent, window=window, max_entries=max_entries)
     kept = remembered(sent, window, max_entries)
-    assert recent._entries == sum(map(len, kept))
+    assert recent.entries == sum(map(len, kept))
     assert {key.decode(): bits.bit_count() for key, bits in recent._members.items()} == {
         letter: sum(letter in one for one in kept) for letter in set("".join(kept))
     }
@@ -155,8 +155,8 @@ def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
 ):
     recent = recent_requests(sent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "_STEPS", bound)
-        patch.setattr(online, "_STEPS_A_BLOCK", 1)
+        patch.setattr(reuse, "_STEPS", bound)
+        patch.setattr(reuse, "_STEPS_A_BLOCK", 1)
         cut = found(recent, "", rest, weights)
     assert sorted(cut.order) == sorted(context(rest))
     whole = continuation(recent, "", rest, weights)

@@ -10,8 +10,8 @@ from scipy.spatial.distance import squareform
 
 from ctxreuse.distance import context_distance, pairwise_distances
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.ordering import paper
-from ctxreuse.ordering.paper import AlignedContexts, paper_orders
+from ctxreuse.policy import paper
+from ctxreuse.policy.paper import AlignedContexts, paper_orders
 
 batches = st.lists(st.lists(st.integers(0, 7), unique=True, max_size=5), max_size=8)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxreuse.ordering.group_tree import Contexts, ConversationTurns, GroupTree, Pairs
-from ctxreuse.ordering.tallies import NONE, Digests, Integers, at, positions
+from ctxreuse.distributed.group_tree import Contexts, ConversationTurns, GroupTree, Pairs
+from ctxreuse.distributed.tallies import NONE, Digests, Integers, at, positions
 
 _MOST_LEVELS = 16
 

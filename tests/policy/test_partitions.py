@@ -7,9 +7,9 @@ from helpers import tree_weight
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.clustering import reuse_orders
-from ctxreuse.ordering.group_tree import Contexts
-from ctxreuse.ordering.partitions import partition
+from ctxreuse.distributed.group_tree import Contexts
+from ctxreuse.distributed.partitions import partition
+from ctxreuse.policy.clustering import reuse_orders
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.batch import depth_first_order
-from ctxreuse.ordering.clustering import reuse_orders
-from ctxreuse.ordering.marks import (
+from ctxreuse.policy.clustering import reuse_orders
+from ctxreuse.policy.view import depth_first_order
+from ctxreuse.rules.marks import (
     Markable,
     MarkPrices,
     marks_of_arrival,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.memory.conversations import Conversations
-from ctxreuse.memory.prefix_index import PrefixIndex
+from ctxreuse.memory.cooccurrence import Cooccurrence
+from ctxreuse.memory.prefix_index import Match, PrefixIndex, SearchBudget
 from ctxreuse.memory.sent_log import SentLog
-from ctxreuse.ordering.marks import MarkPrices
-from ctxreuse.ordering.online import Cooccurrence
-from ctxreuse.ordering.written_prefixes import WrittenPrefixes
-from ctxreuse.planning.token_ratio import TokenRatios
+from ctxreuse.memory.token_ratio import TokenRatios
+from ctxreuse.memory.written_prefixes import Beginning, WrittenPrefixes
+from ctxreuse.rules.marks import MarkPrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,18 @@ class Bounds:
     written_blocks: int = 200_000
 
 
+class PathQuery(NamedTuple):
+    """A request of which it is asked what stands in the cache."""
+
+    root: bytes | None
+    weights: Mapping[BlockKey, int]
+    first: BlockKey | None  # what a path has to begin with; None is anything
+    least: int  # tokens that a common beginning needs to save anything
+    now: float | None
+    budget: SearchBudget | None  # of a batch
+    note_limit: Callable[[str], object]
+
+
 class TenantState:
     """What is remembered of one tenant; who reads or changes it holds `lock`."""
 
@@ -43,13 +55,11 @@ class TenantState:
         capacity_tokens: int | None,
         max_nodes: int,
         prices: MarkPrices | None = None,
-        keeps_best: bool = False,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
         self._max_nodes = max_nodes
         self._prices = prices
-        self.keeps_best = keeps_best
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name  # by the first request; the common lock guards it
         self.sizes = (0,) * len(DROP_OLDEST)  # when the lock was last released
@@ -67,6 +77,40 @@ class TenantState:
         self.prefixes = None if self._prices is None else WrittenPrefixes(self._prices)
         self.ratios: TokenRatios | None = None
         self.unnamed_requests = 0
+
+    def search(self, asked: PathQuery) -> Match:
+        """Return the path of most weight that was sent."""
+        match = self.index.search(asked.root, asked.weights, asked.budget, asked.first)
+        match.note_limits(asked.note_limit)
+        return match
+
+    def beginning(self, asked: PathQuery) -> Beginning:
+        """Return the path that is worth most in front, and what it saves there, in tokens."""
+        if self.prefixes is not None:
+            return self.prefixes.beginning(asked.root, asked.weights, asked.now, asked.first)
+        match = self.search(asked)
+        if match.weight < asked.least:
+            return Beginning((), 0.0)
+        return Beginning(match.path, float(match.weight - self._sent_tokens(asked)))
+
+    def readable(self, asked: PathQuery, words: int) -> tuple[BlockKey, ...]:
+        """Return the longest path that can be read now, if that saves more than words cost."""
+        if self.prefixes is not None:
+            path = self.prefixes.written_path(asked.root, asked.weights, asked.now, asked.first)
+            saved = sum(map(asked.weights.__getitem__, path)) * self.prefixes.saving
+            return path if saved > words else ()
+        match = self.search(asked)
+        if match.weight < asked.least:
+            return ()
+        if match.weight - self._sent_tokens(asked) > words:
+            return match.path
+        retrieved = list(asked.weights)
+        return tuple(retrieved[: self.index.sent_prefix(asked.root, retrieved)])
+
+    def _sent_tokens(self, asked: PathQuery) -> int:
+        """Return the tokens of the longest beginning that was sent as it was retrieved."""
+        sent = self.index.sent_prefix(asked.root, list(asked.weights))
+        return sum(list(asked.weights.values())[:sent])
 
 
 def sizes_of(state: TenantState) -> tuple[int, ...]:

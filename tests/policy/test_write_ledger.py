@@ -1,4 +1,4 @@
-from ctxreuse.ordering.write_ledger import WriteLedger
+from ctxreuse.memory.write_ledger import WriteLedger
 
 
 def after(prompts: int, gained: int = 0) -> WriteLedger:

@@ -9,7 +9,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from ctxreuse.context.cache_marks import (
+from ctxreuse.context.checks import checked_choice, checked_kind
+from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.converse_form import converse_form
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.cache_marks import (
     MarkField,
     Path,
     cache_options,
@@ -22,11 +26,7 @@ from ctxreuse.context.cache_marks import (
     room_for_marks,
     without_mark,
 )
-from ctxreuse.context.cache_profile import CacheProfile
-from ctxreuse.context.checks import checked_choice, checked_kind
-from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.converse_form import converse_form
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.rules.cache_profile import CacheProfile
 
 PromptForm: TypeAlias = Literal["openai", "responses", "anthropic", "bedrock"]
 """The protocol whose words are used."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ctxreuse.context.cache_profile import CacheProfile
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.rules.cache_profile import CacheProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.ordering.batch import depth_first_order
-from ctxreuse.ordering.prefix_groups import batch_order, prefix_groups
+from ctxreuse.distributed.prefix_groups import batch_order, prefix_groups
+from ctxreuse.policy.view import depth_first_order
 
 sequences = st.lists(st.lists(st.sampled_from("abc"), max_size=4).map("".join), max_size=30)
 sizes_of_batches = st.integers(1, 7)

@@ -15,6 +15,7 @@ from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.memory.prefix_index import Node
+from ctxreuse.policy.view import Arrangement, Policy, View
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,6 +101,34 @@ def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]
         cost += row_width
     chunks.append((first, n))
     return chunks
+
+
+class Paper(Policy):
+    """ContextPilot's order and schedule."""
+
+    name = "paper"
+
+    def __init__(self, alpha: float = 0.001) -> None:
+        """Weigh ranks in the distance (Equation 1) by `alpha`."""
+        self._alpha = alpha
+
+    def order(self, view: View) -> Sequence[BlockKey]:
+        """Return the order of Algorithms 1 and 2."""
+        papers = view.ask_index(lambda root: paper_order(view.weights, root, self._alpha))
+        if papers.is_cut_short:
+            view.note_limit("paper_orders")
+        return papers.order
+
+    def arrange(self, views: Sequence[View]) -> Arrangement:
+        """Return the orders of Algorithm 4 and the schedule of Algorithm 5."""
+        numbers: dict[BlockKey, int] = {}
+        contexts = [
+            [numbers.setdefault(key, len(numbers)) for key in view.weights] for view in views
+        ]
+        keys = list(numbers)
+        aligned = paper_orders(contexts, self._alpha)
+        orders = [[keys[number] for number in order] for order in aligned.orders]
+        return Arrangement(orders, paper_schedule(aligned.search_paths))
 
 
 class PaperOrder(NamedTuple):
