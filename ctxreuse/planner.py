@@ -154,7 +154,7 @@ class ReusePlanner(FixedSettings):
         if shared_log is not None:
             self._exchange = _checked_exchange(shared_log, mode)
         self._tenant_class = tenant_class
-        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, self._settings.cache)
+        self._meter = self._new_meter()
         self._planning: TenantPlanner | ShadowPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         if mode == "shadow":
@@ -168,6 +168,17 @@ class ReusePlanner(FixedSettings):
             checked_kind("tracing", tracing, Tracing, wanted)
         self._tracing = tracing
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
+
+    def _new_meter(self) -> SavingsMeter:
+        settings = self._settings
+        return SavingsMeter(
+            self._mode,
+            settings.capacity_tokens,
+            self._tenant_class,
+            settings.cache,
+            settings.templates,
+            annotates=settings.annotate,
+        )
 
     @classmethod
     def load(
@@ -228,8 +239,7 @@ class ReusePlanner(FixedSettings):
         digests = KeyedDigests(secret)
         planning = TenantPlanner(self._settings, keyed=digests)
         planning.restore(entries)
-        capacity = self._settings.capacity_tokens
-        self._meter = SavingsMeter(self._mode, capacity, self._tenant_class)
+        self._meter = self._new_meter()
         for entry in entries:
             if isinstance(entry, SentEntry):
                 self._meter.sent_elsewhere(entry)
@@ -309,9 +319,12 @@ class ReusePlanner(FixedSettings):
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
         policy = self._policy(strategy)
-        _check_now(now)
+        if now is not None:
+            checked_number("now", now)
         began = time.perf_counter()
-        plan = self._sharded(self._planning.plan(request, policy, deduplicate, now), now)
+        plan = self._planning.plan(request, policy, deduplicate, now)
+        if self._rates is not None:
+            plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -576,22 +589,11 @@ class ReusePlanner(FixedSettings):
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Count requests that were just planned."""
         try:
-            self._meter.took(len(plans), seconds)
-            if self._mode == "active":
-                for plan in plans:
-                    self._meter.sent(plan, self._left_out_tokens(plan))
+            self._meter.planned(plans, seconds)
             if self._tracing is not None:
                 self._tracing.planned(plans, seconds)
         except Exception as error:
             self._counting.note(error)
-
-    def _left_out_tokens(self, plan: Plan) -> int:
-        """Return the tokens of the blocks that a plan leaves out."""
-        request, shown = plan.request, {block.key for block in plan.blocks}
-        if len(request.unique_blocks) == len(shown):
-            return 0
-        gone = [block for key, block in request.unique_blocks.items() if key not in shown]
-        return self._planning.block_tokens(gone, request.tenant, request.system)
 
     def _note_evicted(self, evicted: Evicted) -> Evicted:
         self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)

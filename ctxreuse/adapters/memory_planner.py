@@ -371,10 +371,10 @@ class MemoryPlanner:
         planned = first or planned
         plan = self.planner.plan(planned, **planning_time(self.planner))
         if not self._annotates:
-            plan = replace(plan, order_annotation=None)
+            plan = plan.with_order_annotation(None)
         self.known.add(request.tenant, memories)
         text = plan.rendered(with_order=False)
-        cut = ContextCut.of(replace(plan, order_annotation=None), text)
+        cut = ContextCut.of(plan.with_order_annotation(None), text)
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {request.tenant, current_scope().tenant or ""}:
             self._registry.remember_planned(text, tenant, cut)

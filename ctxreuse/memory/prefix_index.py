@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import chain
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
@@ -170,11 +169,6 @@ class PrefixIndex:
         self.ids_size = 0  # a long id counts several times
         self._leaves: list[tuple[int, int, Node]] = []  # a heap by last use; some are out of date
 
-    def leads_on(self, root: Hashable) -> bool:
-        """Return whether anything was sent behind a root."""
-        top = self.roots.get(root)
-        return top is not None and bool(top.children)
-
     @property
     def request_count(self) -> int:
         """How many request ids are remembered."""
@@ -201,7 +195,7 @@ class PrefixIndex:
         now: int,
     ) -> Inserted:
         """Record that a block sequence was sent."""
-        node, path = self._root_for(root, now), tuple(path)
+        node, path = self.roots.get(root) or self._new_root(root, now), tuple(path)
         done, size = 0, len(path)
         while done < size:
             child = node.children.get(path[done])
@@ -230,7 +224,8 @@ class PrefixIndex:
         now: int,
     ) -> Inserted:
         """Record a later turn of a conversation: blocks behind everything that an end ends."""
-        node = end if end is not None and self.holds(end) else self._root_for(root, now)
+        node = end if end is not None and self.holds(end) else self.roots.get(root)
+        node = node or self._new_root(root, now)
         if path:
             node = self._grow(node, _TurnEdge(), tuple(path), weights, now)
         return self._ended(node, 0, request_id, now)
@@ -262,6 +257,11 @@ class PrefixIndex:
         """Return when the least recently used leaf was used; None for an empty index."""
         leaf = self._oldest_leaf()
         return None if leaf is None else leaf.last
+
+    def oldest_queued(self) -> int | None:
+        """Return a time before which no leaf was used last; None where there is none."""
+        leaves = self._leaves
+        return leaves[0][0] if leaves else None
 
     def evict_oldest(self, tokens: float) -> int:
         """Shorten the least recently used leaf, from its end, by at least `tokens` if it can."""
@@ -356,7 +356,13 @@ class PrefixIndex:
                     stack += complete  # the heaviest on top: depth first, greedy first
         if budget is not None:
             budget.left = max(0, budget.left + own - (most - steps))
-        path = () if best is None else _path_to(*best)
+        path: tuple[BlockKey, ...] = ()
+        if best is not None:
+            above_best, matched = best
+            path = above_best.run[:matched]
+            while above_best.parent is not None:
+                above_best = above_best.parent
+                path = above_best.run + path
         return Match(path, best_weight, steps < 0, is_greedy)
 
     def sent_prefix(self, root: Hashable, path: Sequence[BlockKey]) -> int:
@@ -370,10 +376,8 @@ class PrefixIndex:
                 done += 1
         return done
 
-    def _root_for(self, root: Hashable, now: int) -> Node:
-        node = self.roots.get(root)
-        if node is None:
-            node = self.roots[root] = Node(None, root, (), (), 0, now)
+    def _new_root(self, root: Hashable, now: int) -> Node:
+        node = self.roots[root] = Node(None, root, (), (), 0, now)
         return node
 
     def _grow(
@@ -409,9 +413,10 @@ class PrefixIndex:
         """Note that a request ends at a node, and keep the bounds."""
         node.last = now
         if request_id is not None:
-            earlier = self._forget_end(request_id)
-            if earlier is not None and earlier is not node and earlier.parent is None:
-                self._prune(earlier)
+            if request_id in self._ends:
+                earlier = self._forget_end(request_id)
+                if earlier is not None and earlier is not node and earlier.parent is None:
+                    self._prune(earlier)
             node.ends = ends = node.ends or _Ends(node)
             ends.ids.add(request_id)
             self._ends[request_id] = ends
@@ -556,9 +561,3 @@ def _upwards(node: Node) -> Iterator[Node]:
     while node.parent is not None:
         yield node
         node = node.parent
-
-
-def _path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
-    """Return the blocks from the root to the `matched`-th block of a node's run."""
-    above = [one.run for one in _upwards(node)][1:]
-    return tuple(chain(*reversed(above), node.run[:matched]))

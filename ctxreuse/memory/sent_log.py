@@ -116,6 +116,7 @@ class Logged(NamedTuple):
 
     time: int
     entry: Entry
+    size: int
 
 
 class SentLog:
@@ -129,15 +130,18 @@ class SentLog:
 
     def add(self, time: int, entry: Entry) -> None:
         """Remember an entry; the oldest go over the bound."""
-        self._logged.append(Logged(time, entry))
-        self.size += _size(entry)
+        size = 1
+        if isinstance(entry, SentEntry):
+            size = max(len(entry.keys), ids_size(entry.ids) + id_size(entry.request_id))
+        self._logged.append(Logged(time, entry, size))
+        self.size += size
         while self.size > _MOST_BLOCKS and len(self._logged) > 1:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
         """Forget the oldest entry, if there is one."""
         if self._logged:
-            self.size -= _size(self._logged.popleft().entry)
+            self.size -= self._logged.popleft().size
 
     def replay(self) -> list[Logged]:
         """Return what is remembered, oldest first, without conversations' later turns."""
@@ -152,7 +156,7 @@ class SentLog:
         return list(islice(self._before(time), COMPARED))[::-1]
 
     def _before(self, time: int) -> Iterator[SentEntry]:
-        for time_then, entry in reversed(list(self._logged)):
+        for time_then, entry, _ in reversed(list(self._logged)):
             if time_then >= time or isinstance(entry, LostEntry):
                 continue
             if not isinstance(entry.request_id, bytes):  # of those the blocks' ids are not known
@@ -175,9 +179,3 @@ class LoggedPrompt(NamedTuple):
     def earlier(self) -> list[SentEntry]:
         """Return the prompts before it that the log still holds, at most 256."""
         return self.log.before(self.time)
-
-
-def _size(entry: Entry) -> int:
-    if isinstance(entry, LostEntry):
-        return 1
-    return max(1, len(entry.keys), ids_size(entry.ids) + id_size(entry.request_id))

@@ -11,7 +11,7 @@ from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.memory.conversations import Conversations
 from ctxreuse.memory.cooccurrence import Cooccurrence
-from ctxreuse.memory.prefix_index import Match, PrefixIndex, SearchBudget
+from ctxreuse.memory.prefix_index import PrefixIndex, SearchBudget
 from ctxreuse.memory.sent_log import SentLog
 from ctxreuse.memory.token_ratio import TokenRatios
 from ctxreuse.memory.written_prefixes import Beginning, WrittenPrefixes
@@ -63,7 +63,6 @@ class TenantState:
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name  # by the first request; the common lock guards it
         self.sizes = (0,) * len(DROP_OLDEST)  # when the lock was last released
-        self.oldest_use: int | None = None  # of the index, likewise
         self._forget()
 
     def _forget(self) -> None:
@@ -78,20 +77,17 @@ class TenantState:
         self.ratios: TokenRatios | None = None
         self.unnamed_requests = 0
 
-    def search(self, asked: PathQuery) -> Match:
-        """Return the path of most weight that was sent."""
-        match = self.index.search(asked.root, asked.weights, asked.budget, asked.first)
-        match.note_limits(asked.note_limit)
-        return match
-
     def beginning(self, asked: PathQuery) -> Beginning:
         """Return the path that is worth most in front, and what it saves there, in tokens."""
         if self.prefixes is not None:
             return self.prefixes.beginning(asked.root, asked.weights, asked.now, asked.first)
-        match = self.search(asked)
+        match = self.index.search(asked.root, asked.weights, asked.budget, asked.first)
+        if match.is_cut_short or match.is_greedy:
+            match.note_limits(asked.note_limit)
         if match.weight < asked.least:
             return Beginning((), 0.0)
-        return Beginning(match.path, float(match.weight - self._sent_tokens(asked)))
+        sent = self.index.sent_prefix(asked.root, list(asked.weights))
+        return Beginning(match.path, match.weight - sum(list(asked.weights.values())[:sent]))
 
     def readable(self, asked: PathQuery, words: int) -> tuple[BlockKey, ...]:
         """Return the longest path that can be read now, if that saves more than words cost."""
@@ -99,18 +95,11 @@ class TenantState:
             path = self.prefixes.written_path(asked.root, asked.weights, asked.now, asked.first)
             saved = sum(map(asked.weights.__getitem__, path)) * self.prefixes.saving
             return path if saved > words else ()
-        match = self.search(asked)
-        if match.weight < asked.least:
-            return ()
-        if match.weight - self._sent_tokens(asked) > words:
-            return match.path
+        path, gain = self.beginning(asked)
+        if gain > words or not path:
+            return path
         retrieved = list(asked.weights)
         return tuple(retrieved[: self.index.sent_prefix(asked.root, retrieved)])
-
-    def _sent_tokens(self, asked: PathQuery) -> int:
-        """Return the tokens of the longest beginning that was sent as it was retrieved."""
-        sent = self.index.sent_prefix(asked.root, list(asked.weights))
-        return sum(list(asked.weights.values())[:sent])
 
 
 def sizes_of(state: TenantState) -> tuple[int, ...]:

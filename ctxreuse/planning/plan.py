@@ -22,6 +22,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
+from ctxreuse.planning.shown_turn import ShownTurn
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
@@ -39,12 +40,8 @@ class Plan:
     Attributes:
         request: The request that was planned.
         request_id: The request's own id, or the planner's count.
-        parts: What this turn shows, in order: sent blocks, references and notices.
-        labels: Label -> block id, for every label in the prompt, earlier turns included.
-        order_annotation: The retriever's ranking in words; None if there is nothing to say.
+        shown: What this turn shows.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
-        templates: The words around the blocks.
-        is_labelled: Whether the message shows the blocks under their labels.
         marks: After how many of `blocks` a mark stands, ascending; 0 is behind the system text.
         opening_mark: Of a later turn: after how many blocks of the conversation's first one a mark
             stands; None for none.
@@ -57,18 +54,43 @@ class Plan:
 
     request: ContextRequest
     request_id: str | int
-    parts: tuple[TurnPart, ...]
-    labels: Mapping[str, BlockId]
-    order_annotation: str | None
+    shown: ShownTurn
     expected_cached_tokens: int
-    templates: Templates
-    is_labelled: bool = True
     marks: tuple[int, ...] = ()
     opening_mark: int | None = None
     cache: CacheProfile = VLLM
     shards: int = 1
     expected_bill: BilledTokens | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def parts(self) -> tuple[TurnPart, ...]:
+        """What this turn shows, in order: sent blocks, references and notices."""
+        return self.shown.parts
+
+    @property
+    def labels(self) -> Mapping[str, BlockId]:
+        """Label -> block id, for every label in the prompt, earlier turns included."""
+        return self.shown.labels
+
+    @property
+    def order_annotation(self) -> str | None:
+        """The retriever's ranking in words; None if there is nothing to say."""
+        return self.shown.order_annotation
+
+    @property
+    def templates(self) -> Templates:
+        """The words around the blocks."""
+        return self.shown.templates
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the message shows the blocks under their labels."""
+        return self.shown.turn.is_labelled
+
+    def with_order_annotation(self, words: str | None) -> Plan:
+        """Return a plan that says something else of the order, or nothing."""
+        return replace(self, shown=replace(self.shown, words=words))
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:

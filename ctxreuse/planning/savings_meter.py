@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.context.rendering import word_tokens
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.expectations import (
@@ -51,14 +51,19 @@ class SavingsMeter:
         capacity_tokens: int | None = None,
         tenant_class: TenantClasses | None = None,
         cache: CacheProfile = VLLM,
+        templates: Templates = DEFAULT_TEMPLATES,
+        *,
+        annotates: bool = True,
     ) -> None:
         self._mode: Mode = mode
         self._cache = cache if mode == "shadow" and cache.is_hosted else None
+        self._templates = templates
+        self._annotates = annotates
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(capacity_tokens)
         self._expectations = CacheExpectations()
-        self._queued: deque[_Sent | SentEntry | int] = deque()
+        self._queued: deque[_Sent | _Took | SentEntry | int] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
@@ -78,7 +83,7 @@ class SavingsMeter:
 
     def savings(self, *, reset: bool = False) -> Savings:
         """Return all numbers, and set them to 0 if asked to."""
-        with self._lock:
+        with self._lock:  # others wait, or count first
             self._catch_up()
             tallies, planned = dict(self._tallies), self._planned
             time = PlanningTime(planned, self._total_s, self._max_s, tuple(self._buckets))
@@ -102,57 +107,52 @@ class SavingsMeter:
                 self._start_anew()
         return savings
 
-    def took(self, requests: int, seconds: float) -> None:
-        """Count how long it took to plan some requests together."""
+    def planned(self, plans: Sequence[Plan], seconds: float) -> None:
+        """Count requests that were planned, and how long that took together."""
+        for plan in plans if self._mode == "active" else ():
+            assert plan.logged is not None, "what a planner has planned is logged"
+            turn, name, gone, said = plan.shown.turn, "", 0, 0
+            if self._class_of is not None:
+                name = self._class_named(plan.request.tenant)
+            if turn.shown:
+                gone = sum([turn.weights[key] for key in turn.shown.keys() & turn.tokens.keys()])
+                said = sum(map(word_tokens, filter(None, plan.location_annotations)))
+            references = len(turn.tokens) - len(plan.logged.prompt.keys)
+            cached = plan.expected_cached_tokens
+            self._queued.append(_Sent(plan.logged.prompt, name, cached, gone, references, said))
+        self._queued.append(_Took(len(plans), seconds))
+        if len(self._queued) > _MOST_QUEUED:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Count what is queued, in order."""
+        with self._lock:
+            while self._queued:
+                one = self._queued.popleft()
+                if isinstance(one, int):
+                    self._retrieved.evict(one)
+                elif isinstance(one, SentEntry):
+                    self._follow(one)
+                elif isinstance(one, _Took):
+                    self._took(*one)
+                else:
+                    self._count(*one)
+
+    def _took(self, requests: int, seconds: float) -> None:
+        """Count how long it took to plan some requests together; the lock is held."""
         if not requests:
             return
         each = seconds / requests
-        bucket = bisect_left(PLANNING_BOUNDS_S, each)
-        with self._lock:
-            self._buckets[bucket] += requests
-            self._planned += requests
-            self._total_s += seconds
-            if each > self._max_s:
-                self._max_s = each
-
-    def sent(self, plan: Plan, left_out: int) -> None:
-        """Count a request that is sent as planned, without blocks of so many tokens."""
-        assert plan.logged is not None, "what a planner has planned is logged"
-        request, entry = plan.request, plan.logged.prompt
-        references = len(request.unique_blocks) - len(entry.keys)
-        self._queue(
-            _Sent(
-                entry,
-                self._class_named(request.tenant),
-                plan.expected_cached_tokens,
-                left_out,
-                references,
-                added_tokens(plan),
-            )
-        )
-
-    def _queue(self, one: _Sent | SentEntry | int) -> None:
-        """Have something counted with others, or when the numbers are asked for."""
-        self._queued.append(one)
-        if len(self._queued) > _MOST_QUEUED:
-            with self._lock:
-                self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Count what is queued, in order; the lock is held."""
-        while self._queued:
-            one = self._queued.popleft()
-            if isinstance(one, int):
-                self._retrieved.evict(one)
-            elif isinstance(one, SentEntry):
-                self._follow(one)
-            else:
-                self._count(*one)
+        self._buckets[bisect_left(PLANNING_BOUNDS_S, each)] += requests
+        self._planned += requests
+        self._total_s += seconds
+        self._max_s = max(self._max_s, each)
 
     def _count(
-        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, words: int
+        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, said: int
     ) -> None:
         tally, tokens = self._tally(name), sum(entry.tokens)
+        words = said + self.added_words(entry, cached)
         as_retrieved = float(cached)  # of a later turn: it depends on the history only
         if not entry.is_later_turn and entry.keys:
             as_retrieved = self._as_retrieved(tally, entry, tokens)
@@ -178,7 +178,7 @@ class SavingsMeter:
     def sent_elsewhere(self, entry: SentEntry) -> None:
         """Take note of what another planner has sent to the same engine."""
         if self._mode == "active":
-            self._queue(entry)
+            self._queued.append(entry)
 
     def _follow(self, entry: SentEntry) -> tuple[int, bool] | None:
         """Return what of a prompt would be cached as retrieved, and whether that is a sample."""
@@ -193,7 +193,7 @@ class SavingsMeter:
     def evicted(self, tokens: int) -> None:
         """Take note that the engine dropped tokens."""
         if tokens and self._mode == "active":
-            self._queue(tokens)
+            self._queued.append(tokens)
 
     def answered(
         self,
@@ -254,6 +254,17 @@ class SavingsMeter:
         name = self._classing.attempt(lambda: _checked_class(class_of(tenant)), lambda: OTHER_CLASS)
         return OTHER_CLASS if name == tenant else name
 
+    def added_words(self, entry: SentEntry, cached: int) -> int:
+        """Return about how many tokens of words on order and labels of a prompt are computed."""
+        words, best = 0, self._templates.most_ranked
+        is_ranked = entry.ranks[:best] == tuple(range(len(entry.ranks)))[:best]
+        if self._annotates and not entry.is_later_turn and not is_ranked:
+            words += self._templates.order_tokens(len(entry.keys))
+        if entry.is_labelled:
+            reached = accumulate(entry.tokens)  # cached blocks have their labels, too
+            words += self._templates.label_tokens * sum(tokens > cached for tokens in reached)
+        return words
+
     def _as_retrieved(self, tally: _ClassTotals, entry: SentEntry, tokens: int) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
         followed = self._follow(entry)
@@ -268,6 +279,13 @@ class SavingsMeter:
         return cached * (1 + unfollowed / tokens)
 
 
+class _Took(NamedTuple):
+    """How long planning took."""
+
+    requests: int
+    seconds: float
+
+
 class _Sent(NamedTuple):
     """A request that is to be counted."""
 
@@ -276,21 +294,7 @@ class _Sent(NamedTuple):
     expected_tokens: int
     left_out_tokens: int
     references: int
-    word_tokens: int
-
-
-def added_tokens(plan: Plan) -> int:
-    """Return about how many tokens of words an engine computes because of a plan."""
-    words = 0
-    if plan.order_annotation is not None:
-        words += plan.templates.order_tokens(len(plan.parts))
-    if plan.request.history:  # only there is anything left out
-        words += sum(map(word_tokens, filter(None, plan.location_annotations)))
-    if plan.is_labelled and plan.logged is not None:
-        cached = plan.expected_cached_tokens  # it has their labels, too
-        reached = accumulate(plan.logged.prompt.tokens)
-        words += plan.templates.label_tokens * sum(tokens > cached for tokens in reached)
-    return words
+    said_tokens: int  # of words on what is left out
 
 
 class _ClassTotals:

@@ -11,7 +11,7 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.planning.savings_meter import SavingsMeter, added_tokens
+from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.view import Policy
@@ -189,7 +189,8 @@ class ShadowPlanner:
             cached, bill = plan.expected_cached_tokens, plan.expected_bill
             if self._cache.is_hosted and bill is None:
                 bill = BilledTokens(one.tokens - cached, cached)
-            words = added_tokens(plan)
+            assert plan.logged is not None, "it was planned just now"
+            words = self._meter.added_words(plan.logged.prompt, cached)
             if bill is not None:
                 bill += BilledTokens(words)
             self._add(one, cached, words, bill, is_changed=is_changed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,12 +19,7 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
-    Notice,
-    Reference,
-    SentBlock,
     Templates,
-    TurnPart,
-    replace_overlaps,
 )
 from ctxreuse.context.tokens import TokenCounter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
@@ -41,6 +37,7 @@ from ctxreuse.memory.prefix_index import (
     IndexStatistics,
     RequestId,
     SearchBudget,
+    root_of,
 )
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
@@ -54,6 +51,7 @@ from ctxreuse.memory.sent_log import (
 from ctxreuse.memory.tenant_state import TenantState
 from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
 from ctxreuse.planning.plan import BatchPlan, Plan
+from ctxreuse.planning.shown_turn import ShownTurn
 from ctxreuse.planning.tenants import Tenants
 from ctxreuse.planning.turn_marks import (
     NO_MARKS,
@@ -69,6 +67,7 @@ from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_profile import VLLM, CacheProfile
 from ctxreuse.rules.marks import MarkPrices, marks_of_batch
 
+_KEPT_WORDS = 1_024
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
@@ -101,6 +100,7 @@ class PlannerSettings:
 class _Recorded(NamedTuple):
     """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
 
+    request_id: str | int
     logged: LoggedPrompt
     cached_tokens: int
     marks: TurnMarks
@@ -125,6 +125,7 @@ class TenantPlanner:
         self._prices = MarkPrices.of(cache) if cache.marks else None
         self._tenants = Tenants(settings.capacity_tokens, prices=self._prices)
         self._clock = count(1)
+        self._words = lru_cache(_KEPT_WORDS)(settings.words)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
         self._names = IndexNames(keyed if sharing is None else sharing)
@@ -138,7 +139,7 @@ class TenantPlanner:
         now: float | None = None,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        turn = self._opened(request, deduplicate)
+        turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
             recorded = self._record(turn, state, ranks, now=now)
@@ -152,7 +153,7 @@ class TenantPlanner:
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
-        turn = self._opened(request, deduplicate)
+        turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
             marks = chosen_marks(turn, state, SentTurn.of(turn, ranks), now)
@@ -167,8 +168,7 @@ class TenantPlanner:
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
-        names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
-        counted = [self._counted(one, names[one.tenant], deduplicate) for one in requests]
+        counted = [self._counted(one, deduplicate) for one in requests]
         # one for each tenant: what others send with it changes nothing for a request
         budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
         views = {
@@ -212,7 +212,9 @@ class TenantPlanner:
     ) -> int:
         """Return how many tokens the index counts for blocks."""
         name = self._names.tenant(tenant)
-        return sum(_weights(self._tokens(blocks, name, self._names.system(system))).values())
+        return sum(
+            [n or 1 for n in self._tokens(blocks, name, self._names.system(system)).values()]
+        )
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, where they are estimated."""
@@ -230,7 +232,7 @@ class TenantPlanner:
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
         # also what stands there without a label: planned, it would have had one
-        counted = self._counted(request, self._names.tenant(request.tenant), deduplicate)
+        counted = self._counted(request, deduplicate)
         turn = self._open_turn(counted._replace(is_labelled=False), deduplicate)
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
@@ -256,7 +258,7 @@ class TenantPlanner:
         known = self._tenants.known(tenant)
         if known is None:
             return 0
-        counted = self._counted(request, tenant, None)
+        counted = self._counted(request, None)
         weights, index = counted.context.weights, known.index
         with self._tenants.holding(tenant):
             if not in_order:
@@ -305,19 +307,20 @@ class TenantPlanner:
                 state.token_counts.update(counted)
         return tokens
 
-    def _counted(
-        self,
-        request: ContextRequest,
-        tenant: str,
-        deduplicate: bool | None,
-    ) -> CountedRequest:
-        """Return a request with its blocks counted; `tenant` is the index's name for it."""
-        system = self._names.system(request.system)
+    def _counted(self, request: ContextRequest, deduplicate: bool | None) -> CountedRequest:
+        """Return a request with its blocks counted."""
+        tenant, system = self._names.of(request)
         tokens = self._tokens(request.blocks, tenant, system)
-        context = self._names.context(_weights(tokens))
-        is_labelled = self.shows_labels(request, deduplicate)
-        front_tokens = self._system_tokens(request, tenant, system)
-        return CountedRequest(request, tenant, tokens, system, is_labelled, context, front_tokens)
+        # at least 1, for a label
+        context = self._names.context({key: number or 1 for key, number in tokens.items()})
+        is_labelled, front_tokens = self.shows_labels(request, deduplicate), 0
+        if request.system and self._settings.cache.has_minimum:
+            front = [ContextBlock(text=request.system)]
+            [front_tokens] = self._tokens(front, tenant, system).values()
+        root = root_of(system, is_labelled)
+        return CountedRequest(
+            request, tenant, tokens, system, is_labelled, context, front_tokens, root
+        )
 
     def _view(
         self,
@@ -335,7 +338,7 @@ class TenantPlanner:
             front_tokens=counted.front_tokens,
             rules=settings.cache,
             now=now,
-            words=settings.words(len(weights)),
+            words=self._words(len(weights)),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
@@ -353,12 +356,12 @@ class TenantPlanner:
         anywhere = with_blocks_anywhere(recorded, labelled, request.history, templates)
         return shown_in(request.history, anywhere, templates, own, request.outdated)
 
-    def _opened(self, request: ContextRequest, deduplicate: bool | None) -> PreparedRequest:
-        counted = self._counted(request, self._names.tenant(request.tenant), deduplicate)
-        return self._open_turn(counted, deduplicate)
-
     def _open_turn(self, counted: CountedRequest, deduplicate: bool | None) -> PreparedRequest:
         request, tokens = counted.request, counted.tokens
+        unique = request.unique_blocks
+        if not request.history:  # nothing is shown yet
+            all_of_them = range(1, len(tokens) + 1)
+            return PreparedRequest(*counted, unique, EMPTY_HISTORY, {}, {}, (), all_of_them)
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
@@ -383,24 +386,15 @@ class TenantPlanner:
                     for key in shown
                     if key in current or key in history.unlabelled
                 }
-        number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
-        ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
-        return PreparedRequest(
-            *counted, request.unique_blocks, history, shown, outdated, withdrawn, ordinals
-        )
+        number = len([key for key in tokens if key not in shown])
+        ordinals = history.next_ordinals(number)
+        return PreparedRequest(*counted, unique, history, shown, outdated, withdrawn, ordinals)
 
     def _order(self, turn: PreparedRequest, policy: Policy, now: float | None) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if turn.request.history:
             return tuple(range(len(turn.weights)))
         return checked_ranks(policy, policy.order(self._view(turn, now)), turn)
-
-    def _system_tokens(self, request: ContextRequest, tenant: str, system: bytes | None) -> int:
-        """Return the tokens in front of the blocks; 0 where the cache has no minimum."""
-        if not request.system or not self._settings.cache.has_minimum:
-            return 0
-        [tokens] = self._tokens([ContextBlock(text=request.system)], tenant, system).values()
-        return tokens
 
     def _marks_together(
         self,
@@ -419,9 +413,7 @@ class TenantPlanner:
                 groups.setdefault((one.tenant, one.root), []).append(position)
         marks: dict[int, tuple[int, ...]] = {}
         for (tenant, root), positions in groups.items():
-            contexts = [counted[position].context for position in positions]
-            orders = [ranks[position] for position in positions]
-            pairs = list(zip(contexts, orders, strict=True))
+            pairs = [(counted[position].context, ranks[position]) for position in positions]
             keys = [context.named(order) for context, order in pairs]
             weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
             with self._tenants.holding(tenant) as state:
@@ -445,7 +437,9 @@ class TenantPlanner:
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         of_turn = ranks, sent, keys, weights = SentTurn.of(turn, ranks)
-        chosen = chosen_marks(turn, state, of_turn, now) if marks is None else TurnMarks(marks)
+        chosen = NO_MARKS if marks is None else TurnMarks(marks)
+        if self._prices is not None and marks is None:
+            chosen = chosen_marks(turn, state, of_turn, now)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{state.unnamed_requests}"
@@ -500,80 +494,36 @@ class TenantPlanner:
                 read,
                 marks_end=conversation is not None,
             )
-        cached = self._settings.cache.served(turn.front_tokens, sum(entry.tokens[:expected]))
-        return _Recorded(logged, cached, chosen, bill)
+        cached = sum(entry.tokens[:expected])
+        if self._settings.cache.has_minimum:
+            cached = self._settings.cache.served(turn.front_tokens, cached)
+        return _Recorded(request_id, logged, cached, chosen, bill)
 
     def _plan(
         self,
         turn: PreparedRequest,
         ranks: Ranks,
         recorded: _Recorded | None,
-        previewed: TurnMarks | None = None,
+        previewed: TurnMarks = NO_MARKS,
     ) -> Plan:
         """Return the plan for an order, as recorded or, of a preview, with marks alone."""
-        request, shown, templates = turn.request, turn.shown, self._settings.templates
-        order = turn.order(ranks)
-        labels_of_sent = templates.block_labels(turn.ordinals)
-        sent = [key for key in order if key not in shown] if shown else order
-        label_of = dict(zip(sent, labels_of_sent, strict=True))
-        is_labelled = turn.is_labelled
-        annotation = None
-        if self._settings.annotate and not request.history:
-            most = templates.most_ranked  # further ones are not named
-            best = list(turn.weights)[:most]
-            if not templates.is_ranked(best, order[:most]):
-                annotation = templates.order_annotation([label_of[key] for key in best])
-        parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
-        labels = dict(turn.history.labels)
-        replaced: dict[BlockId, list[str]] = {}
-        if turn.outdated:
-            replaced = {block.id: [] for block in turn.blocks.values()}
-            for old in turn.outdated:
-                if labels[old] in replaced:
-                    replaced[labels[old]].append(old)
-                else:
-                    parts.append(Notice(old, templates.outdated_annotation(old, None)))
-        if not shown and not replaced:  # as nearly always: all blocks are sent, and no more
-            blocks = [turn.blocks[key] for key in order]
-            parts += map(SentBlock, labels_of_sent, blocks)
-            labels.update(zip(labels_of_sent, [block.id for block in blocks], strict=True))
-            order = []
-        left_out = [key for key in order if key in shown]
-        named = [key for key in left_out if shown[key]]
-        locations = templates.location_annotations([shown[key] for key in named])
-        words_of = dict(zip(named, locations, strict=True))
-        if templates.has_location_line:  # it stands behind the blocks
-            order = [key for key in order if key not in shown] + left_out
-        for key in order:
-            block, label = turn.blocks[key], label_of.get(key)
-            if label is None:
-                parts.append(Reference(shown[key], block.id, words_of.get(key, "")))
-            else:
-                parts.append(SentBlock(label, block))
-                labels[label] = block.id
-            for old in replaced.pop(block.id, ()) if replaced else ():
-                new = label or shown[key] if is_labelled else shown.get(key)
-                words = templates.outdated_annotation(old, new or None)
-                parts.append(Notice(old, words))
-        if self._settings.trim_overlaps:
-            parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
-            if is_cut_short and recorded is not None:
-                self._tenants.note_limit("overlaps")
-        chosen = (previewed or NO_MARKS) if recorded is None else recorded.marks
+        settings, request = self._settings, turn.request
+        trims = settings.trim_overlaps
+        shown = ShownTurn(turn, ranks, settings.templates, settings.annotate, trims)
+        if recorded is None:
+            return Plan(request, "", shown, 0, *previewed, settings.cache)
+        if trims and shown.is_cut_short:
+            self._tenants.note_limit("overlaps")
         return Plan(
             request=request,
-            request_id="" if recorded is None else recorded.logged.prompt.own_id,
-            parts=tuple(parts),
-            labels=labels if is_labelled else turn.history.labels,
-            order_annotation=annotation,
-            expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
-            templates=templates,
-            is_labelled=is_labelled,
-            marks=chosen.marks,
-            opening_mark=chosen.opening,
-            cache=self._settings.cache,
-            expected_bill=None if recorded is None else recorded.bill,
-            logged=None if recorded is None else recorded.logged,
+            request_id=recorded.request_id,
+            shown=shown,
+            expected_cached_tokens=recorded.cached_tokens,
+            marks=recorded.marks.marks,
+            opening_mark=recorded.marks.opening,
+            cache=settings.cache,
+            expected_bill=recorded.bill,
+            logged=recorded.logged,
         )
 
     def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
@@ -669,13 +619,15 @@ def checked_ranks(
     policy: Policy, order: Sequence[BlockKey], counted: CountedRequest | PreparedRequest
 ) -> Ranks:
     """Return the ranks of a policy's order, which holds each block once."""
-    weights = counted.context.weights
-    if len(order) != len(weights) or weights.keys() != set(order):
+    rank = {key: place for place, key in enumerate(counted.context.weights)}
+    ranks = tuple([rank.pop(key, -1) for key in order])
+    if rank or -1 in ranks:
         raise InvalidRequestError(
             f"the policy {policy.name!r} returned an order of {len(order)} keys that is no "
-            f"permutation of the {len(weights)} blocks in view.weights; return each key once"
+            f"permutation of the {len(counted.context.weights)} blocks in view.weights; return "
+            "each key once"
         )
-    return counted.context.ranks(order)
+    return ranks
 
 
 def _withdrawn(request: ContextRequest, history: History, templates: Templates) -> list[str]:
@@ -686,8 +638,3 @@ def _withdrawn(request: ContextRequest, history: History, templates: Templates) 
         if block.key in history.unlabelled and block.key not in request.unique_blocks
     )
     return list(dict.fromkeys(templates.quoted_outdated(block.text) for block in gone))
-
-
-def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:
-    """Return each block's weight: its tokens, but at least 1 for its label."""
-    return {key: number or 1 for key, number in tokens.items()}

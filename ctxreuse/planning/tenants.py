@@ -55,15 +55,16 @@ class _Hold:
         self._state = state
 
     def __enter__(self) -> TenantState:
-        self._state.lock.acquire()
+        self._state.lock.__enter__()
         return self._state
 
     def __exit__(self, *error: object) -> None:
         try:
             self._tenants.measure(self._state)
         finally:
-            self._state.lock.release()
-        self._tenants.enforce_bounds()
+            self._state.lock.__exit__(*error)
+        if self._tenants.are_over:
+            self._tenants.enforce_bounds()
 
 
 class Tenants:
@@ -97,7 +98,7 @@ class Tenants:
         self._names = 0  # the sizes of the tenants' names
         self._senders = 0  # how many tenants have sent something, forgotten ones included
         self._totals = [0] * len(PARTS)  # of the sizes of these states
-        self._are_over = False  # whether one of them may be over its bound
+        self.are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
 
     def holding(self, tenant: str) -> _Hold:
@@ -141,7 +142,6 @@ class Tenants:
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
         index, sizes = state.index, sizes_of(state)
-        state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
             return
         with self._lock:
@@ -152,7 +152,7 @@ class Tenants:
                     self._number(state)
                 for part, shares in self._shares.items():
                     shares.note(state.name_in_order, sizes[part])
-                self._are_over = any(map(gt, self._totals, self._bounds))
+                self.are_over = any(map(gt, self._totals, self._bounds))
 
     def _number(self, state: TenantState) -> None:
         """Let a tenant come behind all that have sent something; the common lock is held."""
@@ -163,7 +163,7 @@ class Tenants:
 
     def enforce_bounds(self) -> None:
         """Bring all parts back within their bounds."""
-        while self._are_over and self._shrink_all():
+        while self.are_over and self._shrink_all():
             pass
 
     def _shrink_all(self) -> bool:
@@ -242,7 +242,7 @@ class Tenants:
         heap = [
             (oldest, number, state)
             for number, state in enumerate(self._asked(None))
-            if (oldest := state.oldest_use) is not None
+            if (oldest := state.index.oldest_queued()) is not None  # one step, which needs no lock
         ]
         heapq.heapify(heap)
         gone = 0

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.memory.conversations import History
 from ctxreuse.memory.names import IndexedContext, Ranks
-from ctxreuse.memory.prefix_index import root_of
 
 
 class CountedRequest(NamedTuple):
@@ -21,11 +20,7 @@ class CountedRequest(NamedTuple):
     is_labelled: bool
     context: IndexedContext
     front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
-
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        return root_of(self.system, self.is_labelled)
+    root: bytes | None  # what its root in the index is named after
 
 
 class PreparedRequest(NamedTuple):
@@ -38,17 +33,13 @@ class PreparedRequest(NamedTuple):
     is_labelled: bool
     context: IndexedContext
     front_tokens: int
+    root: bytes | None
     blocks: Mapping[BlockKey, ContextBlock]
     history: History
     shown: Mapping[BlockKey, str]  # blocks to leave out, with their labels there, or ""
     outdated: Mapping[str, BlockKey]  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str]  # words on those without a label
     ordinals: Sequence[int]  # of the others
-
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        return root_of(self.system, self.is_labelled)
 
     @property
     def weights(self) -> Mapping[BlockKey, int]:
@@ -71,10 +62,10 @@ class SentTurn(NamedTuple):
     @classmethod
     def of(cls, turn: PreparedRequest, ranks: Ranks) -> SentTurn:
         """Return what is sent in an order: not the blocks that the history shows."""
-        if turn.shown:
-            order = zip(ranks, turn.order(ranks), strict=True)
-            ranks = tuple([rank for rank, key in order if key not in turn.shown])
-        own, names = turn.context
-        keys = turn.order(ranks)
+        (own, names), shown = turn.context, turn.shown
+        retrieved = list(own)
+        if shown:
+            ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
+        keys = [retrieved[rank] for rank in ranks]
         named = keys if names is own else turn.context.named(ranks)
         return cls(ranks, keys, named, [own[key] for key in keys])

@@ -31,11 +31,12 @@ class View:
         now: Seconds on the planner's clock; None takes all that was kept as alive.
         words: Tokens of the words on an order that differs from the retriever's.
         first: The block that stands in front whatever is cached; None for any.
+        missing: Block tokens that a common beginning still needs to be kept at all.
         note_limit: Is told the name of a bound at which work ended.
     """
 
     __slots__ = (
-        *("_budget", "_state", "first", "front_tokens", "note_limit", "now", "request"),
+        *("_query", "_state", "first", "front_tokens", "missing", "note_limit", "now", "request"),
         *("root", "rules", "weights", "words"),
     )
 
@@ -55,46 +56,28 @@ class View:
         budget: SearchBudget | None,
     ) -> None:
         self._state = state
-        self._budget = budget
-        self.request = request
-        self.weights = weights
-        self.root = root
-        self.front_tokens = front_tokens
-        self.rules = rules
-        self.now = now
-        self.words = words
+        self.request, self.weights, self.root = request, weights, root
+        self.front_tokens, self.rules, self.now, self.words = front_tokens, rules, now, words
         self.first = next(iter(weights), None) if keeps_best else None
         self.note_limit = note_limit
+        least = max(1, rules.least_tokens - front_tokens)
+        self.missing = least if rules.has_minimum else 0
+        self._query = PathQuery(root, weights, self.first, least, now, budget, note_limit)
 
     @property
     def blocks(self) -> dict[BlockKey, ContextBlock]:
         """The blocks, by the keys of `weights`."""
         return dict(zip(self.weights, self.request.unique_blocks.values(), strict=True))
 
-    @property
-    def least(self) -> int:
-        """Block tokens that a common beginning needs to save anything."""
-        return max(1, self.rules.least_tokens - self.front_tokens)
-
-    @property
-    def missing(self) -> int:
-        """Block tokens that a common beginning still needs to be kept at all."""
-        return self.least if self.rules.has_minimum else 0
-
-    @property
-    def _asked(self) -> PathQuery:
-        seen = self.root, self.weights, self.first, self.least, self.now
-        return PathQuery(*seen, self._budget, self.note_limit)
-
     def beginning(self) -> Beginning:
         """Return the path that is worth most in front, and what it saves there, in tokens."""
         with self._state.lock:
-            return self._state.beginning(self._asked)
+            return self._state.beginning(self._query)
 
     def readable(self) -> tuple[BlockKey, ...]:
         """Return the longest path that can be read now, if that saves more than the words cost."""
         with self._state.lock:
-            return self._state.readable(self._asked, self.words)
+            return self._state.readable(self._query, self.words)
 
     def sent_prefix(self, order: Sequence[BlockKey]) -> int:
         """Return how many leading blocks of an order were sent before, in this order."""
@@ -107,9 +90,8 @@ class View:
         Empty where nothing was sent behind this root: nothing can be shared there.
         """
         with self._state.lock:
-            if not self._state.index.leads_on(self.root):
-                return {}
-            return self._state.recent.members(self.weights)
+            top = self._state.index.roots.get(self.root)
+            return self._state.recent.members(self.weights) if top and top.children else {}
 
     def ask_index(self, ask: Callable[[Node | None], Answer]) -> Answer:
         """Return what a function says of the node under which requests with this root stand."""

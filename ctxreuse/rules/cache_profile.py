@@ -168,7 +168,7 @@ class CacheProfile:
 
     def served(self, front: int, tokens: int) -> int:
         """Return how many tokens of a common beginning behind others can be read."""
-        return max(0, self.readable(front + tokens) - front) if self.has_minimum else tokens
+        return max(0, self.readable(front + tokens) - front)
 
     @property
     def has_minimum(self) -> bool:

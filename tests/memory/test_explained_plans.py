@@ -16,13 +16,13 @@ from planning_helpers import (
     big_request,
     block,
     first_turns,
+    given_turn,
     plan_everything,
     user,
 )
 from sent_prompts import prompt
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory import sent_log
 from ctxreuse.memory.explanations import Cause, Explanation
@@ -357,7 +357,8 @@ def test_an_unpickled_plan_takes_no_other_prompt_along():
 
 
 def test_a_plan_made_by_hand_cannot_be_explained():
-    plan = Plan(ContextRequest([]), "r", (), {}, None, 0, DEFAULT_TEMPLATES)
+    request = ContextRequest([])
+    plan = Plan(request, "r", given_turn(request), 0)
     with pytest.raises(InvalidRequestError) as caught:
         plan.explain()
     assert str(caught.value) == (

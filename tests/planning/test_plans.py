@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_helpers import given_turn
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, Templates
@@ -13,15 +14,9 @@ HISTORY = ({"role": "user", "content": "[Doc_1] text b"}, {"role": "assistant", 
 
 
 def plan_of(*parts, query="Why?", order_annotation=None, templates=DEFAULT_TEMPLATES, **fields):
-    return Plan(
-        request=ContextRequest([B, A, C], query, **fields),
-        request_id="r",
-        parts=parts,
-        labels={},
-        order_annotation=order_annotation,
-        expected_cached_tokens=0,
-        templates=templates,
-    )
+    request = ContextRequest([B, A, C], query, **fields)
+    shown = given_turn(request, parts, templates, order_annotation)
+    return Plan(request, "r", shown, expected_cached_tokens=0)
 
 
 SECOND_TURN = plan_of(
@@ -76,7 +71,7 @@ def test_messages_may_be_edited_without_changing_the_plan():
 
 def test_a_plan_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SECOND_TURN.parts = ()
+        SECOND_TURN.shown = ()
 
 
 @given(st.permutations(range(5)))

@@ -22,7 +22,7 @@ from ctxreuse.memory.cooccurrence import Cooccurrence
 from ctxreuse.memory.prefix_index import PartSize, PrefixIndex
 from ctxreuse.memory.sent_log import SentLog
 from ctxreuse.memory.tenant_state import Bounds
-from ctxreuse.planning import tenant_planner
+from ctxreuse.planning import shown_turn, tenant_planner
 from ctxreuse.policy import paper, reuse
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -200,7 +200,7 @@ HELD_WITHOUT_A_LOCK = {
         lambda one: one.plan(big_request((1,), history=[user("Why?")], conversation_id="c")),
     ),
     "order": (reuse, "continuation", lambda one: one.plan(big_request(range(199, -1, -1)))),
-    "overlaps": (tenant_planner, "replace_overlaps", lambda one: one.plan(big_request((1, 2)))),
+    "overlaps": (shown_turn, "replace_overlaps", lambda one: one.plan(big_request((1, 2)))),
 }
 
 

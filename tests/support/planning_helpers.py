@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, TurnPart
+from ctxreuse.memory.conversations import EMPTY_HISTORY
+from ctxreuse.memory.names import IndexedContext
+from ctxreuse.planning.shown_turn import ShownTurn
+from ctxreuse.planning.turns import PreparedRequest
 
 STRATEGIES = ("reuse", "paper", "none")
 
@@ -194,3 +199,17 @@ def later_turn(planner, block_ids, history, query="Then?", conversation_id="c", 
     return planner.plan(
         request(block_ids, query, history=history, conversation_id=conversation_id, **fields)
     )
+
+
+def given_turn(
+    request: ContextRequest,
+    parts: Sequence[TurnPart] = (),
+    templates: Templates = DEFAULT_TEMPLATES,
+    words: str | None = None,
+) -> ShownTurn:
+    """Return what a plan made by hand shows: blocks under labels."""
+    nothing = IndexedContext({}, {})
+    turn = PreparedRequest(
+        request, "", {}, None, True, nothing, 0, None, {}, EMPTY_HISTORY, {}, {}, (), ()
+    )
+    return ShownTurn(turn, (), templates, words=words, given=tuple(parts))

@@ -3,7 +3,6 @@
 from helpers import nodes_of
 
 from ctxreuse import ReusePlanner
-from ctxreuse.memory.sent_log import _size
 from ctxreuse.memory.tenant_state import Bounds
 from ctxreuse.planning.tenants import Tenants
 
@@ -42,9 +41,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "shown_blocks": sum(
             len(shown) for state in states for *_, shown, _ in state.conversations._records.values()
         ),
-        "logged_blocks": sum(
-            _size(logged.entry) for state in states for logged in state.log._logged
-        ),
+        "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
         "token_counts": sum(len(state.token_counts) for state in states),
         "written_blocks": sum(
             0 if state.prefixes is None else state.prefixes.block_count for state in states

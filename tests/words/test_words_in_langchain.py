@@ -134,11 +134,12 @@ def test_a_prompt_that_ranks_documents_without_labels_counts_as_planned_before(m
 def test_a_wrapped_model_shows_labels_as_given_and_says_so_in_its_plan():
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
-    for letters in ("ab", "ba"):
+    for letters in ("pq", "qp"):  # no other test has planned these
         model.invoke(f"{format_context(documents(letters))}\n\nWhich?")
+    shown = f"[Doc_1] {text_of('p')}\n\n[Doc_2] {text_of('q')}\n\n"
     assert [call.text for call in inner.calls] == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nWhich?",
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nRead documents 2, 1 first.\n\nWhich?",
+        f"{shown}Which?",
+        f"{shown}Read documents 2, 1 first.\n\nWhich?",
     ]
 
 

@@ -42,6 +42,7 @@ _GPU = "needs a GPU"
 _FAISS = "takes faiss's own objects"
 
 REASONS = {
+    "ctxreuse.policy.*": "a policy is handed these by a planner, and hands them back",
     "*.model_post_init": "pydantic calls it",
     "*.model_copy": "pydantic's own, which builds what plans anew",
     "llamaindex_ctxreuse.ReplayMemory": "a target of its own compares it with LlamaIndex's",

@@ -84,7 +84,7 @@ def _load(given: dict[str, Any]) -> None:
         path.write_bytes(given["data"])
         Path(folder, "sent.key").write_bytes(given["key"])
         planner = ReusePlanner.load(path, strict=True)
-        assert planner.statistics().parts["journal_blocks"].entries <= len(given["data"]) // 24
+        assert planner.statistics().parts["logged_blocks"].entries <= len(given["data"]) // 24
         _goes_on(planner)
         planner.save(path)
 

@@ -50,7 +50,7 @@ class _RankingPlanner(ReusePlanner):
         if plan.request.history or plan.templates.is_ranked(keys, sent):
             return plan
         words = plan.templates.order_annotation([plan.label_of[key] for key in keys])
-        return replace(plan, order_annotation=words)
+        return plan.with_order_annotation(words)
 
 
 @dataclass(frozen=True)

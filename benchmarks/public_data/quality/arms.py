@@ -76,7 +76,7 @@ class Annotation:
             strict=True,
         ):
             words = words.replace(name, text)
-        return self._placed(words, replace(plan, order_annotation=None))
+        return self._placed(words, plan.with_order_annotation(None))
 
     @property
     def names_labels(self) -> bool:
@@ -85,7 +85,7 @@ class Annotation:
 
     def _placed(self, words: str, plain: Plan) -> str:
         if self.place == "before the question":
-            return replace(plain, order_annotation=words).content
+            return plain.with_order_annotation(words).content
         parts = [plain.content, words]
         if self.place == "before the documents":
             parts.reverse()
@@ -115,7 +115,7 @@ class Arm:
         """Return the user message for a plan."""
         if self.annotation is not None:
             return self.annotation.content(plan)
-        return (plan if self.is_annotated else replace(plan, order_annotation=None)).content
+        return (plan if self.is_annotated else plan.with_order_annotation(None)).content
 
 
 AS_RETRIEVED = Arm("as retrieved", is_main=True)

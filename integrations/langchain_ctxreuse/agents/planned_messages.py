@@ -114,7 +114,7 @@ def state_text(plan: Plan, registry: ContextRegistry, offset: int = 0) -> StateT
             repeated.append({"label": part.label, "start": start, "end": end, "digest": digest})
         parts.append(whole)
         start = end + len(templates.separator)
-    in_whole = replace(plan, parts=tuple(parts))
+    in_whole = replace(plan, shown=replace(plan.shown, given=tuple(parts)))
     registry.remember_plan(plan)
     if in_whole.parts != plan.parts:
         registry.remember_plan(in_whole)

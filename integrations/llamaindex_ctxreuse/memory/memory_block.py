@@ -344,7 +344,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _annotated(self, plan: Plan) -> Plan:
         """Return a plan as its prompt shows it."""
-        return plan if self.annotate else replace(plan, order_annotation=None)
+        return plan if self.annotate else plan.with_order_annotation(None)
 
     def _tenant(self, scope: RequestScope) -> str:
         return scope.tenant or self._source.tenant
