@@ -221,7 +221,15 @@ def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]
     )
 
 
+class OwnMessages(tuple[Message, ...]):
+    """Messages that a conversation made and nobody changes, so that no request copies them."""
+
+    __slots__ = ()
+
+
 def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
+    if type(history) is OwnMessages:
+        return history
     if isinstance(history, (str, bytes, Mapping)) or not isinstance(history, Iterable):
         raise InvalidRequestError(
             f"history must be a list of chat messages, not {describe(history)}; "

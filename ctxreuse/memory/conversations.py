@@ -11,9 +11,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -32,6 +31,8 @@ _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
 _LEAST_UNLABELLED = 20
+_READ_A_BLOCK = 4
+"""So many numbers that a reading keeps take as much memory as a shown block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,20 @@ class History:
     labels: Mapping[str, BlockId]  # of recorded blocks that stand there
     label_of: Mapping[BlockKey, str]
     used: frozenset[int]  # every ordinal in a label, whatever stands under it
-    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    places: Mapping[str, _Standing] = field(default_factory=dict, compare=False)
+    shown: Sequence[str] = field(default=(), compare=False, repr=False)
     keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
     unlabelled: frozenset[BlockKey] = frozenset()  # stand there without a label
+    said_outdated: frozenset[str] = frozenset()  # labels of what messages say no longer holds
     is_cut_short: bool = False  # more may be shown
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Label -> text, for the blocks that stand there."""
+        return {
+            label: self.shown[one.text][one.first : one.first + one.length]
+            for label, one in self.places.items()
+        }
 
     @property
     def blocks(self) -> dict[str, ContextBlock]:
@@ -70,19 +81,33 @@ class History:
         return list(islice((n for n in count(start) if n not in self.used), number))
 
 
+class _Standing(NamedTuple):
+    """Where a block stands in a history."""
+
+    text: int  # the number of the text
+    first: int
+    length: int
+
+
 EMPTY_HISTORY = History({}, {}, frozenset())
 
 
-class _Record(NamedTuple):
+Shown: TypeAlias = Mapping[int, Mapping[BlockKey, ShownBlock]]
+"""The blocks that a conversation was sent, by ordinal, the latest last."""
+
+
+@dataclass(slots=True)
+class _Record:
     """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
     end: Node
     system: bytes | None
     last_use: int
-    opening_mark: int  # after how many blocks of its first turn a mark stands; -1 is none
-    # (ordinal, identity, id, length, digest), the latest last
-    shown: tuple[tuple[int, BlockKey, BlockId, int, bytes], ...]
-    shown_size: int
+    opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
+    shown: dict[int, dict[BlockKey, ShownBlock]] = field(default_factory=dict)
+    number: int = 0  # of these
+    shown_size: int = 0  # of their ids, and of what was read
+    reading: Reading | None = None  # None while somebody reads on
 
 
 class Conversations:
@@ -109,16 +134,29 @@ class Conversations:
         templates: Templates,
     ) -> History:
         """Return what the messages show of the blocks that this conversation was sent."""
-        return shown_in(messages, self.recorded(conversation_id), templates)
+        return Reading().read(messages, self.recorded(conversation_id), templates)
 
-    def recorded(self, conversation_id: str | int | None) -> dict[int, list[ShownBlock]]:
-        """Return the blocks that a conversation was sent by ordinal, the latest first."""
+    def recorded(self, conversation_id: str | int | None) -> Shown:
+        """Return the blocks that a conversation was sent."""
         record = self._record(conversation_id)
-        recorded: dict[int, list[ShownBlock]] = {}
-        shown = () if record is None else record.shown
-        for ordinal, key, block_id, length, digest in reversed(shown):  # the latest is right
-            recorded.setdefault(ordinal, []).append(ShownBlock(key, block_id, length, digest))
-        return recorded
+        return {} if record is None else dict(record.shown)
+
+    def take_reading(self, conversation_id: str | int | None) -> Reading:
+        """Return what was read of a conversation's messages, for who reads on and puts it back."""
+        record = self._record(conversation_id)
+        if record is None or record.reading is None:
+            return Reading()
+        reading, record.reading = record.reading, None
+        self._resize(record, -reading.size)
+        return reading
+
+    def put_reading(self, conversation_id: str | int | None, reading: Reading) -> None:
+        """Keep what was read of a conversation that is known, for its next turn."""
+        record = self._record(conversation_id)
+        if record is not None:
+            replaced = 0 if record.reading is None else record.reading.size
+            record.reading = reading
+            self._resize(record, reading.size - replaced)
 
     def remember(
         self,
@@ -131,26 +169,32 @@ class Conversations:
         """Record the blocks of a turn under their ordinals, and where the turn ends."""
         self._requests += 1
         record = self._record(conversation_id)
-        shown = {} if record is None else {one[:2]: one for one in record.shown}
-        size = 0 if record is None else record.shown_size
-        self.forget(conversation_id)
+        if record is None:
+            record = self._records[conversation_id] = _Record(end, system, 0)
+            self.size += id_size(conversation_id)
+        self._records.move_to_end(conversation_id)
+        record.end, record.system, record.last_use = end, system, self._requests
+        if opening_mark is not None:
+            record.opening_mark = opening_mark
         for ordinal, block in sent:
-            place = ordinal, block.key
-            if shown.pop(place, None) is None:  # the latest stands last
-                size += id_size(block.id)
-            shown[place] = *place, block.id, len(block.text), block.digest
-        blocks = tuple(shown.values())
-        too_many = max(0, len(blocks) - self._max_blocks)
-        size -= sum([id_size(block_id) for _, _, block_id, _, _ in blocks[:too_many]])
-        if opening_mark is None:
-            opening_mark = -1 if record is None else record.opening_mark
-        self._records[conversation_id] = _Record(
-            end, system, self._requests, opening_mark, blocks[too_many:], size
-        )
-        self.size += id_size(conversation_id)
-        self.shown_size += size
+            of_ordinal = record.shown[ordinal] = record.shown.pop(ordinal, {})
+            if of_ordinal.pop(block.key, None) is None:  # the latest stands last
+                record.number += 1
+                self._resize(record, id_size(block.id))
+            of_ordinal[block.key] = ShownBlock(block.key, block.id, len(block.text), block.digest)
+        while record.number > self._max_blocks:
+            ordinal, oldest = next(iter(record.shown.items()))
+            gone = oldest.pop(next(iter(oldest)))
+            if not oldest:
+                del record.shown[ordinal]
+            record.number -= 1
+            self._resize(record, -id_size(gone.id))
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
+
+    def _resize(self, record: _Record, size: int) -> None:
+        record.shown_size += size
+        self.shown_size += size
 
     def end_of(self, conversation_id: str | int | None, system: bytes | None) -> Node | None:
         """Return the index node where the last turn ends; None if it is not known."""
@@ -191,81 +235,119 @@ class Conversations:
         return oldest is not None and oldest.last_use < self._requests - self._max_idle
 
 
-def shown_in(
-    messages: Sequence[Message],
-    recorded: Mapping[int, Sequence[ShownBlock]],
-    templates: Templates,
-    blocks: Iterable[ContextBlock] = (),
-    outdated: Iterable[ContextBlock] = (),
-) -> History:
-    """Return what messages show of recorded blocks and, without a label, of other ones."""
-    standing: dict[str, ShownBlock] = {}
-    texts: dict[str, str] = {}
-    used: set[int] = set()
-    shown_texts = [text for message in messages for text in message_texts(message)]
-    places = _Places(recorded, templates, sum(map(len, shown_texts)))
-    for text in shown_texts:
+class Reading:
+    """What the messages of a conversation show, each read once; it keeps hashes and no text."""
+
+    def __init__(self) -> None:
+        self._read: list[int] = []  # a hash of each text, by Python's keyed function
+        self._used: set[int] = set()
+        self._standing: dict[str, ShownBlock] = {}
+        self._label_of: dict[BlockKey, str] = {}
+        self._places: dict[str, _Standing] = {}
+        self._unknown: dict[str, list[tuple[int, int]]] = {}  # labels of no recorded block
+        self._outdated: set[str] = set()
+        self._paragraphs = _Paragraphs()
+
+    @property
+    def size(self) -> int:
+        """How much is kept."""
+        return (len(self._read) + len(self._places) + self._paragraphs.size) // _READ_A_BLOCK
+
+    def read(
+        self,
+        messages: Sequence[Message],
+        recorded: Shown,
+        templates: Templates,
+        blocks: Iterable[ContextBlock] = (),
+        outdated: Sequence[ContextBlock] = (),
+        anywhere: Iterable[ContextBlock] = (),
+    ) -> History:
+        """Return what messages show: recorded blocks, some under any label, some without one."""
+        texts: list[str] = []
+        answers: list[bool] = []  # whether each is an assistant's
+        for message in messages:
+            content = message.get("content")
+            of_message = (content,) if type(content) is str else message_texts(message)
+            texts += of_message
+            answers += (message.get("role") == "assistant",) * len(of_message)
+        hashes = list(map(hash, zip(texts, answers, strict=True)))
+        if hashes[: len(self._read)] != self._read:
+            Reading.__init__(self)  # other messages than before
+        places = _Places(recorded, templates, texts, anywhere)
+        paragraphs = self._paragraphs
+        paragraphs.begin(texts, templates)
+        self._look_again(places)
+        for number in range(len(self._read), len(texts)):
+            self._read_on(texts[number], number, places)
+            if not answers[number]:  # it may repeat a document, or make one up
+                paragraphs.add(number)
+        self._read = hashes
+        # shorter ones may stand there by chance
+        wanted = [one for one in blocks if len(one.text) >= _LEAST_UNLABELLED]
+        unlabelled = [
+            one.key
+            for one in (*wanted, *outdated)
+            if one.key not in self._label_of and paragraphs.show(one.text)
+        ]
+        standing = self._standing
+        history = History(
+            labels={label: shown.id for label, shown in standing.items()},
+            label_of=dict(self._label_of),
+            used=frozenset(self._used),
+            places=dict(self._places),
+            shown=texts,
+            keys={label: shown.key for label, shown in standing.items()},
+            unlabelled=frozenset(unlabelled),
+            said_outdated=frozenset(self._outdated),
+            is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
+        )
+        if places.is_cut_short:
+            Reading.__init__(self)  # what was not reached is looked for anew
+        return history
+
+    def _read_on(self, text: str, number: int, places: _Places) -> None:
+        """Read a text that is new."""
+        templates = places.templates
         for found in templates.label_pattern.finditer(text):
-            used.add(int(found[1]))
-            block = None if found[0] in standing else places.block_at(text, found)
-            if block is not None:
-                standing[found[0]] = block
-                first = _text_start(found, templates)
-                texts[found[0]] = text[first : first + block.length]
-    label_of = {shown.key: label for label, shown in reversed(standing.items())}
-    paragraphs = _Paragraphs(messages, templates)
-    # shorter ones may stand there by chance
-    wanted = [one for one in blocks if len(one.text) >= _LEAST_UNLABELLED]
-    unlabelled = [
-        one.key
-        for one in (*wanted, *outdated)
-        if one.key not in label_of and paragraphs.show(one.text)
-    ]
-    return History(
-        labels={label: shown.id for label, shown in standing.items()},
-        label_of=label_of,
-        used=frozenset(used),
-        texts=texts,
-        keys={label: shown.key for label, shown in standing.items()},
-        unlabelled=frozenset(unlabelled),
-        is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
-    )
+            self._used.add(int(found[1]))
+            if found[0] not in self._standing:
+                block = places.block_at(text, found)
+                if block is None:
+                    self._unknown.setdefault(found[0], []).append((number, found.start()))
+                else:
+                    self._stand(found[0], block, number, _text_start(found, templates))
+        # nearly all histories have none, which is seen fast
+        if any(one in text for one in templates.outdated_words):
+            said = templates.outdated_pattern.finditer(text)
+            self._outdated.update(one[1] or one[2] for one in said)
 
+    def _look_again(self, places: _Places) -> None:
+        """Look for blocks of this turn under labels of which none was known."""
+        for label, found in list(self._unknown.items()) if places.has_any else ():
+            for number, start in found:
+                match = places.templates.label_pattern.match(places.texts[number], start)
+                block = None if match is None else places.block_at(places.texts[number], match)
+                if match is not None and block is not None:
+                    self._stand(label, block, number, _text_start(match, places.templates))
+                    del self._unknown[label]
+                    break
 
-def with_blocks_anywhere(
-    recorded: Mapping[int, Sequence[ShownBlock]],
-    blocks: Iterable[ContextBlock],
-    messages: Iterable[Message],
-    templates: Templates,
-) -> dict[int, list[ShownBlock]]:
-    """Return a record by which blocks are looked for under every label in messages, too."""
-    anywhere = [ShownBlock(one.key, one.id, len(one.text), one.digest) for one in blocks]
-    texts = (text for message in messages for text in message_texts(message))
-    labels = (found for text in texts for found in templates.label_pattern.finditer(text))
-    ordinals = dict.fromkeys([*recorded, *(int(found[1]) for found in labels)])
-    return {ordinal: [*recorded.get(ordinal, ()), *anywhere] for ordinal in ordinals}
-
-
-def said_outdated(messages: Iterable[Message], templates: Templates) -> set[str]:
-    """Return the labels of blocks that messages say no longer hold."""
-    words = templates.outdated_words  # nearly all histories have none, which is seen fast
-    texts = (text for message in messages for text in message_texts(message))
-    saying = (text for text in texts if any(one in text for one in words))
-    found = (one for text in saying for one in templates.outdated_pattern.finditer(text))
-    return {one[1] or one[2] for one in found}
+    def _stand(self, label: str, block: ShownBlock, number: int, first: int) -> None:
+        self._standing[label] = block
+        self._label_of.setdefault(block.key, label)
+        self._places[label] = _Standing(number, first, block.length)
 
 
 def without_blocks(
     messages: Iterable[Message],
-    recorded: Mapping[int, Sequence[ShownBlock]],
+    recorded: Shown,
     ids: Collection[BlockId],
     templates: Templates,
 ) -> list[dict[str, Any]]:
     """Return copies of messages without the texts of blocks that stand in them."""
     wanted = {(type(one), one) for one in ids}
     copied = [copied_message(message) for message in messages]
-    characters = sum(len(text) for message in copied for text in message_texts(message))
-    places = _Places(recorded, templates, characters)
+    places = _Places(recorded, templates, [t for one in copied for t in message_texts(one)])
 
     def cleaned(text: str) -> str:
         pieces, end = [], 0
@@ -295,52 +377,45 @@ def without_blocks(
 class _Paragraphs:
     """Looks for blocks that messages show without labels: whole paragraphs, one or more."""
 
-    def __init__(self, messages: Iterable[Message], templates: Templates) -> None:
-        self._templates = templates
+    def __init__(self) -> None:
+        self._starts: dict[int, list[tuple[int, int]]] = {}  # by a hash of the first characters
+        self._short: dict[int, int] = {}  # by a hash of what stands there, where it stands last
+        self.size = 0
+
+    def begin(self, texts: Sequence[str], templates: Templates) -> None:
+        """Have more texts read, and blocks looked for."""
+        self._texts, self._templates = texts, templates
         self._separator = templates.separator
-        self._texts = [
-            text
-            for message in messages
-            if message.get("role") != "assistant"  # it may repeat a document, or make one up
-            for text in message_texts(message)
-        ]
-        self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, self._texts))
+        self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
 
     @property
     def is_cut_short(self) -> bool:
         return self._work < 0
 
-    @cached_property
-    def _starts(self) -> dict[str, list[tuple[int, int]]]:
-        """The places where paragraphs begin, the latest first, by their first characters."""
-        starts: dict[str, list[tuple[int, int]]] = {}
-        for number, start in reversed(list(self._places())):
-            beginning = self._texts[number][start : start + _LEAST_UNLABELLED]
-            starts.setdefault(beginning, []).append((number, start))
-        return starts
-
-    @cached_property
-    def _short(self) -> dict[str, int]:
-        """The short texts that paragraphs are, one or more together, and where they stand last."""
-        short, longest = {}, _LEAST_UNLABELLED - 1
-        for number, start in self._places():
-            text, end = self._texts[number], start
+    def add(self, number: int) -> None:
+        """Note where paragraphs of a text begin, and which short ones it has."""
+        text, longest = self._texts[number], _LEAST_UNLABELLED - 1
+        for start in self._places(text):
+            beginning = text[start : start + _LEAST_UNLABELLED]
+            self._starts.setdefault(hash(beginning), []).append((number, start))
+            self.size += 1
+            end = start
             while 0 <= end <= start + longest:
                 end = text.find(self._separator, end, start + longest + len(self._separator))
                 whole = text[start:] if end < 0 else text[start:end]
                 if len(whole) <= longest:
-                    short[whole] = number
+                    self._short[hash(whole)] = number
                 end = end if end < 0 else end + len(self._separator)
-        return short
 
-    def _places(self) -> Iterator[tuple[int, int]]:
-        """Yield each place where a paragraph begins: the text's number and the offset."""
-        for number, text in enumerate(self._texts if self._separator else ()):
-            yield number, 0
-            at = text.find(self._separator)
-            while at >= 0:
-                yield number, at + len(self._separator)
-                at = text.find(self._separator, at + 1)  # blocks may end with line breaks
+    def _places(self, text: str) -> Iterator[int]:
+        """Yield each place where a paragraph begins."""
+        if not self._separator:
+            return
+        yield 0
+        at = text.find(self._separator)
+        while at >= 0:
+            yield at + len(self._separator)
+            at = text.find(self._separator, at + 1)  # blocks may end with line breaks
 
     def show(self, block: str) -> bool:
         """Return whether a text stands in the messages, as whole paragraphs, and still holds."""
@@ -350,8 +425,8 @@ class _Paragraphs:
     def _last(self, block: str) -> int:
         """Return the number of the last text that shows a block; -1 for none."""
         if len(block) < _LEAST_UNLABELLED:
-            return self._short.get(block, -1) if block else -1
-        for number, start in self._starts.get(block[:_LEAST_UNLABELLED], ()):
+            return self._short.get(hash(block), -1) if block else -1
+        for number, start in reversed(self._starts.get(hash(block[:_LEAST_UNLABELLED]), ())):
             self._work -= len(block)
             if self.is_cut_short:
                 return -1
@@ -378,15 +453,25 @@ class _Places:
 
     def __init__(
         self,
-        recorded: Mapping[int, Iterable[ShownBlock]],
+        recorded: Shown,
         templates: Templates,
-        characters: int,
+        texts: Sequence[str],
+        anywhere: Iterable[ContextBlock] = (),
     ) -> None:
         self._recorded = recorded
-        self._templates = templates
+        self.templates = templates
+        self.texts = texts
         self._label_at = len(templates.block.partition("{label}")[0])
-        self._work = _LEAST_WORK + _WORK_A_CHARACTER * characters
-        self._by_length: dict[int, dict[int, dict[bytes, ShownBlock]]] = {}
+        self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
+        self._by_length: dict[int, _ByLength] = {}
+        self._anywhere = _by_length(
+            ShownBlock(one.key, one.id, len(one.text), one.digest) for one in anywhere
+        )
+
+    @property
+    def has_any(self) -> bool:
+        """Whether some blocks are looked for under any label."""
+        return bool(self._anywhere)
 
     @property
     def is_cut_short(self) -> bool:
@@ -394,9 +479,9 @@ class _Places:
 
     def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
         """Return the longest of the blocks that stands in a text under a label, if one does."""
-        templates = self._templates
+        templates = self.templates
         ordinal = int(label[1])
-        if ordinal not in self._recorded or self.is_cut_short:
+        if self.is_cut_short or not (ordinal in self._recorded or self._anywhere):
             return None
         start = label.start() - self._label_at
         if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
@@ -405,30 +490,51 @@ class _Places:
         if start < 0 or not text.startswith(before, start):
             return None
         first = start + len(before)
-        digests: dict[int, bytes] = {}
+        if ordinal in self._recorded and ordinal not in self._by_length:
+            latest_first = reversed(list(self._recorded[ordinal].values()))
+            self._by_length[ordinal] = _by_length(latest_first)
+        known, digests = self._by_length.get(ordinal, {}), dict[int, bytes]()
         for ending in (templates.separator, "\n"):  # users join blocks in their own way
-            for length, blocks in self._blocks_by_length(ordinal).items():
-                self._work -= _WORK_A_CHARACTER
-                last = first + length
-                end = last + len(templates.after_text)
-                if not text.startswith(templates.after_text, last) or not (
-                    end == len(text) or text.startswith(ending, end)
-                ):
-                    continue
-                if length not in digests:
-                    self._work -= length
-                    if self.is_cut_short:
-                        return None
-                    digests[length] = text_digest(text[first:last])
-                if digests[length] in blocks:
-                    return blocks[digests[length]]
+            # of equally long ones the recorded is right
+            found = [
+                self._longest(text, first, ending, of, digests) for of in (known, self._anywhere)
+            ]
+            standing = [one for one in found if one is not None]
+            if standing:
+                return max(standing, key=lambda one: one.length)
+            if self.is_cut_short:
+                return None
         return None
 
-    def _blocks_by_length(self, ordinal: int) -> dict[int, dict[bytes, ShownBlock]]:
-        """Return the blocks of an ordinal by length and digest, the longest first."""
-        known = self._by_length.get(ordinal)
-        if known is None:
-            known = self._by_length[ordinal] = {}
-            for shown in sorted(self._recorded[ordinal], key=lambda shown: -shown.length):
-                known.setdefault(shown.length, {}).setdefault(shown.digest, shown)
-        return known
+    def _longest(
+        self, text: str, first: int, ending: str, blocks: _ByLength, digests: dict[int, bytes]
+    ) -> ShownBlock | None:
+        """Return the longest of some blocks that stands at a place, with an ending behind it."""
+        after = self.templates.after_text
+        for length, by_digest in blocks.items():
+            self._work -= _WORK_A_CHARACTER
+            last = first + length
+            end = last + len(after)
+            if not text.startswith(after, last) or not (
+                end == len(text) or text.startswith(ending, end)
+            ):
+                continue
+            if length not in digests:
+                self._work -= length
+                if self.is_cut_short:
+                    return None
+                digests[length] = text_digest(text[first:last])
+            if digests[length] in by_digest:
+                return by_digest[digests[length]]
+        return None
+
+
+_ByLength: TypeAlias = dict[int, dict[bytes, ShownBlock]]
+
+
+def _by_length(blocks: Iterable[ShownBlock]) -> _ByLength:
+    """Return blocks by length and digest, the longest first."""
+    known: _ByLength = {}
+    for shown in sorted(blocks, key=lambda shown: -shown.length):
+        known.setdefault(shown.length, {}).setdefault(shown.digest, shown)
+    return known

@@ -82,10 +82,9 @@ class SentEntry:
         return tuple([tokens or 1 for tokens in self.tokens])
 
     def as_retrieved(self) -> dict[BlockKey, int]:
-        """Return the blocks with their weights in the retriever's order."""
-        weights = self.weights
+        """Return the blocks with their tokens in the retriever's order."""
         order = sorted(range(len(self.keys)), key=self.ranks.__getitem__)
-        return {self.keys[n]: weights[n] for n in order}
+        return {self.keys[n]: self.tokens[n] for n in order}
 
 
 class LostEntry(NamedTuple):

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, OpenAIMessage
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    ContextRequest,
+    OpenAIMessage,
+    OwnMessages,
+)
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
@@ -41,7 +47,7 @@ class Conversation:
         self.conversation_id = conversation_id
         self.tenant = tenant
         self.system = system
-        self._history: list[dict[str, Any]] = []
+        self._history = OwnMessages()
         self._unanswered: Plan | None = None
         self._lock = ForkSafeLock()  # between any two steps the messages are whole
 
@@ -103,10 +109,13 @@ class Conversation:
                     "answer; call plan() first"
                 )
             turn, self._unanswered = self._unanswered, None
-            self._history += [
-                {"role": "user", "content": _as_sent(turn)},
-                {"role": "assistant", "content": answer},
-            ]
+            self._history = OwnMessages(
+                (
+                    *self._history,
+                    {"role": "user", "content": _as_sent(turn)},
+                    {"role": "assistant", "content": answer},
+                )
+            )
 
     def forget(self, block_ids: Iterable[BlockId]) -> None:
         """Take the texts of blocks with these ids out of the history.
@@ -118,9 +127,10 @@ class Conversation:
         """
         with self._lock:
             if self._without_blocks is not None:
-                self._history = self._without_blocks(
+                left = self._without_blocks(
                     self._history, block_ids, self.conversation_id, self.tenant
                 )
+                self._history = OwnMessages(left)
             self._unanswered = None
 
     def compact(self, summary: str) -> None:
@@ -135,7 +145,7 @@ class Conversation:
         checked_kind("summary", summary, str, "a string")
         with self._lock:
             self._unanswered = None
-            self._history = [{"role": "user", "content": summary}]
+            self._history = OwnMessages(({"role": "user", "content": summary},))
 
 
 def _as_sent(turn: Plan) -> Any:

@@ -26,9 +26,6 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import (
     EMPTY_HISTORY,
     History,
-    said_outdated,
-    shown_in,
-    with_blocks_anywhere,
     without_blocks,
 )
 from ctxreuse.memory.names import IndexNames, Keyed, Ranks, Sharing, told
@@ -350,11 +347,15 @@ class TenantPlanner:
             return EMPTY_HISTORY
         with self._tenants.holding(tenant) as state:
             recorded = state.conversations.recorded(request.conversation_id)
+            reading = state.conversations.take_reading(request.conversation_id)
         templates = self._settings.templates
         own = [block for block in request.unique_blocks.values() if block.text]
         labelled = own if recorded else [*own, *request.outdated]
-        anywhere = with_blocks_anywhere(recorded, labelled, request.history, templates)
-        return shown_in(request.history, anywhere, templates, own, request.outdated)
+        known = recorded, templates, own, request.outdated, labelled
+        history = reading.read(request.history, *known)
+        with self._tenants.holding(tenant) as state:
+            state.conversations.put_reading(request.conversation_id, reading)
+        return history
 
     def _open_turn(self, counted: CountedRequest, deduplicate: bool | None) -> PreparedRequest:
         request, tokens = counted.request, counted.tokens
@@ -375,7 +376,7 @@ class TenantPlanner:
         outdated: Mapping[str, BlockKey] = {}
         # what an earlier turn has said of a block counts, although it may hold again
         if history.keys and (request.outdated or not shown.keys().isdisjoint(tokens)):
-            said = said_outdated(request.history or (), self._settings.templates)
+            said = history.said_outdated
             if request.outdated or said:
                 holding = {label: key for label, key in history.keys.items() if label not in said}
                 gone = {block.key for block in request.outdated} - request.unique_blocks.keys()

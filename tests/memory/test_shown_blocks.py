@@ -1,8 +1,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_helpers import assistant
 from steps import steps
 
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -339,19 +341,21 @@ def test_the_sizes_of_the_ids_are_those_of_what_is_recorded(requests, max_blocks
         sent = [(n, ContextBlock(id="x" * 64 * number, text="")) for n, number in numbers.items()]
         conversations.remember(conversation_id, sent, END, None)
     recorded = [one for name in range(3) for one in conversations.recorded(name).values()]
-    assert conversations.shown_size == sum(id_size(one.id) for some in recorded for one in some)
+    assert conversations.shown_size == sum(
+        id_size(one.id) for some in recorded for one in some.values()
+    )
     for name in range(3):
         conversations.forget(name)
     assert conversations.shown_size == 0
 
 
-def test_a_turn_takes_two_steps_at_most_for_each_block_that_was_shown_before():
+def test_a_turn_takes_the_same_work_however_many_blocks_were_shown_before():
     def turn_after(blocks):
         sent = {n: ContextBlock(id=n, text="") for n in range(blocks)}
         conversations = sent_in(sent)
         return lambda: conversations.remember("c", [(blocks, A)], END, None)
 
-    assert steps(turn_after(1_000)) <= steps(turn_after(10)) + 2 * 990
+    assert steps(turn_after(1_000)) == steps(turn_after(10))
 
 
 def test_a_forgotten_conversation_is_no_longer_known():
@@ -415,3 +419,39 @@ def test_a_search_that_is_cut_short_finds_no_other_blocks(pieces):
         cut = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
     assert cut.labels.items() <= whole.labels.items()
     assert cut.used == whole.used
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_each_message_is_read_once(monkeypatch, is_own):
+    read, read_on = [], module.Reading._read_on
+    monkeypatch.setattr(
+        module.Reading, "_read_on", lambda *given: (read.append(given[1]), read_on(*given))
+    )
+    planner = ReusePlanner(labels=True)
+    chat, history = planner.conversation("own"), []
+    for number in range(30):
+        blocks = [block(number), block(number // 2)]
+        if is_own:
+            plan = chat.plan(blocks, "Which?")
+            chat.record("This.")
+        else:
+            asked = ContextRequest(blocks, "Which?", history=history, conversation_id="foreign")
+            plan = planner.plan(asked)
+            history = [dict(one) for one in [*history, user(plan.content), assistant("This.")]]
+        assert len(plan.references) == (number > 0)
+    assert len(read) == 2 * 29
+
+
+def test_a_history_that_was_changed_is_read_anew():
+    planner = ReusePlanner(labels=True)
+    first = planner.plan(ContextRequest([block(1)], "?", history=[], conversation_id="c"))
+    history = [user(first.content), assistant("Yes.")]
+    again = ContextRequest([block(1)], "?", history=history, conversation_id="c")
+    assert planner.plan(again).references == (1,)
+    history[0] = user("It was taken out.")
+    changed = ContextRequest([block(1)], "?", history=history, conversation_id="c")
+    assert planner.plan(changed).references == ()
+
+
+def block(number):
+    return ContextBlock(id=number, text=f"Text {number}. " * 9, tokens=100)

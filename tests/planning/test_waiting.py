@@ -195,8 +195,8 @@ HELD_WITHOUT_A_LOCK = {
     "batch": (tenant_planner, "arrange", lambda one: one.plan_batch(BATCH)),
     "papers' batch": (tenant_planner, "arrange", lambda one: one.plan_batch(BATCH, "paper")),
     "history": (
-        tenant_planner,
-        "shown_in",
+        conversations.Reading,
+        "read",
         lambda one: one.plan(big_request((1,), history=[user("Why?")], conversation_id="c")),
     ),
     "order": (reuse, "continuation", lambda one: one.plan(big_request(range(199, -1, -1)))),

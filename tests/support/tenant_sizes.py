@@ -39,7 +39,9 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "recent_blocks": sum(len(one or ()) for state in states for one in state.recent._requests),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
-            len(shown) for state in states for *_, shown, _ in state.conversations._records.values()
+            record.number + (record.reading.size if record.reading else 0)
+            for state in states
+            for record in state.conversations._records.values()
         ),
         "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
         "token_counts": sum(len(state.token_counts) for state in states),
