@@ -746,7 +746,7 @@ def core(engine: Served, planner: ReusePlanner | None) -> Any:
             return
         plan = planner.plan(ContextRequest(one.blocks, one.question, system=_SYSTEM))
         usage = engine.ask([(each["role"], each["content"]) for each in plan.messages()])
-        planner.observe(plan, usage.prompt_tokens, usage.cached_tokens)
+        planner.report_usage(plan, usage.prompt_tokens, usage.cached_tokens)
 
     return answer
 

@@ -108,10 +108,10 @@ class ReusePlanner(FixedSettings):
 
     def __init__(
         self,
+        *given: object,
         alpha: float = 0.001,
         token_counter: Any = None,
         capacity_tokens: int | None = None,
-        *,
         templates: Templates = DEFAULT_TEMPLATES,
         deduplicate: bool = True,
         annotate: bool | None = None,
@@ -124,6 +124,11 @@ class ReusePlanner(FixedSettings):
         cache: CacheProfile | str | None = None,
         keep_best: bool = False,
     ) -> None:
+        if given:
+            raise InvalidRequestError(
+                f"settings are given by name, not as {describe(given[0])}: "
+                "ReusePlanner(capacity_tokens=100_000)"
+            )
         checked_choice("mode", mode, get_args(Mode))
         checked_kind("keep_best", keep_best, bool, "True or False")
         checked_kind("annotate", annotate, (bool, NoneType), "True, False or None")
@@ -392,7 +397,7 @@ class ReusePlanner(FixedSettings):
         shards = self._rates.shards(group_of(plan), now)
         return plan if shards == 1 else replace(plan, shards=shards)
 
-    def observe(
+    def report_usage(
         self,
         plans: Plan | Iterable[Plan],
         prompt_tokens: int | None,
@@ -524,9 +529,9 @@ class ReusePlanner(FixedSettings):
         settings = self._settings
         return made_with(
             ReusePlanner,
-            settings.alpha,
-            self._token_counter,
-            settings.capacity_tokens,
+            alpha=settings.alpha,
+            token_counter=self._token_counter,
+            capacity_tokens=settings.capacity_tokens,
             templates=settings.templates,
             deduplicate=settings.deduplicate,
             annotate=settings.annotate,

@@ -82,7 +82,7 @@ class Service:
         body = {"model": "emulated", "messages": plan.messages(), "cache_salt": tenant}
         usage = self._http.post("/v1/chat/completions", json=body).json()["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        self.planner.observe(plan, usage["prompt_tokens"], cached)
+        self.planner.report_usage(plan, usage["prompt_tokens"], cached)
         if in_chat:
             answer = {"role": "assistant", "content": "So."}
             self._history = [*plan.messages(), answer] if len(self._history) < 4 else []

@@ -352,7 +352,7 @@ def writes_spans() -> None:
     telemetry = import_module("ctxreuse.cache.telemetry")
     core = import_module("ctxreuse")
     planner = core.ReusePlanner(tracing=telemetry.PlannerSpans())
-    planner.observe(planner.plan(core.ContextRequest(_TEXTS, _QUESTION)), 30, 0)
+    planner.report_usage(planner.plan(core.ContextRequest(_TEXTS, _QUESTION)), 30, 0)
     assert planner.savings.reported.answers == 1
 
 

@@ -42,7 +42,7 @@ class ModelGateway:
     ) -> None:
         self._made_with = planner, strategy, window_s, component, registry
         self._planner = PromptPlanner(planner, strategy, registry)
-        self._note_answer = planner.observe
+        self._note_answer = planner.report_usage
         self._fail_open = FailOpen(
             component, "prompts are sent as given", tell=planner.note_failure
         )
@@ -94,7 +94,7 @@ class ModelGateway:
         if planned.plans:
             self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
-    def observe(
+    def report_usage(
         self, planned: PlannedPrompt | None, usage: ReportedTokens | None, seconds: float
     ) -> None:
         """Tell the planner what the engine reports of a prompt that was answered."""

@@ -66,7 +66,7 @@ class CapacityTracker:
         >>> for number in range(9):
         ...     block = ContextBlock(id=number, text="...", tokens=150)
         ...     plan = planner.plan(ContextRequest([block], "Why?"))
-        ...     tracker.observe(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
+        ...     tracker.report_usage(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
         >>> planner.statistics().tokens  # of 1,000 tokens, three in five are blocks
         600
     """
@@ -139,7 +139,7 @@ class CapacityTracker:
         other = self._only_stored / rest if rest else float(not self._tokens)
         return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
 
-    def observe(
+    def report_usage(
         self,
         plan: Plan,
         prompt_tokens: int,

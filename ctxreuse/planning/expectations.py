@@ -21,7 +21,7 @@ _SILENT_PROVIDER = (
     "no cached token was reported in %d answers, where a planner expected %d by the rules of %r: "
     "the prompts may be sent without marks (send `plan.body()` or `plan.messages(parts=True)`), "
     "the model may have another shortest prefix or lifetime (give ReusePlanner its own cache=...), "
-    "or what is reported is not passed to `observe`"
+    "or what is reported is not passed to `report_usage`"
 )
 _MISSING = (
     "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "

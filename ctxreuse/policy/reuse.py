@@ -140,6 +140,8 @@ class Reuse(Policy):
     def order(self, view: View) -> Sequence[BlockKey]:
         """Return the order of a context that arrives."""
         retrieved, weights = list(view.weights), view.weights
+        if view.is_too_short:
+            return retrieved
         path, gain = view.beginning()
         is_moved = list(path) != retrieved[: len(path)]
         if is_moved and gain <= view.words:
@@ -154,8 +156,6 @@ class Reuse(Policy):
         members = view.members() if rest else {}
         if not members:
             return [*path, *rest]
-        if sum(rest.values()) < missing:
-            return retrieved  # it is too short to be kept, whatever the order
         following = continuation(members, path, rest, missing)
         if following.is_cut_short:
             view.note_limit("continuations")

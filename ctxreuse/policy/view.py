@@ -32,12 +32,13 @@ class View:
         words: Tokens of the words on an order that differs from the retriever's.
         first: The block that stands in front whatever is cached; None for any.
         missing: Block tokens that a common beginning still needs to be kept at all.
+        is_too_short: Whether nothing of it can be kept, whatever the order.
         note_limit: Is told the name of a bound at which work ended.
     """
 
     __slots__ = (
-        *("_query", "_state", "first", "front_tokens", "missing", "note_limit", "now", "request"),
-        *("root", "rules", "weights", "words"),
+        *("_query", "_state", "first", "front_tokens", "is_too_short", "missing", "note_limit"),
+        *("now", "request", "root", "rules", "weights", "words"),
     )
 
     def __init__(
@@ -62,6 +63,7 @@ class View:
         self.note_limit = note_limit
         least = max(1, rules.least_tokens - front_tokens)
         self.missing = least if rules.has_minimum else 0
+        self.is_too_short = sum(weights.values()) < least
         self._query = PathQuery(root, weights, self.first, least, now, budget, note_limit)
 
     @property

@@ -29,7 +29,7 @@ def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
     assert shadow.block_share == 1.0
     for number in range(10):
         plan = plan_of(planner, [number])
-        shadow.observe(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+        shadow.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
         assert shadow.block_share == 0.5
         assert planner.statistics().tokens == min(500, 100 * (number + 1))
 
@@ -41,7 +41,7 @@ def test_the_least_recently_used_goes_first_over_all_tenants():
     for number, tenant in ((1, "a"), (2, "b"), (1, "a"), (3, "b"), (4, "c")):
         plans.append(plan_of(planner, [number], tenant=tenant))
         cached = plans[-1].expected_cached_tokens
-        shadow.observe(plans[-1], prompt_tokens=100, cached_tokens=cached)
+        shadow.report_usage(plans[-1], prompt_tokens=100, cached_tokens=cached)
     unknown = [
         planner.evict([plan.request_id], plan.request.tenant).requests == 0 for plan in plans
     ]
@@ -54,7 +54,7 @@ def test_the_share_is_that_of_the_requests_that_fill_the_cache():
     shares = []
     for number in range(7):
         plan = plan_of(planner, [number])
-        shadow.observe(plan, prompt_tokens=500 if number < 3 else 125, cached_tokens=0)
+        shadow.report_usage(plan, prompt_tokens=500 if number < 3 else 125, cached_tokens=0)
         shares.append(shadow.block_share)
     assert shares == [0.2, 0.2, 0.2, 300 / 1125, 400 / 1250, 500 / 1375, 500 / 1000]
 
@@ -64,8 +64,8 @@ def test_cached_tokens_that_are_unknown_are_taken_as_planned():
     shadows = [CapacityTracker(planner, capacity_tokens=400) for planner in planners]
     for ids in ([1, 2], [1, 3], [1, 2], [4]):
         plans = [plan_of(planner, ids) for planner in planners]
-        shadows[0].observe(plans[0], 250, plans[0].expected_cached_tokens)
-        shadows[1].observe(plans[1], 250, None)
+        shadows[0].report_usage(plans[0], 250, plans[0].expected_cached_tokens)
+        shadows[1].report_usage(plans[1], 250, None)
     assert shadows[0].block_share == shadows[1].block_share
     assert planners[0].statistics() == planners[1].statistics()
 
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
     planner = ReusePlanner(token_counter=lambda text: 50)
     shadow = CapacityTracker(planner, capacity_tokens=1_000)
     plan = planner.plan(ContextRequest(["one", "two"]))
-    shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+    shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
     assert (planner.block_tokens(plan.blocks), shadow.block_share) == (100, 0.5)
 
 
@@ -88,7 +88,7 @@ def test_a_request_that_failed_is_taken_out():
 def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
     planner = ReusePlanner()
     shadow = CapacityTracker(planner, capacity_tokens=0)
-    shadow.observe(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
+    shadow.report_usage(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
     assert planner.statistics().tokens == 0
 
 
@@ -127,7 +127,7 @@ def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
     planner = ReusePlanner()
     shadow = CapacityTracker(planner, capacity)
     for ids, prompt, cached, completion in answers:
-        shadow.observe(plan_of(planner, ids), prompt, cached, completion)
+        shadow.report_usage(plan_of(planner, ids), prompt, cached, completion)
         assert 0 <= shadow.block_share <= 1
         assert planner.statistics().tokens <= capacity * shadow.block_share
 
@@ -140,7 +140,7 @@ def shares_and_expectations(answers, first_of_b):
     for tenant, (ids, prompt, cached, completion) in answers:
         first = first_of_b if tenant == "b" else 0
         plan = plan_of(planner, [first + number for number in ids], tenant=tenant)
-        shadow.observe(plan, prompt, cached, completion)
+        shadow.report_usage(plan, prompt, cached, completion)
         seen.append((plan.expected_cached_tokens, shadow.block_share, planner.statistics().tokens))
     return seen
 
@@ -161,7 +161,7 @@ def test_what_several_tenants_find_stays_in_each_ones_index(salted):
         plan = plan_of(planner, [1], tokens=200, tenant=tenant)
         cached = 200 if (tenant if salted else "") in held else 0
         held.add(tenant if salted else "")
-        shadow.observe(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
+        shadow.report_usage(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
     assert [planner.cached_tokens(plan.request)] == [200]
     assert planner.statistics().tokens == 600, "every tenant's"
 
@@ -171,7 +171,7 @@ def test_threads_share_it():
     shadow = CapacityTracker(planner, capacity_tokens=3_000)
 
     def run(number):
-        shadow.observe(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
+        shadow.report_usage(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(400)))
@@ -222,7 +222,7 @@ def run_workload(*, with_shadow):
         plan = planner.plan(ContextRequest([blocks[n] for n in sorted(ids)], "?"))
         usage = engine.serve(plan)
         if shadow is not None:
-            shadow.observe(plan, usage.prompt_tokens, usage.cached_tokens, 40)
+            shadow.report_usage(plan, usage.prompt_tokens, usage.cached_tokens, 40)
         plans.append(plan)
         if len(plans) > 60:
             expected += plan.expected_cached_tokens
@@ -265,7 +265,7 @@ def test_blocks_that_are_found_again_and_again_stay_in_the_index():
         plan = plan_of(planner, [number % 2], tokens=200)
         cached = 200 if number > 1 else 0
         assert plan.expected_cached_tokens == cached
-        shadow.observe(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
+        shadow.report_usage(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
     assert planner.statistics().tokens == 400
 
 
@@ -275,7 +275,7 @@ def test_blocks_that_the_engine_had_lost_and_stored_anew_stay_in_the_index():
     shadow = CapacityTracker(planner, capacity_tokens=1_000)
     plan = plan_of(planner, [1])
     assert plan.expected_cached_tokens == 100
-    shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+    shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
     assert (shadow.block_share, planner.statistics().tokens) == (0.5, 100)
 
 
@@ -287,12 +287,12 @@ def test_counts_that_cannot_be_right_are_not_used_and_are_counted(count, caplog)
     planner = ReusePlanner()
     shadow = CapacityTracker(planner, capacity_tokens=1_000)
     for counts in ((count, 0, 0), (200, count, 0), (200, 0, count)):
-        shadow.observe(plan_of(planner, [1]), *counts)
+        shadow.report_usage(plan_of(planner, [1]), *counts)
     assert shadow.faults == 3
     assert len(caplog.records) == 1
     for number in range(10, 40):  # it goes on as if nothing had been
         plan = plan_of(planner, [number])
-        shadow.observe(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+        shadow.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
     assert shadow.block_share == 0.5
     assert planner.statistics().tokens == 500
 
@@ -302,7 +302,7 @@ def test_what_it_looks_back_on_is_bounded_however_little_is_stored():
     shadow = CapacityTracker(planner, capacity_tokens=10**9)
     plan = plan_of(planner, [1])
     for _ in range(5_000):
-        shadow.observe(plan, prompt_tokens=100, cached_tokens=100)
+        shadow.report_usage(plan, prompt_tokens=100, cached_tokens=100)
     assert len(shadow._recent) <= 4_096
     assert len(shadow._uses) == 1
 
@@ -313,7 +313,7 @@ def test_the_blocks_that_it_looks_back_on_are_bounded_and_told(monkeypatch):
     shadow = CapacityTracker(planner, capacity_tokens=10**9)
     for number in range(30):
         plan = plan_of(planner, range(number, 2 * number + 1), tokens=1, tenant="abc"[number % 3])
-        shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+        shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
         parts = shadow.parts
         assert not any(part.is_exceeded for part in parts.values())
         assert parts["measured_blocks"].entries == sum(len(one.blocks) for one in shadow._recent)

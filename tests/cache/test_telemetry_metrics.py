@@ -38,7 +38,7 @@ def used_planner(**settings):
     planner = ReusePlanner(**settings)
     planner.plan(big_request((1, 2, 3), tenant="anna"))
     plan = planner.plan(big_request((3, 1, 2), tenant="anna"))
-    planner.observe(plan, 400, 288)
+    planner.report_usage(plan, 400, 288)
     planner.note_failure()
     planner.note_without_context(2)
     return planner

@@ -102,7 +102,7 @@ def test_another_span_around_it_is_left_alone():
 def test_no_span_holds_a_text_or_a_name():
     traced = Traced()
     request = big_request((1, 2), "a secret question", tenant="anna", request_id="r-17")
-    traced.planner.observe(traced.planner.plan(request), 300, 100)
+    traced.planner.report_usage(traced.planner.plan(request), 300, 100)
     written = "".join(span.to_json() for span in traced.spans())
     assert len(traced.spans()) == 2
     assert not any(word in written for word in ("secret", "anna", "r-17", "text of"))
@@ -110,7 +110,7 @@ def test_no_span_holds_a_text_or_a_name():
 
 def test_counts_that_are_unknown_are_left_out():
     traced = Traced()
-    traced.planner.observe((), 300)
+    traced.planner.report_usage((), 300)
     [span] = traced.spans()
     assert "gen_ai.usage.cache_read.input_tokens" not in span.attributes
 

@@ -99,9 +99,9 @@ def test_langchains_details_count_once(details, written):
 def test_savings_sum_what_was_written_by_time_to_live():
     planner = ReusePlanner(cache="anthropic(life=1h)", tenant_class=lambda tenant: "paid")
     plan = planner.plan(ContextRequest(["one"]))
-    planner.observe(plan, 100, 60, written_tokens={"5m": 20, "1h": 10})
-    planner.observe(plan, 100, 60, written_tokens=30)
-    planner.observe(plan, 100, 60)
+    planner.report_usage(plan, 100, 60, written_tokens={"5m": 20, "1h": 10})
+    planner.report_usage(plan, 100, 60, written_tokens=30)
+    planner.report_usage(plan, 100, 60)
     reported = planner.savings.reported
     assert reported.written == {"5m": 20, "1h": 40}
     assert reported.written_tokens == 60

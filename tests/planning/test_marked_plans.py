@@ -81,7 +81,7 @@ def test_marks_are_planned_on_while_the_lengths_of_texts_are_learnt():
         names = [f"{name}{number % 5}" for name in "abc"]
         plan = planner.plan(asked(names, number % 5))
         tokens = sum(len(block.text) for block in plan.blocks) // 2
-        planner.observe(plan, prompt_tokens=tokens + 3_000, cached_tokens=0)
+        planner.report_usage(plan, prompt_tokens=tokens + 3_000, cached_tokens=0)
     assert planner.cached_tokens(asked(["a0"])) >= 0
     assert any(planner.plan(asked("ab", number)).marks for number in range(3))
 

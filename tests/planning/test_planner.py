@@ -218,9 +218,9 @@ def test_a_counter_is_asked_by_all_threads_that_wait_for_it():
 def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
     templates = Templates(order_position="after_question")
     planner = ReusePlanner(
-        0.5,
-        len,
-        1_000,
+        alpha=0.5,
+        token_counter=len,
+        capacity_tokens=1_000,
         templates=templates,
         deduplicate=False,
         annotate=False,

@@ -139,7 +139,7 @@ def test_people_read_a_sentence():
     assert str(planner.savings) == "No request has been planned."
     planner.plan(big_request((1, 2, 3)))
     plan = planner.plan(big_request((3, 1, 2)))
-    planner.observe(plan, 400, 300)
+    planner.report_usage(plan, 400, 300)
     words = planner.savings.word_tokens
     assert str(planner.savings) == (
         "2 requests, 1 sent otherwise than retrieved: 48.0% fewer context tokens to compute "
@@ -167,7 +167,7 @@ def test_what_the_engine_drops_is_gone_in_the_retrievers_order_too():
 def test_a_reset_returns_what_was_counted_and_begins_anew():
     planner = ReusePlanner(tenant_class={"a": "paid"})
     plan = planner.plan(big_request((1, 2), tenant="a"))
-    planner.observe(plan, 300, 0)
+    planner.report_usage(plan, 300, 0)
     planner.note_failure()
     planner.note_without_context(3)
     before = planner.reset_savings()
@@ -187,7 +187,7 @@ def test_tenants_are_counted_by_class_and_never_by_name(tenant_class):
     planner = ReusePlanner(tenant_class=tenant_class)
     for tenant in ("anna", "ben", "carl"):
         plan = planner.plan(big_request((1, 2), tenant=tenant))
-        planner.observe([plan], 250, 100)
+        planner.report_usage([plan], 250, 100)
     by_class = planner.savings.by_class
     assert {name: one.requests for name, one in by_class.items()} == {"paid": 2, "other": 1}
     assert {name: one.reported.cached_tokens for name, one in by_class.items()} == {
@@ -248,7 +248,7 @@ class TestReportedUsage:
         planner = ReusePlanner()
         planner.plan(big_request((1, 2)))
         plans = [planner.plan(big_request((1, 2))), planner.plan(big_request((2, 3)))]
-        planner.observe(plans, 900, 250, completion_tokens=5, seconds=0.5)
+        planner.report_usage(plans, 900, 250, completion_tokens=5, seconds=0.5)
         expected = sum(plan.expected_cached_tokens for plan in plans)
         assert planner.savings.reported == ReportedUsage(1, 0, 900, 250, expected, 200)
         assert planner.savings.reported.hit_ratio == 250 / 900
@@ -256,28 +256,28 @@ class TestReportedUsage:
     def test_what_is_not_reported_is_unknown_until_something_was(self):
         planner = ReusePlanner()
         plan = planner.plan(big_request((1, 2)))
-        planner.observe(plan, None, 5)
-        planner.observe(plan, 300)
+        planner.report_usage(plan, None, 5)
+        planner.report_usage(plan, 300)
         assert planner.savings.reported == ReportedUsage(unreported=1)
-        planner.observe(plan, 300, 200)
-        planner.observe(plan, 300)  # vLLM leaves out a 0
+        planner.report_usage(plan, 300, 200)
+        planner.report_usage(plan, 300)  # vLLM leaves out a 0
         assert planner.savings.reported == ReportedUsage(2, 1, 600, 200)
 
     @pytest.mark.parametrize("wrong", [-1, True, 1.5, "12", float("nan"), 2**60, [1]])
     def test_what_cannot_be_right_is_not_counted(self, wrong):
         planner = ReusePlanner()
         plan = planner.plan(big_request((1, 2)))
-        planner.observe(plan, wrong, 5)
+        planner.report_usage(plan, wrong, 5)
         assert planner.savings.reported == ReportedUsage()
-        planner.observe(plan, 300, 100)
-        planner.observe(plan, 300, wrong)
+        planner.report_usage(plan, 300, 100)
+        planner.report_usage(plan, 300, wrong)
         assert planner.savings.reported == ReportedUsage(1, 1, 300, 100)
 
     def test_each_answer_confirms_no_more_than_was_expected_of_it(self):
         planner = ReusePlanner()
         planner.plan(big_request((1, 2)))
         for cached in (250, 50, 0):
-            planner.observe(planner.plan(big_request((1, 2))), 300, cached)
+            planner.report_usage(planner.plan(big_request((1, 2))), 300, cached)
         reported = planner.savings.reported
         assert (reported.expected_cached_tokens, reported.confirmed_cached_tokens) == (600, 250)
         assert reported.confirmed_share == 250 / 600
@@ -298,19 +298,19 @@ class TestReportedUsage:
 
     def test_a_prompt_without_a_plan_counts_as_well(self):
         planner = ReusePlanner(tenant_class={"a": "paid"})
-        planner.observe((), 40, 16, tenant="a")
+        planner.report_usage((), 40, 16, tenant="a")
         assert planner.savings.by_class["paid"].reported == ReportedUsage(1, 0, 40, 16)
 
     def test_wrong_arguments_are_named(self):
         planner = ReusePlanner()
         with pytest.raises(InvalidRequestError, match="plans must be"):
-            planner.observe("plan", 1)
+            planner.report_usage("plan", 1)
         with pytest.raises(InvalidRequestError, match="each of plans must be a Plan"):
-            planner.observe([1], 1)
+            planner.report_usage([1], 1)
         with pytest.raises(InvalidRequestError, match="seconds must be a number"):
-            planner.observe((), 1, seconds=-1)
+            planner.report_usage((), 1, seconds=-1)
         with pytest.raises(InvalidRequestError, match="tenant must be a string"):
-            planner.observe((), 1, tenant=3)
+            planner.report_usage((), 1, tenant=3)
         with pytest.raises(InvalidRequestError, match="prompts must be an integer"):
             planner.note_without_context(-1)
 
@@ -325,7 +325,7 @@ class TestWarning:
         for number in range(len(reports)):
             plan = planner.plan(big_request((1, 2), system=system))
             assert plan.expected_cached_tokens == 200
-            planner.observe(plan, 300, reports[number])
+            planner.report_usage(plan, 300, reports[number])
         return planner
 
     def lines(self, caplog):
@@ -359,8 +359,8 @@ class TestWarning:
         for request in (big_request((1, 2)), big_request(range(10, 200))):
             planner.plan(request)
         for _ in range(200):
-            planner.observe(planner.plan(big_request((1, 2))), 300, 8)
-        planner.observe(planner.plan(big_request(range(10, 200))), 20_000, 19_000)
+            planner.report_usage(planner.plan(big_request((1, 2))), 300, 8)
+        planner.report_usage(planner.plan(big_request(range(10, 200))), 20_000, 19_000)
         assert len(caplog.records) == 1
 
     @pytest.mark.parametrize("reported", [None, 0])
@@ -374,7 +374,7 @@ class TestWarning:
     def test_a_provider_without_any_hit_has_another_remedy_than_an_engine(self, caplog):
         planner = ReusePlanner(cache="gemini(minimum=64)")
         for _ in range(300):
-            planner.observe(planner.plan(big_request((1, 2))), 300, 0)
+            planner.report_usage(planner.plan(big_request((1, 2))), 300, 0)
         [line] = self.lines(caplog)
         assert "by the rules of 'gemini'" in line
         assert "vLLM" not in line
@@ -383,7 +383,7 @@ class TestWarning:
         planner = ReusePlanner()
         for _ in range(500):
             plan = planner.plan(ContextRequest(["a short text"], "Which?"))
-            planner.observe(plan, 300, 0)
+            planner.report_usage(plan, 300, 0)
         assert plan.expected_cached_tokens > 0
         assert not caplog.records
 
@@ -444,7 +444,7 @@ def test_threads_lose_no_count():
     def work(number):
         for turn in range(50):
             plan = planner.plan(big_request((turn, number), tenant=f"t{number % 3}"))
-            planner.observe(plan, 300, 100)
+            planner.report_usage(plan, 300, 100)
             planner.note_without_context(1)
 
     threads = [Thread(target=work, args=(number,)) for number in range(8)]
@@ -468,7 +468,7 @@ def test_tracing_that_fails_changes_no_plan(caplog):
 
     planner = ReusePlanner(tracing=Broken())
     plan = planner.plan(big_request((1, 2)))
-    planner.observe(plan, 300, 100)
+    planner.report_usage(plan, 300, 100)
     assert planner.savings.requests == planner.savings.reported.answers == 1
     assert len(caplog.records) == 1
     assert "secret" not in caplog.text

@@ -29,7 +29,7 @@ def ask(planner: ReusePlanner, blocks: list[ContextBlock], system: str | None = 
     """Plan a request, report its length, and return the tokens expected in the cache."""
     plan = planner.plan(ContextRequest(blocks, "How much is it?", system=system))
     tokens = sum(in_engine(message["content"]) for message in plan.messages())
-    planner.observe(plan, tokens + WORDS, 0)
+    planner.report_usage(plan, tokens + WORDS, 0)
     return plan.expected_cached_tokens
 
 
@@ -62,7 +62,7 @@ def test_another_tenants_prompts_change_nothing():
     alone, beside = ReusePlanner(), ReusePlanner()
     for first in range(0, 200, 4):
         plan = beside.plan(ContextRequest(tables(range(first, first + 3)), tenant="other"))
-        beside.observe(plan, 10 * first, 0)
+        beside.report_usage(plan, 10 * first, 0)
     for first in (0, 0, 3):
         blocks = tables(range(first, first + 4))
         one, two = (planner.plan(ContextRequest(blocks)) for planner in (alone, beside))

@@ -92,7 +92,7 @@ CALLS = {
     "ContextRequest": (planned, {}, list(inspect.signature(ContextRequest).parameters)),
     "Templates": (Templates, {}, list(inspect.signature(Templates).parameters)),
     "request_context": (entered, {}, ["tenant", "conversation_id", "history"]),
-    "ReusePlanner": (ReusePlanner, {}, list(inspect.signature(ReusePlanner).parameters)),
+    "ReusePlanner": (ReusePlanner, {}, list(inspect.signature(ReusePlanner).parameters)[1:]),
     "plan": (of_planner("plan"), {"request": REQUEST}, ["request", "strategy"]),
     "preview": (of_planner("preview"), {"request": REQUEST}, ["request", "deduplicate"]),
     "plan_batch": (of_planner("plan_batch"), {"requests": [REQUEST]}, ["requests", "strategy"]),
@@ -203,3 +203,8 @@ def test_blocks_and_a_question_without_a_request_are_told_where_they_go():
     for plan in (ReusePlanner().plan, ReusePlanner().plan_batch):
         with pytest.raises(InvalidRequestError, match=r"ContextRequest\(blocks=\[\.\.\.\], query="):
             plan(wrong, question)
+
+
+def test_settings_are_given_by_name():
+    with pytest.raises(InvalidRequestError, match="capacity_tokens=100_000"):
+        ReusePlanner(100_000)

@@ -35,7 +35,14 @@ def reused_blocks(orders, capacity_blocks):
 
 
 both_strategies = pytest.mark.parametrize("strategy", ["reuse", "paper"])
-any_length = pytest.mark.parametrize("make", [request, big_request], ids=["short", "long"])
+
+
+def short(block_ids, **fields):
+    """Return a request of blocks that are just long enough to be kept."""
+    return ContextRequest([block(one, 8) for one in block_ids], **fields)
+
+
+any_length = pytest.mark.parametrize("make", [short, big_request], ids=["short", "long"])
 
 
 @both_strategies
@@ -64,7 +71,7 @@ def test_contexts_that_arrive_after_the_batch_follow_its_cached_paths(strategy, 
 
     assert [sent_ids(plan) for plan in plans] == [[1, 2, 4], [5, 7, 8], [1, 2, 9]]
     assert [plan.order_annotation for plan in plans] == [order_words(2, 1, 3), None, None]
-    blocks_1_and_2 = 2 * (3 if make is request else 100)
+    blocks_1_and_2 = 2 * (8 if make is short else 100)
     assert [plan.expected_cached_tokens for plan in plans] == [blocks_1_and_2, 0, blocks_1_and_2]
 
 

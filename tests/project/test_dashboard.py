@@ -123,7 +123,7 @@ def exported():
     async def page():
         engine = EmulatedEngine()
         planner = ReusePlanner(tenant_class={"": "paid"})
-        planner.observe(planner.plan(ContextRequest(["a text"], "Which?")), 10, 0)
+        planner.report_usage(planner.plan(ContextRequest(["a text"], "Which?")), 10, 0)
         async with pool_on(Network(a=engine)) as pool:
             await pool.complete(asking("ab"))
             registry = CollectorRegistry()

@@ -48,7 +48,7 @@ def parameters(function):
     return {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
-        if name != "self"
+        if name not in ("self", "given")
     }
 
 

@@ -122,7 +122,7 @@ async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(capl
 async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
     planner = ReusePlanner()
     shadow = CapacityTracker(planner, capacity_tokens=100)
-    shadow.observe = None
+    shadow.report_usage = None
     async with connected(EmulatedEngine(), shadow=shadow) as client:
         assert client.faults == 0
         for faults in (1, 2):

@@ -168,7 +168,7 @@ def test_what_the_engine_has_told_of_lengths_is_saved(tmp_path):
             request = ContextRequest(texts, "?", system=system)
             plan = before.plan(request)
             tokens = 2 * before.count_tokens(plan.blocks[0].text)
-            before.observe(plan, prompt_tokens=tokens + 20, cached_tokens=0)
+            before.report_usage(plan, prompt_tokens=tokens + 20, cached_tokens=0)
     before.save(tmp_path / "sent")
     after = ReusePlanner.load(tmp_path / "sent", strict=True)
     text = "A new text of some length. " * 20

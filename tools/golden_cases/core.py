@@ -318,7 +318,7 @@ def words_around_blocks() -> Any:
         *(short(counting.sibling().plan(one)) for one in texts[:2]),
     ]
     for alpha in (0, 0.5):
-        weighing = ReusePlanner(alpha)
+        weighing = ReusePlanner(alpha=alpha)
         plans = [weighing.plan(request, "paper") for request in requests(12, seed=15)]
         plans += weighing.plan_batch(requests(12, seed=16), "paper").plans
         found[f"alpha {alpha}"] = [short(plan) for plan in plans]
@@ -379,7 +379,7 @@ def caches() -> Any:
         plan = planner.plan(request)
         characters = len(plan.messages()[-1]["content"])
         cached = None if number % 5 == 4 else plan.expected_cached_tokens
-        shadow.observe(plan, 40 + characters // 4, cached, 10)
+        shadow.report_usage(plan, 40 + characters // 4, cached, 10)
         ends = block_ends(plan, len, lambda messages: str(messages[-1]["content"]))
         told.append([short(plan), round(shadow.block_share, 9), list(ends)])
         if number % 9 == 8:

@@ -397,7 +397,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if planner is None and self._shadow is not None:
             planner = self._shadow.planner
         if planner is not None:
-            planner.observe(
+            planner.report_usage(
                 () if call.plan is None else call.plan,
                 completion.prompt_tokens,
                 completion.cached_tokens,
@@ -408,7 +408,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if call.plan is None:
             return
         if self._shadow is not None and completion.prompt_tokens is not None:
-            self._shadow.observe(
+            self._shadow.report_usage(
                 call.plan,
                 completion.prompt_tokens,
                 completion.cached_tokens,

@@ -425,7 +425,7 @@ class Replica:
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
         if not self._tells_planner:
-            self.planner.observe(
+            self.planner.report_usage(
                 plan,
                 completion.prompt_tokens,
                 cached,
@@ -442,7 +442,7 @@ class Replica:
         if is_current:
             self._judge(plan, cached)
         if self._capacity is not None and completion.prompt_tokens is not None:
-            self._capacity.observe(
+            self._capacity.report_usage(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
 

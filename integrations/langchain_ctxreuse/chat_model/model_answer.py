@@ -143,7 +143,7 @@ class ModelAnswer:
             self._usage = usage if self._usage is None else _larger(self._usage, usage)
 
     def _tell_usage(self) -> None:
-        self._gateway.observe(self._planned, self._usage, time.perf_counter() - self._began)
+        self._gateway.report_usage(self._planned, self._usage, time.perf_counter() - self._began)
 
     def _shown(self, streamed: AnswerStream, step: Any, is_first: bool) -> list[Any]:
         if not isinstance(step, ChatGenerationChunk):

@@ -80,7 +80,7 @@ class ModelAnswer:
         self._usage = usage or self._usage
 
     def _tell_usage(self) -> None:
-        self._gateway.observe(self._planned, self._usage, time.perf_counter() - self._began)
+        self._gateway.report_usage(self._planned, self._usage, time.perf_counter() - self._began)
 
     def _piece(self, piece: Any, so_far: _AnswerSoFar) -> Any:
         self._read_usage(piece)
