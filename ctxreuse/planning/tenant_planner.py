@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ctxreuse.context.blocks import (
     Message,
     text_digest,
 )
-from ctxreuse.context.fork_safety import process_name
+from ctxreuse.context.fork_safety import process_name, renew_after_fork
 from ctxreuse.context.rendering import (
     Templates,
 )
@@ -123,10 +124,18 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens, prices=self._prices)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
+        self._most_ranked = settings.templates.most_ranked or sys.maxsize
+        # asked for with each request
+        self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
         self._names = IndexNames(keyed if sharing is None else sharing)
         self._begun_behind = b""  # the uid of what this planner started from
+        self._note_process()
+        renew_after_fork(self._note_process)
+
+    def _note_process(self) -> None:
+        self._process = process_name()
 
     def plan(
         self,
@@ -311,7 +320,7 @@ class TenantPlanner:
         # at least 1, for a label
         context = self._names.context({key: number or 1 for key, number in tokens.items()})
         is_labelled, front_tokens = self.shows_labels(request, deduplicate), 0
-        if request.system and self._settings.cache.has_minimum:
+        if request.system and self._has_minimum:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
         root = root_of(system, is_labelled)
@@ -333,9 +342,11 @@ class TenantPlanner:
             weights,
             counted.root,
             front_tokens=counted.front_tokens,
+            least=max(1, self._least_tokens - counted.front_tokens),
+            has_minimum=self._has_minimum,
             rules=settings.cache,
             now=now,
-            words=self._words(len(weights)),
+            words=self._words(min(len(weights), self._most_ranked)),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
@@ -443,7 +454,7 @@ class TenantPlanner:
             chosen = chosen_marks(turn, state, of_turn, now)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
-            request_id = f"request-{process_name()}{state.unnamed_requests}"
+            request_id = f"request-{self._process}{state.unnamed_requests}"
             state.unnamed_requests += 1
         conversation = request.conversation_id
         entry = SentEntry(
@@ -496,7 +507,7 @@ class TenantPlanner:
                 marks_end=conversation is not None,
             )
         cached = sum(entry.tokens[:expected])
-        if self._settings.cache.has_minimum:
+        if self._has_minimum:
             cached = self._settings.cache.served(turn.front_tokens, cached)
         return _Recorded(request_id, logged, cached, chosen, bill)
 

@@ -45,7 +45,7 @@ def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState
     return holding[0] if len(holding) == 1 else None
 
 
-class _Hold:
+class Hold:
     """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
 
     __slots__ = ("_state", "_tenants")
@@ -101,9 +101,9 @@ class Tenants:
         self.are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
 
-    def holding(self, tenant: str) -> _Hold:
+    def holding(self, tenant: str) -> Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
-        return _Hold(self, self.state(tenant))
+        return Hold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -219,7 +219,7 @@ class Tenants:
         for request_id in dict.fromkeys(request_ids):
             gone, holder = None, _holder(request_id, states)
             if holder is not None:
-                with _Hold(self, holder):
+                with Hold(self, holder):
                     gone = holder.index.evict(request_id)
             if holder is None or gone is None:
                 unknown.append(request_id)
@@ -249,7 +249,7 @@ class Tenants:
         while heap and gone < tokens:
             _, number, state = heapq.heappop(heap)
             until = heap[0][0] if heap else math.inf
-            with _Hold(self, state):
+            with Hold(self, state):
                 index, oldest = state.index, state.index.oldest_use()
                 for _ in range(_STEPS_A_HOLD):
                     if oldest is None or oldest > until or gone >= tokens:
@@ -271,7 +271,7 @@ class Tenants:
         holder = _holder(request_id, self._asked(tenant))
         gone = None
         if holder is not None:
-            with _Hold(self, holder):
+            with Hold(self, holder):
                 gone = holder.index.trim(request_id, blocks)
         if holder is None or gone is None:
             return Evicted(0, 0, (request_id,))
@@ -283,14 +283,14 @@ class Tenants:
         known = self.known(tenant)
         if known is None:
             return False
-        with _Hold(self, known) as state:
+        with Hold(self, known) as state:
             return state.conversations.forget(conversation_id)
 
     def replay(self) -> list[Entry]:
         """Return what all tenants' logs hold, by time, without later turns."""
         logged: list[Logged] = []
         for state in self._asked(None):
-            with _Hold(self, state):
+            with Hold(self, state):
                 logged += state.log.replay()
         logged.sort(key=attrgetter("time"))
         return [one.entry for one in logged]
@@ -299,7 +299,7 @@ class Tenants:
         """Return each ratio that was learnt, with its tenant's name and its system text's."""
         learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
         for state in self._asked(None):
-            with _Hold(self, state):
+            with Hold(self, state):
                 ratios = [] if state.ratios is None else state.ratios.learnt()
             learnt += [(state.name, *one) for one in ratios]
         return learnt

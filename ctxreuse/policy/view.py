@@ -49,6 +49,8 @@ class View:
         root: bytes | None,
         *,
         front_tokens: int,
+        least: int,
+        has_minimum: bool,
         rules: CacheProfile,
         now: float | None,
         words: int,
@@ -61,8 +63,7 @@ class View:
         self.front_tokens, self.rules, self.now, self.words = front_tokens, rules, now, words
         self.first = next(iter(weights), None) if keeps_best else None
         self.note_limit = note_limit
-        least = max(1, rules.least_tokens - front_tokens)
-        self.missing = least if rules.has_minimum else 0
+        self.missing = least if has_minimum else 0
         self.is_too_short = sum(weights.values()) < least
         self._query = PathQuery(root, weights, self.first, least, now, budget, note_limit)
 

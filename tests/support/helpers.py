@@ -193,6 +193,8 @@ class LetterView(View):
             context(letters, weights),
             None if request.system is None else request.system.encode(),
             front_tokens=0,
+            least=VLLM.least_tokens,
+            has_minimum=False,
             rules=VLLM,
             now=None,
             words=words,
