@@ -324,6 +324,9 @@ class Reading:
     def _look_again(self, places: _Places) -> None:
         """Look for blocks of this turn under labels of which none was known."""
         for label, found in list(self._unknown.items()) if places.has_any else ():
+            if label in self._standing:  # no label tells of two blocks
+                del self._unknown[label]
+                continue
             for number, start in found:
                 match = places.templates.label_pattern.match(places.texts[number], start)
                 block = None if match is None else places.block_at(places.texts[number], match)
