@@ -81,8 +81,12 @@ class SQLiteLog(FixedSettings):
 
     def __del__(self) -> None:
         connection = self.__dict__.get("_connection")  # it is not there if a path was refused
-        if connection is not None:
-            connection.close()
+        if connection is None:
+            return
+        _dropped.append(connection)
+        if _at_work.acquire(blocking=False):  # else whoever is at work closes it
+            _close_dropped()
+            _at_work.release()
 
     def __reduce__(self) -> tuple[object, ...]:
         return SQLiteLog, (self._path, self._max_entries)
@@ -196,6 +200,7 @@ class SQLiteLog(FixedSettings):
             )
         try:
             with _at_work:
+                _close_dropped()
                 yield
         except (sqlite3.Error, OSError) as error:
             code: str = getattr(error, "sqlite_errorname", "")
@@ -228,13 +233,21 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 _at_work = threading.RLock()
 """Whoever holds it may call SQLite; a fork waits for it."""
+_dropped: list[sqlite3.Connection] = []
+"""Connections of logs that nobody has any more; closing one is work, too."""
 _logs: WeakSet[SQLiteLog] = WeakSet()
 _forking = threading.local()  # two threads may fork at the same time
+
+
+def _close_dropped() -> None:
+    while _dropped:
+        _dropped.pop().close()
 
 
 def _prepare_fork() -> None:
     _forking.is_prepared = _at_work.acquire(timeout=_FORK_WAITS_S)
     if _forking.is_prepared:
+        _close_dropped()
         for log in list(_logs):
             log.close()
 
@@ -248,6 +261,8 @@ def _begin_child() -> None:
     global _at_work
     if not _forking.__dict__.get("is_prepared", False):  # SQLite is busy, or nobody said a word
         _at_work = threading.RLock()
+        leave_to_parent(*_dropped)
+        _dropped.clear()
         for log in list(_logs):
             log._leave_to_parent()
     _end_fork()

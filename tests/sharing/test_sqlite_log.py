@@ -98,3 +98,17 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path, caplog):
     until(lambda: planner.sharing.faults > 1)
     [said] = [one.getMessage() for one in caplog.records if "log cannot be" in one.getMessage()]
     assert "file is not a database; delete it, or name another file" in said
+
+
+def test_a_log_that_is_dropped_while_another_thread_forks_hinders_no_child(tmp_path):
+    def appended(path: Path) -> int:
+        log = SQLiteLog(path)
+        log.append([b"entry"])
+        return len(log.read("", 9).entries)  # and the log goes, with its connection
+
+    for forks in range(8):
+        paths = [tmp_path / f"{forks} {number}" for number in range(4)]
+        answers = in_children(
+            4, lambda n, paths=paths: appended(paths[n]), lambda n: appended(tmp_path / f"own {n}")
+        )
+        assert answers == [1] * 4
