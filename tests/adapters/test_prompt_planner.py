@@ -87,6 +87,7 @@ def test_calls_without_a_context_are_given_back_as_they_are():
 @given(before=st.text(), between=st.text(min_size=1), behind=st.text())
 def test_text_around_contexts_stays_as_it_is(before, between, behind):
     assume(not re.match(r"\w", between) and not re.match(r"\w", behind))
+    assume("Doc_" not in before + between + behind)  # a label that is spoken of is renamed
     world = World()
     world.user(before + world.context("abc"))
     sent = world.user(before + world.context("cab") + between + world.context("de") + behind)

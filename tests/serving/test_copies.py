@@ -42,7 +42,14 @@ class Fixed(BaseRetriever):
 @pytest.mark.parametrize("mode", ["active", "shadow"])
 def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again, mode):
     templates = Templates(label="<{ordinal}>")
-    planner = ReusePlanner(0.5, words, 1_000, templates=templates, annotate=False, mode=mode)
+    planner = ReusePlanner(
+        alpha=0.5,
+        token_counter=words,
+        capacity_tokens=1_000,
+        templates=templates,
+        annotate=False,
+        mode=mode,
+    )
     planner.plan(REQUEST)
     copied = again(planner)
     assert copied.statistics().requests == 0
