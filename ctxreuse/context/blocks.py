@@ -33,7 +33,7 @@ def id_size(name: BlockId | bytes) -> int:
     return 1 + int(name).bit_length() // (8 * _ID_CHARACTERS)
 
 
-def ids_size(names: Sequence[BlockId]) -> int:
+def ids_size(names: Sequence[BlockId | bytes]) -> int:
     """Return the sizes of ids together."""
     try:  # every plan asks, so ids of the usual length take no call each
         if max(map(len, names), default=0) < _ID_CHARACTERS:  # type: ignore[arg-type]

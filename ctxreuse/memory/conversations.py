@@ -25,7 +25,7 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.memory.prefix_index import Node
+from ctxreuse.memory.prefix_index import Node, Root
 
 _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
@@ -101,7 +101,7 @@ class _Record:
     """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
     end: Node
-    system: bytes | None
+    root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
     shown: dict[int, dict[BlockKey, ShownBlock]] = field(default_factory=dict)
@@ -163,17 +163,17 @@ class Conversations:
         conversation_id: str | int,
         sent: Iterable[tuple[int, ContextBlock]],
         end: Node,
-        system: bytes | None,
+        root: Root,
         opening_mark: int | None = None,
     ) -> None:
         """Record the blocks of a turn under their ordinals, and where the turn ends."""
         self._requests += 1
         record = self._record(conversation_id)
         if record is None:
-            record = self._records[conversation_id] = _Record(end, system, 0)
+            record = self._records[conversation_id] = _Record(end, root, 0)
             self.size += id_size(conversation_id)
         self._records.move_to_end(conversation_id)
-        record.end, record.system, record.last_use = end, system, self._requests
+        record.end, record.root, record.last_use = end, root, self._requests
         if opening_mark is not None:
             record.opening_mark = opening_mark
         for ordinal, block in sent:
@@ -196,19 +196,17 @@ class Conversations:
         record.shown_size += size
         self.shown_size += size
 
-    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> Node | None:
+    def end_of(self, conversation_id: str | int | None, root: Root) -> Node | None:
         """Return the index node where the last turn ends; None if it is not known."""
         record = self._record(conversation_id)
-        if record is None or record.system != system:
+        if record is None or record.root != root:
             return None
         return record.end
 
-    def opening_mark_of(
-        self, conversation_id: str | int | None, system: bytes | None
-    ) -> int | None:
+    def opening_mark_of(self, conversation_id: str | int | None, root: Root) -> int | None:
         """Return after how many blocks of the first turn a mark stands; None for none."""
         record = self._record(conversation_id)
-        if record is None or record.system != system or record.opening_mark < 0:
+        if record is None or record.root != root or record.opening_mark < 0:
             return None
         return record.opening_mark
 

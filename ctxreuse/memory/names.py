@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
-from ctxreuse.context.blocks import BlockKey, ContextRequest, encoded, text_digest
+from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 from ctxreuse.memory.prefix_index import RequestId
 from ctxreuse.memory.sent_log import Entry, LostEntry, RatioEntry, SavedEntry
 
@@ -102,16 +102,9 @@ class IndexNames:
         digest = text_digest(system)
         return digest if self._keyed is None else self._keyed.keyed(b"system" + digest)
 
-    def of(self, request: ContextRequest) -> tuple[str, bytes | None]:
-        """Return what stands for a request's tenant and its system text."""
-        if self._keyed is not None:
-            return self.tenant(request.tenant), self.system(request.system)
-        return request.tenant, None if request.system is None else text_digest(request.system)
-
     def context(self, weights: Mapping[BlockKey, int]) -> IndexedContext:
         """Return the weights of a context's blocks by their names."""
-        if self._keyed is None:
-            return IndexedContext(weights, weights)
+        assert self._keyed is not None, "without a key they have their own"
         names = cast(list[BlockKey], self._keyed.keyed_each(weights))
         return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
 

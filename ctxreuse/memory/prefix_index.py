@@ -7,18 +7,21 @@ papers' descent (ContextPilot Algorithm 1) is `ordering.paper.paper_order`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.blocks import BlockKey, id_size, ids_size
 from ctxreuse.context.lru_map import PartSize
 
 RequestId: TypeAlias = str | int | bytes
 """What names a request; bytes are a request of another planner."""
+
+Root: TypeAlias = tuple[bytes | None, bool]
+"""What a root is named after: the system text, and whether blocks have labels."""
 
 _REQUESTS_A_NODE = 4
 _VISITS = 256  # children looked at; then the search only goes down the heaviest
@@ -26,6 +29,7 @@ _STEPS = 1 << 16
 _STEPS_A_BLOCK = 16
 _STEPS_A_BATCH = 1 << 20
 _STALE_LEAVES = 64
+_KEEPERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,35 @@ class _Ends:
         self.ids: set[RequestId] = set()
 
 
+class Point:
+    """What is known of the prefix that ends at a node, where a cache keeps only some prefixes."""
+
+    __slots__ = ("blocks", "could_until", "keepers", "seen", "sightings", "until")
+
+    def __init__(self, blocks: int, sightings: int = 0, seen: float = -inf) -> None:
+        self.blocks = blocks
+        self.sightings = sightings  # how often it came while it would have lived
+        self.seen = seen
+        self.until = self.could_until = -inf
+        self.keepers: dict[RequestId, float] = {}  # the latest that wrote or read it: until when
+
+    def keep(self, request_id: RequestId, until: float) -> None:
+        """Note a request that has a mark here: it has written what it did not find."""
+        self.keepers[request_id] = until
+        if len(self.keepers) > _KEEPERS:
+            del self.keepers[next(iter(self.keepers))]
+        self.until = max(self.until, until)
+
+    def take_back(self, request_id: RequestId) -> None:
+        """Note that a request was not sent, or that the cache has lost it."""
+        if self.keepers.pop(request_id, None) is not None:
+            self.until = max(self.keepers.values(), default=-inf)
+
+
 class Node:
     """A run of blocks; of a root, or a later turn of a conversation, `edge` is no block."""
 
-    __slots__ = ("children", "edge", "ends", "last", "parent", "run", "uses", "weights")
+    __slots__ = ("children", "edge", "ends", "last", "parent", "point", "run", "uses", "weights")
 
     def __init__(
         self,
@@ -90,6 +119,7 @@ class Node:
         self.uses = uses
         self.last = last
         self.ends: _Ends | None = None
+        self.point: Point | None = None
         self.children: dict[Hashable, Node] = _NO_CHILDREN
 
     @property
@@ -120,6 +150,7 @@ class Match(NamedTuple):
 
     path: tuple[BlockKey, ...] = ()
     weight: int = 0
+    worth: float = 0
     is_cut_short: bool = False
     is_greedy: bool = False
 
@@ -131,6 +162,20 @@ class Match(NamedTuple):
             note_limit("greedy_paths")
 
 
+class Worth(Protocol):
+    """What a path is worth, where that is not its weight."""
+
+    def __call__(self, node: Node, matched: int, weight: int, kept: int) -> tuple[float, int]:
+        """Return the worth of a path, not positive for none, and what is kept at its end.
+
+        Args:
+            node: Where it ends.
+            matched: So many blocks of the node's run are part of it.
+            weight: The tokens of its blocks.
+            kept: What is kept above the node.
+        """
+
+
 class SearchBudget:
     """What searches for the requests of one batch and one tenant may compare together."""
 
@@ -138,13 +183,6 @@ class SearchBudget:
 
     def __init__(self) -> None:
         self.left = _STEPS_A_BATCH
-
-
-def root_of(system: bytes | None, is_labelled: bool) -> bytes | None:
-    """Return what a root is named after: the system text, and whether blocks have labels."""
-    if not is_labelled:
-        return system
-    return b"labelled" if system is None else system + b" labelled"
 
 
 class PrefixIndex:
@@ -291,8 +329,9 @@ class PrefixIndex:
         context: Mapping[BlockKey, int],
         budget: SearchBudget | None = None,
         first: BlockKey | None = None,
+        worth: Worth | None = None,
     ) -> Match:
-        """Return the path of most weight that uses only blocks of the context.
+        """Return the path worth most that uses only blocks of the context.
 
         At a node only children whose block is in the context can go on. Ties go to the path that
         more requests share, then to the retriever's rank.
@@ -302,19 +341,21 @@ class PrefixIndex:
             context: The weight of each block, in the retriever's order.
             budget: What all searches of a batch may compare together; None is this one's own.
             first: The block that a path has to begin with; None is any.
+            worth: What a path is worth; None is its weight.
         """
         top = self.roots.get(root)
         if top is None:
             return Match()
+        most_worth: float = 0
         best_weight = best_uses = 0
         best: tuple[Node, int] | None = None
         rank: dict[BlockKey, int] = {}  # filled where paths tie
         size, visits, is_greedy = len(context), 0, False
         own = _STEPS_A_BLOCK * size
         most = steps = own + (_STEPS if budget is None else min(_STEPS, budget.left))
-        stack = [(0, top)]
+        stack = [(0, top, 0 if worth is None else worth(top, 0, 0, 0)[1])]
         while stack and steps >= 0:
-            above, node = stack.pop()
+            above, node, over = stack.pop()
             children = node.children
             if len(children) > size:
                 steps -= size
@@ -325,7 +366,7 @@ class PrefixIndex:
             if first is not None and node is top:
                 found = [child for child in found if child.edge == first]
             visits += len(found)
-            complete: list[tuple[int, Node]] = []
+            complete: list[tuple[int, Node, int]] = []
             for child in found:
                 weight, matched, run = above, 0, child.run
                 for key in run:
@@ -335,16 +376,18 @@ class PrefixIndex:
                     weight += share
                     matched += 1
                 steps -= matched
-                if weight >= best_weight:  # seldom
+                value, kept = (weight, 0) if worth is None else worth(child, matched, weight, over)
+                if value >= most_worth:  # seldom
                     uses = child.uses
-                    better = weight > best_weight or uses > best_uses
+                    better = value > most_worth or uses > best_uses
                     if not better and uses == best_uses and best is not None:
                         rank = rank or {key: place for place, key in enumerate(context)}
                         better = _ranks_before(child, best[0], rank)
                     if better:
-                        best_weight, best_uses, best = weight, uses, (child, matched)
+                        most_worth, best_uses, best = value, uses, (child, matched)
+                        best_weight = weight
                 if matched == len(run) and child.children:
-                    complete.append((weight, child))
+                    complete.append((weight, child, kept))
                 if steps < 0:
                     break
             if complete:
@@ -356,25 +399,49 @@ class PrefixIndex:
                     stack += complete  # the heaviest on top: depth first, greedy first
         if budget is not None:
             budget.left = max(0, budget.left + own - (most - steps))
-        path: tuple[BlockKey, ...] = ()
-        if best is not None:
-            above_best, matched = best
-            path = above_best.run[:matched]
-            while above_best.parent is not None:
-                above_best = above_best.parent
-                path = above_best.run + path
-        return Match(path, best_weight, steps < 0, is_greedy)
+        path = () if best is None else _path_to(*best)
+        return Match(path, best_weight, most_worth, steps < 0, is_greedy)
 
     def sent_prefix(self, root: Hashable, path: Sequence[BlockKey]) -> int:
         """Return how many leading blocks of a path were sent before, in this order."""
-        done, node = 0, self.roots.get(root)
-        while node is not None and done < len(path):
-            node = node.children.get(path[done])
-            for key in () if node is None else node.run:
-                if done == len(path) or path[done] != key:
-                    return done
+        return max((done for _, done, _ in self.passed(root, path)), default=0)
+
+    def passed(self, root: Hashable, path: Sequence[BlockKey]) -> Iterator[tuple[Node, int, bool]]:
+        """Yield the nodes on a path, how many of its blocks are passed, and if all of the node."""
+        node, done = self.roots.get(root), 0
+        while node is not None:
+            is_whole = True
+            for key in node.run:
+                is_whole = done < len(path) and path[done] == key
+                if not is_whole:
+                    break
                 done += 1
-        return done
+            yield node, done, is_whole
+            node = node.children.get(path[done]) if is_whole and done < len(path) else None
+
+    def nodes_to(self, end: Node, cuts: Iterable[int] = ()) -> list[tuple[int, Node]]:
+        """Return the nodes down to an end, the root first, each with the blocks before its end.
+
+        After as many blocks as `cuts` name, ascending, a node ends, too.
+        """
+        below, node = list[Node](), end
+        while node.parent is not None:
+            below.append(node)
+            node = node.parent
+        nodes, done = [(0, node)], 0
+        for node in reversed(below):
+            for cut in cuts:
+                if done < cut < done + len(node.run):
+                    nodes.append((cut, self._split(node, cut - done)))
+                    done = cut
+            done += len(node.run)
+            nodes.append((done, node))
+        return nodes
+
+    def end_of(self, request_id: RequestId) -> Node | None:
+        """Return the node where a request ends; None where it is not known."""
+        ends = self._ends.get(request_id)
+        return None if ends is None else ends.node
 
     def _new_root(self, root: Hashable, now: int) -> Node:
         node = self.roots[root] = Node(None, root, (), (), 0, now)
@@ -403,6 +470,7 @@ class PrefixIndex:
         assert parent is not None, "a root has no run"
         upper = Node(parent, edge, node.run[:length], node.weights[:length], node.uses, node.last)
         parent.children[edge] = upper
+        upper.point = _shortened(node, len(node.run) - length)
         node.run, node.weights = node.run[length:], node.weights[length:]
         node.parent, node.edge = upper, node.run[0]
         upper.children = {node.edge: node}
@@ -420,7 +488,7 @@ class PrefixIndex:
             node.ends = ends = node.ends or _Ends(node)
             ends.ids.add(request_id)
             self._ends[request_id] = ends
-            self.ids_size += id_size(request_id)
+            self.ids_size += ids_size((request_id,))
         self._note_leaf(node)
         while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
             self.forget_oldest_request()
@@ -467,6 +535,7 @@ class PrefixIndex:
             gone = sum(node.weights[keep:])
             self.tokens -= gone
             self.block_count -= len(node.run) - keep
+            node.point = _shortened(node, len(node.run) - keep)
             node.run, node.weights = node.run[:keep], node.weights[:keep]
         else:
             assert node.parent is not None, "a root has no run"
@@ -535,6 +604,21 @@ def _is_due(entry: tuple[int, int, Node]) -> bool:
     """Return whether an entry of the queue is a leaf still that was not used since."""
     last, _, node = entry
     return node.last == last and not node.children and node.parent is not None
+
+
+def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:
+    """Return the blocks down to the first so many of a node."""
+    path = node.run[:blocks]
+    while node.parent is not None:
+        node = node.parent
+        path = node.run + path
+    return path
+
+
+def _shortened(node: Node, blocks: int) -> Point | None:
+    """Return what is known of a prefix that ends so many blocks before a node does."""
+    point = node.point
+    return None if point is None else Point(point.blocks - blocks, point.sightings, point.seen)
 
 
 def _common(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:

@@ -1,15 +1,15 @@
-"""What one tenant's requests sent, oldest first: what is explained, saved and shared."""
+"""What one tenant's requests sent, oldest first, and which blocks came together of late."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
-from ctxreuse.memory.prefix_index import RequestId, root_of
+from ctxreuse.context.blocks import BlockId, BlockKey, ids_size
+from ctxreuse.memory.prefix_index import RequestId
 
 COMPARED: Final = 256
 """So many prompts before one are compared with it."""
@@ -70,17 +70,6 @@ class SentEntry:
         assert not isinstance(self.request_id, bytes), "it is another planner's"
         return self.request_id
 
-    @property
-    def root(self) -> bytes | None:
-        """What its root in the index is named after."""
-        assert not isinstance(self.system, str), "the index has digests"
-        return root_of(self.system, self.is_labelled)
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """The tokens of each block, but at least 1, for its label."""
-        return tuple([tokens or 1 for tokens in self.tokens])
-
     def as_retrieved(self) -> dict[BlockKey, int]:
         """Return the blocks with their tokens in the retriever's order."""
         order = sorted(range(len(self.keys)), key=self.ranks.__getitem__)
@@ -131,7 +120,7 @@ class SentLog:
         """Remember an entry; the oldest go over the bound."""
         size = 1
         if isinstance(entry, SentEntry):
-            size = max(len(entry.keys), ids_size(entry.ids) + id_size(entry.request_id))
+            size = max(len(entry.keys), ids_size((*entry.ids, entry.request_id)))
         self._logged.append(Logged(time, entry, size))
         self.size += size
         while self.size > _MOST_BLOCKS and len(self._logged) > 1:
@@ -178,3 +167,57 @@ class LoggedPrompt(NamedTuple):
     def earlier(self) -> list[SentEntry]:
         """Return the prompts before it that the log still holds, at most 256."""
         return self.log.before(self.time)
+
+
+class Cooccurrence:
+    """Which blocks came together in the last `window` requests of one tenant."""
+
+    def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
+        self._window = window
+        self._max_entries = max_entries
+        self._requests: list[tuple[BlockKey, ...]] = [()] * window
+        self._next = 0
+        self._oldest = 0
+        self.entries = 0  # blocks that are remembered, all requests together
+        self._members: dict[BlockKey, int] = {}  # the requests that hold a block, as a bit set
+
+    def add(self, context: Iterable[BlockKey]) -> None:
+        """Remember a request, and forget the oldest where the bounds ask for it."""
+        slot = self._next % self._window
+        if self._requests[slot]:
+            self._forget(slot)
+        blocks = tuple(context)
+        bit = 1 << slot
+        members = self._members
+        for key in blocks:
+            members[key] = members.get(key, 0) | bit
+        self._requests[slot] = blocks
+        self.entries += len(blocks)
+        self._next += 1
+        self._oldest = max(self._oldest, self._next - self._window)
+        while self.entries > self._max_entries and self._oldest < self._next:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest request, if there is one."""
+        if self._oldest < self._next:
+            self._forget(self._oldest % self._window)
+            self._oldest += 1
+
+    def members(self, blocks: Iterable[BlockKey]) -> dict[BlockKey, int]:
+        """Return the bit sets of those blocks that are remembered, as they are now."""
+        members = self._members
+        return {key: members[key] for key in blocks if key in members}
+
+    def _forget(self, slot: int) -> None:
+        members = self._members
+        keep = ~(1 << slot)
+        blocks = self._requests[slot]
+        for key in blocks:
+            left = members[key] & keep
+            if left:
+                members[key] = left
+            else:
+                del members[key]
+        self.entries -= len(blocks)
+        self._requests[slot] = ()

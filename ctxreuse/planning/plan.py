@@ -47,8 +47,8 @@ class Plan:
             stands; None for none.
         cache: The rules of the cache that it was planned for.
         shards: Into how many parts its prefix group is divided.
-        expected_bill: Of its system text and blocks, tokens that are expected to be read, written
-            and neither; None for caches without marks, and for later turns.
+        read_blocks: After how many blocks ends what is expected to be read, where a cache keeps
+            what is marked; negative is nothing. None for other caches, and for later turns.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -60,8 +60,23 @@ class Plan:
     opening_mark: int | None = None
     cache: CacheProfile = VLLM
     shards: int = 1
-    expected_bill: BilledTokens | None = field(default=None, compare=False)
+    read_blocks: int | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def expected_bill(self) -> BilledTokens | None:
+        """The tokens of its system text and blocks, by whether they are read, written or neither.
+
+        None where `read_blocks` is.
+        """
+        if self.read_blocks is None or self.logged is None:
+            return None
+        sent = self.logged.prompt
+        ends = list(sent.marks or ())
+        if sent.conversation is not None:  # its next turn reads all of it
+            ends.append(len(sent.tokens))
+        read = self.read_blocks
+        return BilledTokens.of_sent(self.cache, sent.front_tokens, sent.tokens, ends, read)
 
     @property
     def parts(self) -> tuple[TurnPart, ...]:

@@ -221,4 +221,4 @@ class ShadowPlanner:
 def _unmarked(plan: Plan) -> Plan:
     """Return a plan that is sent as if nobody had planned it: without marks and keys."""
     expected = 0 if plan.cache.marks else plan.expected_cached_tokens
-    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=expected, expected_bill=None)
+    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=expected, read_blocks=None)

@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -29,13 +29,14 @@ from ctxreuse.memory.conversations import (
     History,
     without_blocks,
 )
-from ctxreuse.memory.names import IndexNames, Keyed, Ranks, Sharing, told
+from ctxreuse.memory.names import IndexedContext, IndexNames, Keyed, Ranks, Sharing, told
+from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import (
     Evicted,
     IndexStatistics,
     RequestId,
+    Root,
     SearchBudget,
-    root_of,
 )
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
@@ -46,24 +47,15 @@ from ctxreuse.memory.sent_log import (
     SavedEntry,
     SentEntry,
 )
-from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.shown_turn import ShownTurn
-from ctxreuse.planning.tenants import Tenants
-from ctxreuse.planning.turn_marks import (
-    NO_MARKS,
-    TurnMarks,
-    chosen_marks,
-    expected_bill,
-    note_marking,
-)
-from ctxreuse.planning.turns import CountedRequest, PreparedRequest, SentTurn
+from ctxreuse.planning.turns import CountedRequest, PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
-from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_profile import VLLM, CacheProfile
-from ctxreuse.rules.marks import MarkPrices, marks_of_batch
+from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
 _LABELLED_TOKENS = 64
@@ -95,14 +87,31 @@ class PlannerSettings:
         return self.templates.order_tokens(number) if self.annotate else 0
 
 
+class _TurnMarks(NamedTuple):
+    """Where a turn is marked, where its conversation's first turn was, and what it reads so."""
+
+    marks: tuple[int, ...] = ()
+    opening: int | None = None  # see `Plan`
+    looked: Looked | None = None
+
+
+class _SentTurn(NamedTuple):
+    """What a turn sends."""
+
+    ranks: Ranks
+    keys: list[BlockKey]
+    named: list[BlockKey]
+    weights: list[int]
+
+
 class _Recorded(NamedTuple):
-    """The record of what a turn sends, what of it is cached, its marks, and what these cost."""
+    """The record of what a turn sends, what of it is cached, and its marks."""
 
     request_id: str | int
     logged: LoggedPrompt
     cached_tokens: int
-    marks: TurnMarks
-    bill: BilledTokens | None = None
+    read: int | None
+    marks: _TurnMarks
 
 
 class TenantPlanner:
@@ -120,8 +129,7 @@ class TenantPlanner:
     ) -> None:
         self._settings = settings
         cache = settings.cache
-        self._prices = MarkPrices.of(cache) if cache.marks else None
-        self._tenants = Tenants(settings.capacity_tokens, prices=self._prices)
+        self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
         self._most_ranked = settings.templates.most_ranked or sys.maxsize
@@ -162,7 +170,7 @@ class TenantPlanner:
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            marks = chosen_marks(turn, state, SentTurn.of(turn, ranks), now)
+            marks = _marks(turn, state, _sent(turn, ranks), now)
         return self._plan(turn, ranks, None, marks)
 
     def plan_batch(
@@ -315,15 +323,21 @@ class TenantPlanner:
 
     def _counted(self, request: ContextRequest, deduplicate: bool | None) -> CountedRequest:
         """Return a request with its blocks counted."""
-        tenant, system = self._names.of(request)
+        tenant = request.tenant
+        system = None if request.system is None else text_digest(request.system)
+        if self._is_keyed:
+            tenant, system = self._names.tenant(tenant), self._names.system(request.system)
         tokens = self._tokens(request.blocks, tenant, system)
         # at least 1, for a label
-        context = self._names.context({key: number or 1 for key, number in tokens.items()})
+        weights = {key: number or 1 for key, number in tokens.items()}
+        context = IndexedContext(weights, weights)
+        if self._is_keyed:
+            context = self._names.context(weights)
         is_labelled, front_tokens = self.shows_labels(request, deduplicate), 0
         if request.system and self._has_minimum:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
-        root = root_of(system, is_labelled)
+        root = system, is_labelled
         return CountedRequest(
             request, tenant, tokens, system, is_labelled, context, front_tokens, root
         )
@@ -416,9 +430,7 @@ class TenantPlanner:
         now: float | None,
     ) -> dict[int, tuple[int, ...]]:
         """Return the marks of a batch's first turns, by their positions."""
-        if self._prices is None:
-            return {}
-        groups: dict[tuple[str, bytes | None], list[int]] = {}
+        groups: dict[tuple[str, Root], list[int]] = {}
         for position in execution:
             one = counted[position]
             if not one.request.history:
@@ -428,11 +440,13 @@ class TenantPlanner:
             pairs = [(counted[position].context, ranks[position]) for position in positions]
             keys = [context.named(order) for context, order in pairs]
             weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
+            front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
-                assert state.prefixes is not None, "only with marks"
-                readable = [state.prefixes.readable(root, one, now) for one in keys]
-            front_tokens = counted[positions[0]].front_tokens
-            chosen = marks_of_batch(keys, weights, front_tokens, readable, self._prices)
+                if state.points is None:
+                    return {}
+                looks = partial(state.points.look, state.index, root, front, now=now)
+                readable = [looks(*one).readable[-1] for one in zip(keys, weights, strict=True)]
+            chosen = marks_of_batch(keys, weights, front, readable, self._settings.cache)
             marks.update(zip(positions, chosen, strict=True))
         return marks
 
@@ -448,10 +462,8 @@ class TenantPlanner:
         """Record what a turn sends; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
-        of_turn = ranks, sent, keys, weights = SentTurn.of(turn, ranks)
-        chosen = NO_MARKS if marks is None else TurnMarks(marks)
-        if self._prices is not None and marks is None:
-            chosen = chosen_marks(turn, state, of_turn, now)
+        sent = _sent(turn, ranks)
+        chosen = _marks(turn, state, sent, now, marks)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{self._process}{state.unnamed_requests}"
@@ -461,10 +473,10 @@ class TenantPlanner:
             request_id=request_id,
             tenant=turn.tenant,
             system=turn.system,
-            keys=tuple(keys),
-            tokens=tuple([turn.tokens[key] for key in sent]),
-            ranks=ranks,
-            ids=tuple([turn.blocks[key].id for key in sent]),
+            keys=tuple(sent.named),
+            tokens=tuple([turn.tokens[key] for key in sent.keys]),
+            ranks=sent.ranks,
+            ids=tuple([turn.blocks[key].id for key in sent.keys]),
             is_labelled=turn.is_labelled,
             is_later_turn=bool(request.history),
             front_tokens=turn.front_tokens,
@@ -474,56 +486,41 @@ class TenantPlanner:
             conversation=None if conversation is None else text_digest(repr(conversation)),
             history=len(request.history or ()),
         )
-        read = -1
-        if state.prefixes is not None and not request.history:
-            read = state.prefixes.read(turn.root, keys, chosen.marks, now)
-            note_marking(state, entry)
-        if request.history:
-            end = conversations.end_of(conversation, turn.root)
-            inserted = index.extend(end, turn.root, keys, weights, request_id, tick)
-        else:
-            inserted = index.insert(turn.root, keys, weights, request_id, tick)
-            state.recent.add(keys)
-            if self._sharing is not None:
-                self._sharing.tell(told(self._sharing, entry))
+        behind = conversations.end_of(conversation, turn.root) if request.history else None
+        inserted = state.commit(entry, tick, chosen.looked, behind)
+        if self._sharing is not None and not request.history:
+            self._sharing.tell(told(self._sharing, entry))
         if conversation is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
-            shown = zip(turn.ordinals, [turn.blocks[key] for key in sent], strict=True)
+            shown = zip(turn.ordinals, [turn.blocks[key] for key in sent.keys], strict=True)
             opening = None if request.history else max(chosen.marks, default=-1)
             conversations.remember(conversation, shown, inserted.end, turn.root, opening)
         state.log.add(tick, entry)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
         logged = LoggedPrompt(entry, state.log, tick)
-        expected, bill = inserted.blocks_before, None
-        if self._prices is not None and not request.history:
-            expected = max(0, read)
-            bill = expected_bill(
-                self._settings.cache,
-                turn.front_tokens,
-                entry.tokens,
-                chosen.marks,
-                read,
-                marks_end=conversation is not None,
-            )
-        cached = sum(entry.tokens[:expected])
+        read = inserted.blocks_before
+        cached = sum(entry.tokens[: max(0, read)])
+        if chosen.looked is not None:  # a point is read whole
+            return _Recorded(request_id, logged, cached, read, chosen)
         if self._has_minimum:
             cached = self._settings.cache.served(turn.front_tokens, cached)
-        return _Recorded(request_id, logged, cached, chosen, bill)
+        return _Recorded(request_id, logged, cached, None, chosen)
 
     def _plan(
         self,
         turn: PreparedRequest,
         ranks: Ranks,
         recorded: _Recorded | None,
-        previewed: TurnMarks = NO_MARKS,
+        previewed: _TurnMarks | None = None,
     ) -> Plan:
         """Return the plan for an order, as recorded or, of a preview, with marks alone."""
         settings, request = self._settings, turn.request
         trims = settings.trim_overlaps
         shown = ShownTurn(turn, ranks, settings.templates, settings.annotate, trims)
         if recorded is None:
-            return Plan(request, "", shown, 0, *previewed, settings.cache)
+            marks, opening, _ = previewed or _TurnMarks()
+            return Plan(request, "", shown, 0, marks, opening, settings.cache)
         if trims and shown.is_cut_short:
             self._tenants.note_limit("overlaps")
         return Plan(
@@ -534,7 +531,7 @@ class TenantPlanner:
             marks=recorded.marks.marks,
             opening_mark=recorded.marks.opening,
             cache=settings.cache,
-            expected_bill=recorded.bill,
+            read_blocks=recorded.read,
             logged=recorded.logged,
         )
 
@@ -596,28 +593,15 @@ class TenantPlanner:
                 self._tenants.evict([entry.request_id], entry.tenant)
             else:
                 self._tenants.trim(entry.request_id, entry.blocks, entry.tenant)
-            self._take_back(*entry)
             return
         with self._tenants.holding(entry.tenant) as state:
-            now = next(self._clock)
-            state.index.insert(entry.root, entry.keys, entry.weights, entry.request_id, now)
-            state.recent.add(entry.keys)
-            note_marking(state, entry)
+            state.commit(entry, next(self._clock))
 
     def _known_name(self, tenant: str | None) -> str | None:
         return None if tenant is None else self._names.tenant(tenant)
 
-    def _take_back(self, request_id: RequestId, tenant: str, blocks: int | None) -> None:
-        """Expect nothing of what a request has written behind so many blocks; None is all."""
-        if self._prices is None:
-            return
-        with self._tenants.holding(tenant) as state:
-            assert state.prefixes is not None, "only with marks"
-            state.prefixes.take_back(request_id, -1 if blocks is None else blocks)
-
     def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
         entry = LostEntry(request_id, tenant, blocks)
-        self._take_back(*entry)
         if isinstance(request_id, bytes):
             return
         if self._sharing is not None:
@@ -625,6 +609,36 @@ class TenantPlanner:
             return
         with self._tenants.holding(tenant) as state:
             state.log.add(next(self._clock), entry)
+
+
+def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
+    """Return what is sent in an order: not the blocks that the history shows."""
+    (own, names), shown = turn.context, turn.shown
+    retrieved = list(own)
+    if shown:
+        ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
+    keys = [retrieved[rank] for rank in ranks]
+    named = keys if names is own else turn.context.named(ranks)
+    return _SentTurn(ranks, keys, named, [own[key] for key in keys])
+
+
+def _marks(
+    turn: PreparedRequest,
+    state: TenantState,
+    sent: _SentTurn,
+    now: float | None,
+    given: tuple[int, ...] | None = None,
+) -> _TurnMarks:
+    """Return the marks of a turn: of a first one where it is read, or written for others."""
+    points = state.points
+    if points is None:
+        return _TurnMarks()
+    if turn.request.history:
+        opening = state.conversations.opening_mark_of(turn.request.conversation_id, turn.root)
+        # the whole turn is written for the next one, so this mark costs nothing
+        return _TurnMarks((len(sent.keys),) if sent.keys else (), opening)
+    looked = points.look(state.index, turn.root, turn.front_tokens, sent.named, sent.weights, now)
+    return _TurnMarks(points.choose(looked).marks if given is None else given, None, looked)
 
 
 def checked_ranks(

@@ -1,4 +1,4 @@
-"""A turn on its way through a planner: counted, prepared for its tenant's state, sent."""
+"""A turn on its way through a planner: counted, and prepared for its tenant's state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.memory.conversations import History
 from ctxreuse.memory.names import IndexedContext, Ranks
+from ctxreuse.memory.prefix_index import Root
 
 
 class CountedRequest(NamedTuple):
@@ -20,7 +21,7 @@ class CountedRequest(NamedTuple):
     is_labelled: bool
     context: IndexedContext
     front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
-    root: bytes | None  # what its root in the index is named after
+    root: Root  # what its root in the index is named after
 
 
 class PreparedRequest(NamedTuple):
@@ -33,7 +34,7 @@ class PreparedRequest(NamedTuple):
     is_labelled: bool
     context: IndexedContext
     front_tokens: int
-    root: bytes | None
+    root: Root
     blocks: Mapping[BlockKey, ContextBlock]
     history: History
     shown: Mapping[BlockKey, str]  # blocks to leave out, with their labels there, or ""
@@ -49,23 +50,3 @@ class PreparedRequest(NamedTuple):
     def order(self, ranks: Ranks) -> list[BlockKey]:
         """Return the blocks of an order."""
         return self.context.order(ranks)
-
-
-class SentTurn(NamedTuple):
-    """What a turn sends."""
-
-    ranks: Ranks
-    keys: list[BlockKey]
-    named: list[BlockKey]
-    weights: list[int]
-
-    @classmethod
-    def of(cls, turn: PreparedRequest, ranks: Ranks) -> SentTurn:
-        """Return what is sent in an order: not the blocks that the history shows."""
-        (own, names), shown = turn.context, turn.shown
-        retrieved = list(own)
-        if shown:
-            ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
-        keys = [retrieved[rank] for rank in ranks]
-        named = keys if names is own else turn.context.named(ranks)
-        return cls(ranks, keys, named, [own[key] for key in keys])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
+from ctxreuse.memory.prefix_index import Root
 from ctxreuse.policy.view import Arrangement, Policy, View
 
 _GRAIN = 64
@@ -26,7 +27,7 @@ def arrange(
     """
     orders: list[list[BlockKey]] = [[] for _ in requests]
     # only requests of one tenant and one system text, all with labels or none, share a prefix
-    groups: dict[tuple[str, bytes | None], list[int]] = {}
+    groups: dict[tuple[str, Root], list[int]] = {}
     for position, view in views.items():
         groups.setdefault((requests[position].tenant, view.root), []).append(position)
     execution: list[int] = []

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
-from ctxreuse.memory.prefix_index import Node, SearchBudget
-from ctxreuse.memory.tenant_state import PathQuery, TenantState
-from ctxreuse.memory.written_prefixes import Beginning
+from ctxreuse.memory.prefix_index import Node, Root, SearchBudget
+from ctxreuse.memory.tenants import Beginning, PathQuery, TenantState
 from ctxreuse.rules.cache_profile import CacheProfile
 
 Answer = TypeVar("Answer")
@@ -46,7 +45,7 @@ class View:
         state: TenantState,
         request: ContextRequest,
         weights: Mapping[BlockKey, int],
-        root: bytes | None,
+        root: Root,
         *,
         front_tokens: int,
         least: int,
@@ -65,7 +64,8 @@ class View:
         self.note_limit = note_limit
         self.missing = least if has_minimum else 0
         self.is_too_short = sum(weights.values()) < least
-        self._query = PathQuery(root, weights, self.first, least, now, budget, note_limit)
+        query = PathQuery(root, front_tokens, weights, self.first, least, now, budget, note_limit)
+        self._query = query
 
     @property
     def blocks(self) -> dict[BlockKey, ContextBlock]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
@@ -28,6 +29,25 @@ class BilledTokens:
     uncached: int = 0
     read: int = 0
     written: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_sent(
+        cls, rules: CacheProfile, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
+    ) -> BilledTokens:
+        """Return what a prompt's system text and blocks come to, kept and read up to points.
+
+        Args:
+            rules: The cache's.
+            front: Tokens of the system text.
+            tokens: Of each block.
+            ends: After how many blocks it is kept.
+            read: After how many blocks what is read ends; negative is nothing.
+        """
+        sums = list(accumulate(tokens, initial=front))
+        found = sums[read] if read >= 0 else 0
+        kept = max((sums[end] for end in ends if sums[end] >= rules.least_tokens), default=0)
+        written = {rules.time_to_live.name: kept - found} if kept > found else {}
+        return cls(sums[-1] - max(found, kept), found, written)
 
     @property
     def prompt_tokens(self) -> int:

@@ -161,6 +161,23 @@ class CacheProfile:
         return self.time_to_live.write_factor
 
     @property
+    def premium(self) -> float:
+        """What a written token costs beyond an uncached one, as a multiple of that."""
+        return self.write_factor - 1
+
+    @property
+    def saving(self) -> float:
+        """What a token saves that is read, as a multiple of an uncached one."""
+        return 1 - self.read_factor
+
+    def worth(self, tokens: int, uses: int) -> float:
+        """Return what a common prefix saves that so many prompts use, in uncached tokens.
+
+        The first of them pays for writing it, and each other one reads it.
+        """
+        return tokens * (self.saving * (uses - 1) - self.premium)
+
+    @property
     def least_tokens(self) -> int:
         """The shortest common prefix that saves anything, in tokens, system text included."""
         steps = -(-max(self.minimum, 1) // self.step_tokens)  # rounded up, however many digits

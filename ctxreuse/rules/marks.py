@@ -8,80 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ctxreuse.rules.cache_profile import CacheProfile
 
 _MOST_LEVELS = 48
 """Forks of a batch's tree above one that may be written; each looks at all written above it."""
-
-
-@dataclass(frozen=True, slots=True)
-class MarkPrices:
-    """What decides which prefixes are marked."""
-
-    premium: float
-    saving: float
-    minimum: int  # tokens of the shortest prefix, the system text included
-    marks: int
-    lifetime: float | None  # seconds after the last use
-
-    @classmethod
-    def of(cls, profile: CacheProfile) -> MarkPrices:
-        """Return the prices of a profile with marks."""
-        return cls(
-            profile.write_factor - 1,
-            1 - profile.read_factor,
-            profile.least_tokens,
-            profile.marks,
-            profile.lifetime,
-        )
-
-    def gain(self, again: float) -> float:
-        """Return what writing a token gains, if it is wanted once more with a probability."""
-        # else it is written when it comes again: one saving later, at the same premium
-        return (self.saving + self.premium) * again - self.premium
-
-
-class Markable(NamedTuple):
-    """A place where a mark may stand."""
-
-    blocks: int  # before it
-    tokens: int  # before it, the system text included
-    again: float  # the probability that these are wanted again while they live
-
-
-def marks_of_arrival(
-    places: Sequence[Markable], read_tokens: int, most: int, prices: MarkPrices
-) -> tuple[int, ...]:
-    """Return the blocks before each mark that gain most by what is expected to be read again."""
-    long = [place for place in places if place.tokens >= prices.minimum]
-    # best[k][i]: the gain with k + 1 marks, the last at place i, and the place before it
-    best: list[list[tuple[float, int]]] = []
-    top = 0.0
-    end: tuple[int, int] | None = None
-    for level in range(most):
-        row: list[tuple[float, int]] = []
-        for number, place in enumerate(long):
-            gain = prices.gain(place.again)
-            if level == 0:
-                value, before = (place.tokens - read_tokens) * gain, -1
-            else:
-                value, before = -1.0, -1
-                for earlier in range(level - 1, number):
-                    sum_ = best[-1][earlier][0] + (place.tokens - long[earlier].tokens) * gain
-                    if sum_ > value:
-                        value, before = sum_, earlier
-            row.append((value, before))
-            if value > top:
-                top, end = value, (level, number)
-        best.append(row)
-    marks: list[int] = []
-    while end is not None:
-        level, number = end
-        marks.append(long[number].blocks)
-        end = (level - 1, best[level][number][1]) if level else None
-    return tuple(reversed(marks))
 
 
 @dataclass(slots=True)
@@ -100,7 +31,7 @@ def marks_of_batch(
     weights: Sequence[Sequence[int]],
     system_tokens: int,
     written: Sequence[int],
-    prices: MarkPrices,
+    rules: CacheProfile,
 ) -> list[tuple[int, ...]]:
     """Choose the marks of requests that run one after the other, in depth-first order.
 
@@ -121,7 +52,7 @@ def marks_of_batch(
                 marks[position].append(start)
         fork = _fork(sequences, totals, members, start)
         # a written beginning is no fork to write, though several requests part there
-        _Chosen(prices).mark(fork, read, key is not None, marks)
+        _Chosen(rules).mark(fork, read, key is not None, marks)
     return [tuple(sorted(set(one))) for one in marks]
 
 
@@ -167,13 +98,14 @@ def _fork(
 class _Chosen:
     """The best choices below forks, worked out once each."""
 
-    def __init__(self, prices: MarkPrices) -> None:
-        self._prices = prices
+    def __init__(self, rules: CacheProfile) -> None:
+        self._rules = rules
+        self._least = rules.least_tokens
         self._known: dict[tuple[int, int, int], tuple[float, bool]] = {}
 
     def _fresh(self, read: int) -> int:
         """Return how many marks a request has left that reads this much."""
-        return self._prices.marks - (read > 0)
+        return self._rules.marks - (read > 0)
 
     def _best(self, fork: _Fork, read: int, left: int) -> tuple[float, bool]:
         """Return the gain at and below a fork, and whether it is written."""
@@ -182,11 +114,10 @@ class _Chosen:
         state = id(fork), read, left
         if state in self._known:
             return self._known[state]
-        prices = self._prices
         best = self._children(fork, read, left), False
-        if left and fork.tokens >= prices.minimum and fork.tokens > read:
-            gain = prices.saving * (len(fork.members) - 1) - prices.premium
-            value = (fork.tokens - read) * gain + self._children(fork, fork.tokens, left - 1)
+        if left and fork.tokens >= self._least and fork.tokens > read:
+            value = self._rules.worth(fork.tokens - read, len(fork.members))
+            value += self._children(fork, fork.tokens, left - 1)
             if value > best[0]:
                 best = value, True
         self._known[state] = best
@@ -204,7 +135,7 @@ class _Chosen:
 
     def mark(self, fork: _Fork, read: int, is_written: bool, marks: list[list[int]]) -> None:
         """Add the chosen marks of all requests below the top fork."""
-        left = self._fresh(read) if is_written else self._prices.marks
+        left = self._fresh(read) if is_written else self._rules.marks
         # what a request reads, and what it writes as the first
         stack = [(fork, read, fork.depth if is_written else -1, left, is_written)]
         while stack:

@@ -63,7 +63,7 @@ def _sent_parts(entry: SentEntry) -> list[bytes]:
     return [
         _SENT_HEAD.pack(*told, *front, len(marks), size),
         *entry.keys,
-        struct.pack(f"<{size}I", *(min(one, _MOST) for one in entry.weights)),
+        struct.pack(f"<{size}I", *(min(one or 1, _MOST) for one in entry.tokens)),
         struct.pack(f"<{size}I", *entry.ranks),
         struct.pack(f"<{len(marks)}I", *marks),
     ]

@@ -556,7 +556,7 @@ def test_an_empty_index_matches_nothing():
 def test_search_returns_the_path_and_its_weight():
     sender = Sender("abc", "xyz")
     match = sender.index.search(None, context("zcba"))
-    assert match == Match(tuple(keys("abc")), 3)
+    assert match == Match(tuple(keys("abc")), 3, 3)
 
 
 @given(some_words, words.map(lambda letters: letters + "x"), letter_weights)

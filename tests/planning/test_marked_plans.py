@@ -167,19 +167,6 @@ def test_other_tenants_writing_is_not_read():
     assert planner.plan(request("abcd", tenant="two")).expected_cached_tokens == 0
 
 
-def test_what_is_remembered_of_prefixes_is_bounded():
-    planner = ReusePlanner(cache=OWN)
-    for number in range(50):
-        blocks = [ContextBlock(id=f"{number}-{one}", text="x", tokens=20) for one in range(5)]
-        planner.plan(ContextRequest(blocks))
-    state = next(iter(planner._planning._tenants._states.values()))
-    assert state.prefixes.block_count == 250
-    while state.prefixes.block_count:
-        before = state.prefixes.block_count
-        state.prefixes.forget_oldest()
-        assert state.prefixes.block_count < before
-
-
 @pytest.mark.parametrize("now", ["noon", float("nan"), -1])
 def test_a_time_that_cannot_be_is_refused(now):
     with pytest.raises(InvalidRequestError, match="now must be a number"):

@@ -13,9 +13,8 @@ from tenant_sizes import bounded, measured
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.memory.prefix_index import Evicted, PartSize, root_of
-from ctxreuse.memory.tenant_state import Bounds
-from ctxreuse.planning.tenants import Tenants
+from ctxreuse.memory.prefix_index import Evicted, PartSize
+from ctxreuse.memory.tenants import Bounds, Tenants
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -272,7 +271,7 @@ def blocks_of(number):
 def test_a_conversation_holds_nothing_of_an_evicted_turn_but_where_its_blocks_stand():
     planner = ReusePlanner()
     plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
-    state, root = planner._planning._tenants.state(""), root_of(None, True)
+    state, root = planner._planning._tenants.state(""), (None, True)
     end = state.conversations.end_of("c", root)
     assert state.index.holds(end)
     planner.evict([plan.request_id])

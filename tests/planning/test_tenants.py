@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, PartSize
-from ctxreuse.memory.tenant_state import Bounds
-from ctxreuse.planning.tenants import Tenants
+from ctxreuse.memory.tenants import Bounds, Tenants
 
 
 class Service:

@@ -18,10 +18,9 @@ from tenant_sizes import SMALL, bounded, measured
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.memory import conversations, prefix_index
-from ctxreuse.memory.cooccurrence import Cooccurrence
 from ctxreuse.memory.prefix_index import PartSize, PrefixIndex
-from ctxreuse.memory.sent_log import SentLog
-from ctxreuse.memory.tenant_state import Bounds
+from ctxreuse.memory.sent_log import Cooccurrence, SentLog
+from ctxreuse.memory.tenants import Bounds
 from ctxreuse.planning import shown_turn, tenant_planner
 from ctxreuse.policy import paper, reuse
 

@@ -3,7 +3,7 @@ from helpers import context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.memory.cooccurrence import Cooccurrence
+from ctxreuse.memory.sent_log import Cooccurrence
 from ctxreuse.policy import reuse
 
 words = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).map("".join)

@@ -5,17 +5,25 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.memory.points import MarkPlace, most_gainful
 from ctxreuse.policy.clustering import reuse_orders
 from ctxreuse.policy.view import depth_first_order
-from ctxreuse.rules.marks import (
-    Markable,
-    MarkPrices,
-    marks_of_arrival,
-    marks_of_batch,
-)
+from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
+from ctxreuse.rules.marks import marks_of_batch
 
-PRICES = MarkPrices(premium=0.25, saving=0.9, minimum=10, marks=4, lifetime=None)
-HOUR = MarkPrices(premium=1.0, saving=0.9, minimum=10, marks=4, lifetime=None)
+
+def rules(write_factor: float, marks: int = 4) -> CacheProfile:
+    return CacheProfile(
+        name="own",
+        granularity="marks",
+        minimum=10,
+        marks=marks,
+        times_to_live=(TimeToLive("", None, write_factor),),
+        read_factor=0.1,
+    )
+
+
+PRICES, HOUR = rules(1.25), rules(2.0)
 
 
 def replay(sequences, weights, marks, system_tokens, prices):
@@ -24,7 +32,7 @@ def replay(sequences, weights, marks, system_tokens, prices):
     for sequence, tokens, own in zip(sequences, weights, marks, strict=True):
         lengths = [system_tokens + sum(tokens[:end]) for end in range(len(tokens) + 1)]
         read = max([lengths[end] for end in own if tuple(sequence[:end]) in written], default=0)
-        new = [end for end in own if lengths[end] >= prices.minimum and lengths[end] > read]
+        new = [end for end in own if lengths[end] >= prices.least_tokens and lengths[end] > read]
         written.update(tuple(sequence[:end]) for end in new)
         last = max([lengths[end] for end in new], default=read)
         bill += (1 - prices.saving) * read + (1 + prices.premium) * (last - read)
@@ -34,15 +42,13 @@ def replay(sequences, weights, marks, system_tokens, prices):
 
 contexts = st.lists(st.lists(st.integers(0, 5), max_size=5, unique=True), min_size=1, max_size=8)
 all_weights = st.lists(st.integers(1, 30), min_size=6, max_size=6)
-prices = st.sampled_from(
-    [PRICES, HOUR, MarkPrices(0.25, 0.9, 10, 1, None), MarkPrices(0.25, 0.9, 10, 2, None)]
-)
+prices = st.sampled_from([PRICES, HOUR, rules(1.25, marks=1), rules(1.25, marks=2)])
 
 
 @given(contexts, all_weights, st.sampled_from((0, 4, 20)), prices)
 @examples(150)
 def test_the_marks_of_a_batch_are_few_and_pay(found, weights, system, one):
-    orders = reuse_orders(found, weights, one.minimum - system)
+    orders = reuse_orders(found, weights, one.least_tokens - system)
     assert [sorted(order) for order in orders] == [sorted(context) for context in found]
     sent = [orders[position] for position in depth_first_order(orders, largest_first=False)]
     tokens = [[weights[block] for block in order] for order in sent]
@@ -84,20 +90,20 @@ def test_no_marks_of_an_arrival_gain_more(steps, most):
     places, tokens = [], 0
     for blocks, (length, again) in enumerate(steps, start=1):
         tokens += length
-        places.append(Markable(blocks, tokens, again))
+        places.append(MarkPlace(blocks, tokens, again))
 
     def gain(marks):
         before, total = 0, 0.0
         for place in places:
             if place.blocks in marks:
-                total += (place.tokens - before) * PRICES.gain(place.again)
+                total += (place.tokens - before) * (1.15 * place.again - 0.25)
                 before = place.tokens
         return total
 
-    marks = marks_of_arrival(places, 0, most, PRICES)
-    long = [place.blocks for place in places if place.tokens >= PRICES.minimum]
-    choices = [one for size in range(most + 1) for one in combinations(long, size)]
-    assert set(marks) <= set(long)
+    marks = most_gainful(places, 0, most, 0.9, 0.25)
+    ends = [place.blocks for place in places]
+    choices = [one for size in range(most + 1) for one in combinations(ends, size)]
+    assert set(marks) <= set(ends)
     assert gain(marks) == pytest.approx(max(map(gain, choices)))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.memory.tenants import TenantState
 from ctxreuse.policy.paper import paper_order
 from ctxreuse.policy.reuse import REUSE
 

@@ -1,12 +1,11 @@
-from ctxreuse.memory.write_ledger import WriteLedger
+from ctxreuse.memory.points import WriteLedger
 
 
 def after(prompts: int, gained: int = 0) -> WriteLedger:
     """Return a ledger after prompts that read and wrote nothing, of 1,000 tokens each."""
     ledger = WriteLedger(0.25, 0.9)
-    for _ in range(prompts):
-        ledger.note(1_000, 0, 0)
-    ledger.note_unlimited(gained, 0)
+    for number in range(prompts):
+        ledger.note(1_000, 0, 0, gained if number == 0 else 0)
     return ledger
 
 
@@ -27,8 +26,8 @@ def test_what_would_have_been_gained_may_be_paid_in_part_up_to_two_writes():
 
 def test_losses_of_a_policy_without_limits_need_not_be_made_up_for():
     ledger = after(20)
-    ledger.note_unlimited(0, 100_000)
-    ledger.note_unlimited(1_000, 0)
+    ledger.note(1_000, 0, 0, 0, 100_000)
+    ledger.note(1_000, 0, 0, 1_000, 0)
     assert ledger.most(1_000) == 900
 
 

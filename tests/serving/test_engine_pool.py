@@ -21,7 +21,7 @@ from pool_helpers import (
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, UnknownStrategyError
-from ctxreuse.memory.tenant_state import Bounds
+from ctxreuse.memory.tenants import Bounds
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec, ReplicaStatus
 from ctxreuse.serving.pool import routing
 

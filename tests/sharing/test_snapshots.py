@@ -19,8 +19,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
 from ctxreuse.memory.sent_log import LostEntry, SentEntry
-from ctxreuse.memory.tenant_state import Bounds
-from ctxreuse.planning.tenants import Tenants
+from ctxreuse.memory.tenants import Bounds, Tenants
 from ctxreuse.sharing import snapshot
 
 LETTERS = "abcdef"

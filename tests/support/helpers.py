@@ -13,7 +13,7 @@ from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Evicted, Inserted, Node, PrefixIndex
-from ctxreuse.memory.tenant_state import TenantState
+from ctxreuse.memory.tenants import TenantState
 from ctxreuse.policy.view import View
 from ctxreuse.rules.cache_profile import VLLM
 

@@ -3,8 +3,7 @@
 from helpers import nodes_of
 
 from ctxreuse import ReusePlanner
-from ctxreuse.memory.tenant_state import Bounds
-from ctxreuse.planning.tenants import Tenants
+from ctxreuse.memory.tenants import Bounds, Tenants
 
 SMALL = Bounds(
     tenants=3,
@@ -16,7 +15,6 @@ SMALL = Bounds(
     shown_blocks=15,
     logged_blocks=25,
     token_counts=12,
-    written_blocks=20,
 )
 
 
@@ -45,7 +43,4 @@ def measured(tenants: Tenants) -> dict[str, int]:
         ),
         "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
         "token_counts": sum(len(state.token_counts) for state in states),
-        "written_blocks": sum(
-            0 if state.prefixes is None else state.prefixes.block_count for state in states
-        ),
     }

@@ -10,18 +10,184 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from operator import add, attrgetter, gt, sub
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import id_size
+from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
-from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId
-from ctxreuse.memory.sent_log import Entry, Logged
-from ctxreuse.memory.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
-from ctxreuse.rules.marks import MarkPrices
+from ctxreuse.memory.conversations import Conversations
+from ctxreuse.memory.points import A_TOKEN_SEEN, Looked, Points
+from ctxreuse.memory.prefix_index import (
+    Evicted,
+    IndexStatistics,
+    Inserted,
+    Node,
+    PrefixIndex,
+    RequestId,
+    Root,
+    SearchBudget,
+)
+from ctxreuse.memory.sent_log import Cooccurrence, Entry, Logged, SentEntry, SentLog
+from ctxreuse.memory.token_ratio import TokenRatios
+from ctxreuse.rules.cache_profile import CacheProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a planner remembers of all tenants; a long id counts by `id_size`."""
+
+    tenants: int = 1_000
+    index_nodes: int = 40_000
+    index_blocks: int = 1_000_000
+    request_ids: int = 160_000
+    recent_blocks: int = 1_000_000
+    conversations: int = 100_000
+    shown_blocks: int = 200_000
+    logged_blocks: int = 200_000
+    token_counts: int = 100_000
+
+
+class Beginning(NamedTuple):
+    """How an arriving context may begin."""
+
+    path: tuple[BlockKey, ...]
+    gain: float
+
+
+class PathQuery(NamedTuple):
+    """A request of which it is asked what stands in the cache."""
+
+    root: Root
+    front_tokens: int
+    weights: Mapping[BlockKey, int]
+    first: BlockKey | None  # what a path has to begin with; None is anything
+    least: int  # tokens that a common beginning needs to save anything
+    now: float | None
+    budget: SearchBudget | None  # of a batch
+    note_limit: Callable[[str], object]
+
+
+class TenantState:
+    """What is remembered of one tenant; who reads or changes it holds `lock`."""
+
+    def __init__(
+        self,
+        name: str,
+        capacity_tokens: int | None,
+        max_nodes: int,
+        rules: CacheProfile | None = None,
+    ) -> None:
+        self.name = name
+        self._capacity_tokens = capacity_tokens
+        self._max_nodes = max_nodes
+        self._rules = rules
+        self.lock = ForkSafeLock(self._forget)
+        self.name_in_order = 0, name  # by the first request; the common lock guards it
+        self.sizes = (0,) * len(DROP_OLDEST)  # when the lock was last released
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget all but the sizes: the totals hold them still."""
+        self.index = PrefixIndex(self._capacity_tokens, self._max_nodes)
+        self.recent = Cooccurrence()
+        self.conversations = Conversations()
+        self.log = SentLog()
+        # another tenant's counts would tell by time which texts it has
+        self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
+        self.points = Points(self._rules) if self._rules and self._rules.marks else None
+        self.ratios: TokenRatios | None = None
+        self.unnamed_requests = 0
+
+    def commit(
+        self, sent: SentEntry, tick: int, looked: Looked | None = None, behind: Node | None = None
+    ) -> Inserted:
+        """Note what a request has sent: in the index, in what came together, at its points.
+
+        Args:
+            sent: What it has sent.
+            tick: When, on the planner's clock.
+            looked: What was known of its prefixes; None has it looked up.
+            behind: Of a later turn: where its conversation ends.
+
+        Returns:
+            Where it ends, and how many of its blocks stand in the cache; -1 where not even what
+            stands in front of them does.
+        """
+        assert not isinstance(sent.system, str), "the index has digests"
+        root, path, name = (sent.system, sent.is_labelled), sent.keys, sent.request_id
+        weights = [tokens or 1 for tokens in sent.tokens]  # at least 1, for a label
+        if sent.is_later_turn:
+            return self.index.extend(behind, root, path, weights, name, tick)
+        points = self.points
+        if points is not None and looked is None:
+            looked = points.look(self.index, root, sent.front_tokens, path, weights, sent.time_s)
+        inserted = self.index.insert(root, path, weights, name, tick)
+        self.recent.add(path)
+        if points is None or looked is None:
+            return inserted
+        return Inserted(inserted.end, points.note(self.index, inserted.end, sent, looked))
+
+    def forget(self, request_id: RequestId, blocks: int | None = None) -> int | None:
+        """Expect nothing of a request, or nothing behind so many blocks; return what leaves.
+
+        None is a request that is not known.
+        """
+        end = self.index.end_of(request_id)
+        if end is None:
+            return None
+        for before, node in self.index.nodes_to(end):
+            if node.point is not None and (blocks is None or before > blocks):
+                node.point.take_back(request_id)
+        if blocks is None:
+            return self.index.evict(request_id)
+        return self.index.trim(request_id, blocks)
+
+    def beginning(self, asked: PathQuery) -> Beginning:
+        """Return the path that is worth most in front, and what it saves there, in tokens."""
+        points = self.points
+        worth = None if points is None else points.gain(asked.front_tokens, asked.now)
+        match = self.index.search(asked.root, asked.weights, asked.budget, asked.first, worth)
+        if match.is_cut_short or match.is_greedy:
+            match.note_limits(asked.note_limit)
+        if points is not None:
+            seen = A_TOKEN_SEEN * (asked.front_tokens + match.weight)
+            return Beginning(match.path, match.worth - seen if match.path else 0.0)
+        if match.weight < asked.least:
+            return Beginning((), 0.0)
+        sent = self.index.sent_prefix(asked.root, list(asked.weights))
+        return Beginning(match.path, match.weight - sum(list(asked.weights.values())[:sent]))
+
+    def readable(self, asked: PathQuery, words: int) -> tuple[BlockKey, ...]:
+        """Return the longest path that can be read now, if that saves more than words cost."""
+        if self.points is not None:
+            length = self.points.length(asked.now)
+            match = self.index.search(asked.root, asked.weights, asked.budget, asked.first, length)
+            return match.path if match.weight * self.points.saving > words else ()
+        path, gain = self.beginning(asked)
+        if gain > words or not path:
+            return path
+        retrieved = list(asked.weights)
+        return tuple(retrieved[: self.index.sent_prefix(asked.root, retrieved)])
+
+
+DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
+    "index_nodes": lambda state: state.index.evict_oldest_leaf(),
+    "index_blocks": lambda state: state.index.evict_oldest_leaf(),
+    "index_tokens": lambda state: state.index.evict_oldest(1),
+    "request_ids": lambda state: state.index.forget_oldest_request(),
+    "recent_blocks": lambda state: state.recent.forget_oldest(),
+    "conversations": lambda state: state.conversations.forget_oldest(),
+    "shown_blocks": lambda state: state.conversations.forget_oldest(),
+    "logged_blocks": lambda state: state.log.forget_oldest(),
+    "token_counts": lambda state: state.token_counts.popitem(last=False),
+}
+"""How the oldest entry of each part of `Bounds` goes, but for the number of tenants."""
+
+PARTS = tuple(DROP_OLDEST)
+
 
 _LIMITS = (
     *("cached_paths", "greedy_paths", "continuations", "paper_orders"),
@@ -78,10 +244,10 @@ class Tenants:
         self,
         capacity_tokens: int | None,
         bounds: Bounds | None = None,
-        prices: MarkPrices | None = None,
+        rules: CacheProfile | None = None,
     ) -> None:
         self._capacity_tokens = capacity_tokens
-        self._prices = prices
+        self._rules = rules
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
@@ -113,7 +279,7 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self._prices)
+            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self._rules)
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:
@@ -140,8 +306,19 @@ class Tenants:
             return state
 
     def measure(self, state: TenantState) -> None:
-        """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
-        index, sizes = state.index, sizes_of(state)
+        """Bring sizes and totals up to date with a state that is held; every plan asks."""
+        index, conversations = state.index, state.conversations
+        sizes = (
+            index.node_count,
+            index.block_count,
+            index.tokens,
+            index.ids_size,
+            state.recent.entries,
+            conversations.size,
+            conversations.shown_size,
+            state.log.size,
+            len(state.token_counts),
+        )
         if sizes == state.sizes:
             return
         with self._lock:
@@ -182,7 +359,6 @@ class Tenants:
                 has_held = True
                 try:
                     self._shrink(part, most, shares.equal)
-                    self.measure(most)
                 finally:
                     most.lock.release()
         return has_held
@@ -200,11 +376,12 @@ class Tenants:
         """Drop a few of the oldest entries of a part of a state that is held."""
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
-        enough = max(share, sizes_of(state)[part] - excess)
+        enough = max(share, state.sizes[part] - excess)
         for _ in range(_STEPS_A_HOLD):
-            if sizes_of(state)[part] <= enough:
+            if state.sizes[part] <= enough:
                 return
             DROP_OLDEST[PARTS[part]](state)
+            self.measure(state)
 
     def evict(
         self,
@@ -220,7 +397,7 @@ class Tenants:
             gone, holder = None, _holder(request_id, states)
             if holder is not None:
                 with Hold(self, holder):
-                    gone = holder.index.evict(request_id)
+                    gone = holder.forget(request_id)
             if holder is None or gone is None:
                 unknown.append(request_id)
             else:
@@ -272,7 +449,7 @@ class Tenants:
         gone = None
         if holder is not None:
             with Hold(self, holder):
-                gone = holder.index.trim(request_id, blocks)
+                gone = holder.forget(request_id, blocks)
         if holder is None or gone is None:
             return Evicted(0, 0, (request_id,))
         note(holder.name, request_id, blocks)
