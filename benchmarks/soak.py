@@ -29,9 +29,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.memory.tenants import Bounds
+from ctxreuse.memory.tenants import Bounds, Tenants
 from ctxreuse.planning import retrieved_order
-from ctxreuse.memory.tenants import Tenants
 
 TENANTS = 1_000
 DOCUMENTS = 200_000

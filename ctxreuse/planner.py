@@ -57,7 +57,7 @@ from ctxreuse.planning.tracing import AnsweredCall, Tracing
 from ctxreuse.policy.ready import ready_policies
 from ctxreuse.policy.reuse import REUSE
 from ctxreuse.policy.view import Policy
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile, cache_profile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, cache_profile
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
@@ -148,7 +148,7 @@ class ReusePlanner(FixedSettings):
             annotate=not keep_best if annotate is None else annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
-            cache=_checked_cache(cache),
+            cache=DEFAULT_CACHE if cache is None else cache_profile(cache),
             keep_best=keep_best,
         )
         self._policies = ready_policies(self._settings.alpha)
@@ -642,11 +642,6 @@ def check_strategy(strategy: object) -> None:
 def _check_now(now: float | None) -> None:
     if now is not None:
         checked_number("now", now)
-
-
-def _checked_cache(cache: CacheProfile | str | None) -> CacheProfile:
-    profile = VLLM if cache is None else cache_profile(cache)
-    return VLLM if profile == VLLM else profile
 
 
 def _checked_tenant(tenant: str | None) -> str | None:

@@ -27,8 +27,9 @@ from ctxreuse.measure.replay.policies import (
     OURS_ONLINE,
     PAPERS_BATCH,
     POLICIES,
-    TODAY,
     MeasuredPolicy,
+    Tried,
+    check_own_engine,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.run_result import Run, RunResult
@@ -42,7 +43,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile, cache_profile, profile_spec
+from ctxreuse.rules.cache_profile import CacheProfile, cache_profile, spec_unless_default
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
@@ -215,13 +216,8 @@ def run(
 ) -> Measured:
     """Measure policies side by side; `kept` keeps each run as it ends, for the next call."""
     cache = config.profile
-    if cache.is_hosted and (
-        config.capacity_tokens or config.base_url is not None or config.prefill_rate is not None
-    ):
-        raise InvalidRequestError(
-            "capacity_tokens, base_url and prefill_rate are an engine's, and "
-            f"{cache.name!r} is a provider's cache; leave them out"
-        )
+    engines = "capacity_tokens, base_url and prefill_rate"
+    check_own_engine(cache, engines, config.capacity_tokens, config.base_url, config.prefill_rate)
     tokenizer = _tokenizer(config.tokenizer)
     notes: list[str] = []
     policies = _policies(config, notes)
@@ -229,10 +225,11 @@ def run(
     notes += workload.notes
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
     sizes = config.capacity_tokens or summary.cache_sizes()[1:]
+    tried = Tried.of(cache, [None, *dict.fromkeys(sizes)], _prefill_rate(config))
     matrix = RunMatrix(
         workload,
         policies,
-        [None] if cache.is_hosted or config.base_url is not None else [None, *dict.fromkeys(sizes)],
+        tried.sizes if config.base_url is None else [None],
         config.k,
         config.ks_to_try,
         sorted(set(config.at_sessions or SESSIONS)),
@@ -241,7 +238,7 @@ def run(
     runs = matrix.runs(list(dict.fromkeys(config.part or Part)))
     if Part.sessions in config.part and not workload.has_turns:
         notes.append("sessions: left out, for no question is a turn of a conversation")
-    store = None if kept is None else KeptRuns(kept, _identity(config, workload))
+    store = None if kept is None else KeptRuns(kept, _identity(config, workload), cache)
     requests = sum(len(one.trace) for one in runs)
     announce(f"{len(runs):,} runs, {requests:,} requests in all")
     if store:
@@ -269,7 +266,7 @@ def run(
         settings=tuple(_settings(config, workload, summary)),
         notes=tuple(dict.fromkeys(notes)),
         cache_tokens=next(iter(config.capacity_tokens), None),
-        prefill_tokens_per_s=_prefill_rate(config),
+        prefill_tokens_per_s=tried.prefill_tokens_per_s,
         prices=prices_given(config.prices, cache),
         cache=cache,
     )
@@ -277,8 +274,6 @@ def run(
 
 
 def _prefill_rate(config: BenchConfig) -> float | None:
-    if config.profile.is_hosted:
-        return None
     if config.prefill_rate is not None:
         return checked_positive("prefill_rate", config.prefill_rate)
     return COMMON_RATES.prefill_tokens_per_s if config.base_url is None else None
@@ -315,7 +310,7 @@ def _policies(config: BenchConfig, notes: list[str]) -> Sequence[MeasuredPolicy]
                 f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
             )
     compared = [one for one in policies if one.name in (known[0], *(config.policy or known))]
-    return [TODAY, *compared] if config.profile.has_marks else compared
+    return [*(one for one in Tried.of(config.profile).policies if not one.is_marked), *compared]
 
 
 def _tokenizer(name: str) -> Tokenizer | None:
@@ -488,8 +483,8 @@ def _settings(
     yield "seed", str(config.seed)
     yield "arrival", "as in the files" if config.in_order else "by chance"
     yield "requests", str(summary.requests)
-    if config.profile != VLLM:
-        yield "cache", profile_spec(config.profile)
+    if heading := spec_unless_default(config.profile):
+        yield "cache", heading
     if config.base_url is None:
         yield "tokenizer", Path(config.tokenizer).name
     if workload.recall is not None:

@@ -14,7 +14,7 @@ from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.results.stored_results import run_result
-from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 Kept: TypeAlias = RunResult | BatchTooLargeError
 _Key: TypeAlias = tuple[object, ...]
@@ -23,8 +23,10 @@ _Key: TypeAlias = tuple[object, ...]
 class KeptRuns:
     """Keeps the results of runs in a file of JSON lines, each as soon as it is there."""
 
-    def __init__(self, path: Path, benchmark: Mapping[str, object]) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, benchmark: Mapping[str, object], cache: CacheProfile = DEFAULT_CACHE
+    ) -> None:
+        self.path, self._cache = path, cache
         self._name = hashlib.blake2b(
             json.dumps(benchmark, sort_keys=True, default=str).encode(), digest_size=16
         ).hexdigest()
@@ -66,7 +68,7 @@ class KeptRuns:
                     if "benchmark" in fields:
                         is_same = fields["benchmark"] == self._name
                     elif is_same and "run" in fields:
-                        run = run_result(str(self.path), fields["run"], VLLM)
+                        run = run_result(str(self.path), fields["run"], self._cache)
                         yield tuple(fields["key"]), _with_notes(run, fields["notes"])
                     elif is_same:
                         yield tuple(fields["key"]), BatchTooLargeError(fields["too_large"])

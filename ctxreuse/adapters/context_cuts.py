@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.planning.plan import Plan, shard_of
+from ctxreuse.rules.answers import routed
 
 
 class PlannedPrefix(NamedTuple):
@@ -15,19 +16,17 @@ class PlannedPrefix(NamedTuple):
 
     marks: tuple[int, ...]
     group: tuple[str, ...]
-    has_marks: bool
+    most_marks: int  # of a request
     is_later_turn: bool = False
     use: PrefixUse | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> PlannedPrefix | None:
         """Return what a plan says; None for a cache with neither marks nor keys."""
-        cache = plan.cache
-        if not cache.has_marks and cache.key == "none":
+        most, group = plan.cache.marks, shard_of(plan)
+        if not most and not routed(plan.cache, group):
             return None
-        is_later_turn = bool(plan.request.history)
-        use = PrefixUse.of(plan)
-        return cls(plan.marks, shard_of(plan), cache.has_marks, is_later_turn, use)
+        return cls(plan.marks, group, most, bool(plan.request.history), PrefixUse.of(plan))
 
     def without_blocks_behind(self, number: int) -> PlannedPrefix:
         """Return it without the marks behind so many blocks."""
@@ -44,7 +43,7 @@ class ContextCut(NamedTuple):
     @classmethod
     def of_parts(cls, parts: Sequence[ContentPart], prefix: PlannedPrefix) -> ContextCut:
         """Return how a text is cut that parts add up to."""
-        whole = without_blank_parts(parts) if prefix.has_marks else []
+        whole = without_blank_parts(parts) if prefix.most_marks else []
         marked = tuple(number for number, part in enumerate(whole) if part.is_marked)
         return cls(prefix, tuple(len(part.text) for part in whole), marked)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
-from ctxreuse.rules.cache_marks import cache_options, mark_field
+from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.cache_profile import CacheProfile
 
 SESSION_HEADER = "X-Session-ID"
@@ -81,11 +81,7 @@ def added_cache_fields(
     """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`."""
     if not groups:
         return {}
-    fields: dict[str, Any] = {}
-    if profile.key != "none":
-        fields["prompt_cache_key"] = affinity_id(groups[0], key)
-    if profile.has_marks and mark_field(profile) == "prompt_cache_breakpoint":
-        fields["prompt_cache_options"] = cache_options(profile)
+    fields = cache_fields(profile, mark_field(profile), affinity_id(groups[0], key))
     return {name: value for name, value in fields.items() if body.get(name) is None}
 
 

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from threading import Event, get_ident
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.answers import kept_lengths
 
 LONGEST_WAIT_S = 3.0
 """A hosted model has mostly begun to answer by then; a longer wait costs more than a read."""
@@ -107,11 +108,8 @@ class PrefixUse(NamedTuple):
             waits = cache.follower_hits == "first_token"
         if not waits or request.history or logged is None:
             return None
-        lengths = plan.marks
-        if not cache.has_marks:
-            least = 0 if request.system else cache.least_tokens
-            ends = accumulate(logged.prompt.tokens)
-            lengths = tuple(n for n, tokens in enumerate(ends, start=1) if tokens >= least)
+        least = 0 if request.system else cache.least_tokens
+        lengths = kept_lengths(cache, plan.marks, logged.prompt.tokens, least)
         root = request.tenant, request.system, plan.is_labelled
         return cls(root, logged.prompt.keys, lengths)
 

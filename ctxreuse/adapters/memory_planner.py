@@ -50,7 +50,7 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE
 from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
 
 MemoryRecord: TypeAlias = Mapping[str, Any]
@@ -126,7 +126,7 @@ class MemoryContext:
         """
         plan, request = self.plan, self.request
         if plan is None:
-            return prompt_body(self.messages(), VLLM, form, tools, citations=citations)
+            return prompt_body(self.messages(), DEFAULT_CACHE, form, tools, citations=citations)
         history: list[Any] = list(request.history or ())
         query: Any = request.query
         behind: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ class MemoryContext:
             history, query = [], first["content"]
         elif self.placement == "before_question" or not str(self):
             return plan.body(form, citations=citations, tools=tools)
-        if behind and plan.cache.has_marks:  # the next turn begins with this one
+        if behind and plan.cache.marks:  # the next turn begins with this one
             behind[-1] = {**behind[-1], "content": [ContentPart(request.query, is_marked=True)]}
         system, separator = request.system, plan.templates.separator
         opening = [] if not system else [ContentPart(system, is_marked=0 in plan.marks)]
@@ -154,10 +154,8 @@ class MemoryContext:
             content = list(plan.content_parts())
         asking = self._said[0] if self.opens else {"role": "user"}
         messages = [*before, {**asking, "content": content}, *behind]
-        body = prompt_body(messages, plan.cache, form, tools, citations=citations)
-        if form in ("openai", "responses") and plan.cache.key != "none":
-            body["prompt_cache_key"] = plan.prompt_cache_key
-        return body
+        key = plan.prompt_cache_key
+        return prompt_body(messages, plan.cache, form, tools, citations=citations, key=key)
 
     def _joined(self, *texts: str) -> str:
         templates = DEFAULT_TEMPLATES if self.plan is None else self.plan.templates

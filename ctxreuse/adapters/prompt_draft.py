@@ -33,6 +33,7 @@ from ctxreuse.context.content_parts import ContentPart, cut, joined, without_bla
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan, shard_of
+from ctxreuse.rules.answers import routed
 from ctxreuse.rules.cache_profile import CacheProfile
 
 _MOST_CONTEXTS = 64
@@ -116,10 +117,10 @@ class PlacedContext(NamedTuple):
             # rendered with other templates, no label here is one given there
             _, start, *_ = given.spans[0]
             has_labels = given.text[:start] == first
-        parts = _parts_of(plan, given, text) if plan.cache.has_marks else ()
+        parts = _parts_of(plan, given, text) if plan.cache.marks else ()
         marked = [number for number, part in enumerate(parts) if part.is_marked]
         deepest = marked[-1] if marked else -1 if 0 in plan.marks else None
-        group = () if plan.cache.key == "none" else shard_of(plan)
+        group = routed(plan.cache, shard_of(plan))
         if not has_labels:
             return cls(text, ContextLabels(), parts, deepest, group)
         label_of, blocks = plan.label_of, plan.request.blocks
@@ -207,7 +208,7 @@ class PromptDraft:
 
     def parts(self, profile: CacheProfile) -> tuple[tuple[ContentPart, ...], ...]:
         """Return what is sent for each part cut into content parts, with marks."""
-        if not profile.has_marks or not self._shown:
+        if not profile.marks or not self._shown:
             return ()
         whole = [without_blank_parts(parts) for parts in self._parts]
         given, texts = self.prompt.parts, self.texts()

@@ -241,11 +241,11 @@ class PromptPlanner:
                 self._sent_contexts.put(draft.tenant, key, _remembered(sent))
         if draft.cuts:
             ISSUED_PLANS.note_marks_sent()
-        with_marks = sum(one.prefix.has_marks for one in draft.cuts)
-        if self._planner.cache.has_marks:
-            if with_marks < draft.planned_before:
-                _log_planned_without_marks()
-        elif with_marks:
+        with_marks = sum(one.prefix.most_marks > 0 for one in draft.cuts)
+        wanted = draft.planned_before if self._planner.cache.marks else 0
+        if with_marks < wanted:
+            _log_planned_without_marks()
+        elif with_marks > wanted:
             _log_marks_dropped()
 
     def _rank_documents(self, texts: Iterable[str], tenant: str) -> bool:

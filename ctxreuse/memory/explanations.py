@@ -16,7 +16,8 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.answers import read_end, routed
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _LONGEST_NAME = 60
 
@@ -134,7 +135,7 @@ def explain(
     cached_tokens: int | None = None,  # of blocks; None takes all as still cached
     *,
     across_tenants: bool = False,  # reveals what other tenants sent
-    cache: CacheProfile = VLLM,
+    cache: CacheProfile = DEFAULT_CACHE,
 ) -> Explanation:
     """Return why a prompt hits or misses, compared with earlier ones, the latest last."""
     before = list(earlier)
@@ -183,7 +184,7 @@ def _narrowed(
 ) -> Iterator[tuple[Cause | None, list[SentEntry]]]:
     """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
     for name, cause in _IN_FRONT.items():
-        if name == "key" and cache.key == "none":
+        if name == "key" and not routed(cache, (name,)):
             continue
         yield cause, opening
         own = getattr(prompt, name)
@@ -202,21 +203,11 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheP
     """Return how much can be read of a prompt's first blocks, which an earlier one began with."""
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
-        return _Kept(0, Cause.below_minimum if cache.is_hosted else Cause.too_short)
-    if cache.lifetime is None and not cache.has_marks:
-        return _Kept(shared)
-
-    def can_read(end: int) -> bool:
-        if prompt.marks is None or not cache.has_marks:
-            return True
-        return any(end <= mark <= end + cache.look_back for mark in prompt.marks)
-
+        return _Kept(0, Cause.below_minimum if cache.lives else Cause.too_short)
     kept, expired = 0, 0
     for one in before:
         common = min(blocks, _shared_blocks(prompt, one))
-        ends = [common] if one.marks is None or not cache.has_marks else one.marks
-        written = max((end for end in ends if end <= common and can_read(end)), default=0)
-        tokens = sum(prompt.tokens[:written])
+        tokens = sum(prompt.tokens[: read_end(cache, one.marks, prompt.marks, common)])
         if prompt.front_tokens + tokens < cache.least_tokens:
             continue
         if _is_alive(one, prompt, cache):

@@ -16,7 +16,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
 from ctxreuse.errors import ConversationError, describe
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, marked_parts
 
 
 class Conversation:
@@ -150,5 +150,4 @@ class Conversation:
 
 def _as_sent(turn: Plan) -> Any:
     """Return a turn's content: cut into parts where the cache keeps prefixes up to marks."""
-    parts = turn.content_parts() if turn.cache.has_marks else ()
-    return [{"type": "text", "text": part.text} for part in parts] or turn.content
+    return [{"type": "text", "text": part.text} for part in marked_parts(turn)] or turn.content

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.answers import when_silent
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 ANSWERS: Final = 200
 """Answers that one judgement rests on."""
 _LEAST_EXPECTED_TOKENS = 64
 _LEAST_SHARE = 0.5
 
-_SILENT = (
-    "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
-    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
-    "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
-    "tells which it is"
-)
-_SILENT_PROVIDER = (
-    "no cached token was reported in %d answers, where a planner expected %d by the rules of %r: "
-    "the prompts may be sent without marks (send `plan.body()` or `plan.messages(parts=True)`), "
-    "the model may have another shortest prefix or lifetime (give ReusePlanner its own cache=...), "
-    "or what is reported is not passed to `report_usage`"
-)
 _MISSING = (
     "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
     "process may share this engine, a router may spread the requests over several, or its cache "
@@ -39,12 +28,10 @@ class Mismatch(NamedTuple):
     expected_tokens: int
     found_tokens: int
 
-    def words(self, *, is_shared: bool, cache: CacheProfile = VLLM) -> str:
+    def words(self, *, is_shared: bool, cache: CacheProfile = DEFAULT_CACHE) -> str:
         """Return what the log says of it, with a remedy."""
-        if self.kind == "silent" and not cache.is_hosted:
-            return _SILENT % (ANSWERS, self.expected_tokens)
         if self.kind == "silent":
-            return _SILENT_PROVIDER % (ANSWERS, self.expected_tokens, cache.name)
+            return when_silent(cache, ANSWERS, self.expected_tokens)
         remedy = "" if is_shared else _SHARE_A_LOG
         return _MISSING % (self.expected_tokens, ANSWERS, self.found_tokens, remedy)
 

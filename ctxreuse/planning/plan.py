@@ -24,7 +24,7 @@ from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.planning.shown_turn import ShownTurn
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
@@ -58,7 +58,7 @@ class Plan:
     expected_cached_tokens: int
     marks: tuple[int, ...] = ()
     opening_mark: int | None = None
-    cache: CacheProfile = VLLM
+    cache: CacheProfile = DEFAULT_CACHE
     shards: int = 1
     read_blocks: int | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
@@ -202,7 +202,7 @@ class Plan:
         """Whether a cache with marks should keep the whole turn, for the one behind it."""
         request = self.request
         in_conversation = request.conversation_id is not None or bool(request.history)
-        return self.cache.has_marks and in_conversation
+        return in_conversation and self.cache.marks > 0
 
     def messages(
         self, *, parts: bool = False, form: PromptForm = "openai", citations: bool = False
@@ -272,10 +272,8 @@ class Plan:
             messages.insert(0, {"role": "system", "content": [system]})
         own = list(self.content_parts())
         messages.append({"role": "user", "content": own or self.content})
-        body = prompt_body(messages, self.cache, form, tools, citations=citations)
-        if form in ("openai", "responses") and self.cache.key != "none":
-            body["prompt_cache_key"] = self.prompt_cache_key
-        return body
+        key = self.prompt_cache_key
+        return prompt_body(messages, self.cache, form, tools, citations=citations, key=key)
 
     def explain(self, response: object = None) -> Explanation:
         """Return why this prompt hits or misses, compared with the 256 that its tenant sent before.
@@ -318,10 +316,15 @@ class BatchPlan:
         return tuple(plans[position] for position in range(len(plans)))
 
 
+def marked_parts(plan: Plan, query: str | None = None) -> tuple[ContentPart, ...]:
+    """Return a plan's content in parts, as `content_parts` does; () where no request has marks."""
+    return plan.content_parts(query) if plan.cache.marks else ()
+
+
 def group_of(plan: Plan) -> tuple[str, ...]:
     """Return the names of a plan's prefix group, the tenant first."""
     request = plan.request
-    if plan.cache.has_marks and 0 in plan.marks:
+    if 0 in plan.marks:
         return request.tenant, "system", request.system or ""
     if request.conversation_id is not None and not plan.is_labelled:
         # without labels, later turns cannot tell which block the first one began with

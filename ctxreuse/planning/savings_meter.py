@@ -31,7 +31,7 @@ from ctxreuse.planning.savings import (
     Savings,
 )
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""
@@ -50,13 +50,13 @@ class SavingsMeter:
         mode: Mode,
         capacity_tokens: int | None = None,
         tenant_class: TenantClasses | None = None,
-        cache: CacheProfile = VLLM,
+        cache: CacheProfile = DEFAULT_CACHE,
         templates: Templates = DEFAULT_TEMPLATES,
         *,
         annotates: bool = True,
     ) -> None:
         self._mode: Mode = mode
-        self._cache = cache if mode == "shadow" and cache.is_hosted else None
+        self._cache = cache if mode == "shadow" and cache.lives else None
         self._templates = templates
         self._annotates = annotates
         self._class_of = _class_function(tenant_class)

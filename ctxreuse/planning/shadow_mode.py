@@ -15,8 +15,9 @@ from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.view import Policy
+from ctxreuse.rules.answers import charged
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE
 
 
 class _Arrived(NamedTuple):
@@ -150,9 +151,8 @@ class ShadowPlanner:
         if request.outdated:
             request = replace(request, outdated=())
         plan = self._as_sent.plan(request, AS_RETRIEVED, deduplicate=False, now=now)
-        cached, bill = plan.expected_cached_tokens, plan.expected_bill
-        if self._cache.is_hosted and bill is None and not request.history:
-            bill = BilledTokens(tokens - cached, cached)
+        cached = plan.expected_cached_tokens
+        bill = plan.expected_bill or charged(self._cache, tokens - cached, cached)
         plan = _unmarked(plan)
         words = self._words(request, shown, deduplicate) if request.history else 0
         return _Arrived(plan, tokens, shown, cached, bill, words)
@@ -186,11 +186,11 @@ class ShadowPlanner:
             plans = list(batch.in_input_order())
         for one, plan in zip(first_turns, plans, strict=True):
             is_changed = plan.blocks != one.sent.blocks
-            cached, bill = plan.expected_cached_tokens, plan.expected_bill
-            if self._cache.is_hosted and bill is None:
-                bill = BilledTokens(one.tokens - cached, cached)
+            cached = plan.expected_cached_tokens
             assert plan.logged is not None, "it was planned just now"
             words = self._meter.added_words(plan.logged.prompt, cached)
+            computed = one.tokens - cached
+            bill = plan.expected_bill or charged(self._cache, computed, cached)
             if bill is not None:
                 bill += BilledTokens(words)
             self._add(one, cached, words, bill, is_changed=is_changed)
@@ -221,4 +221,6 @@ class ShadowPlanner:
 def _unmarked(plan: Plan) -> Plan:
     """Return a plan that is sent as if nobody had planned it: without marks and keys."""
     expected = 0 if plan.cache.marks else plan.expected_cached_tokens
-    return replace(plan, marks=(), cache=VLLM, expected_cached_tokens=expected, read_blocks=None)
+    return replace(
+        plan, marks=(), cache=DEFAULT_CACHE, expected_cached_tokens=expected, read_blocks=None
+    )

@@ -54,7 +54,7 @@ from ctxreuse.planning.shown_turn import ShownTurn
 from ctxreuse.planning.turns import CountedRequest, PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
@@ -74,7 +74,7 @@ class PlannerSettings:
     annotate: bool
     labels: bool | None
     trim_overlaps: bool
-    cache: CacheProfile = VLLM
+    cache: CacheProfile = DEFAULT_CACHE
     keep_best: bool = False
 
     @property

@@ -197,7 +197,7 @@ class Reuse(Policy):
             for position, order in zip(positions, ordered, strict=True):
                 orders[position] = [*path, *(keys[number] for number in order)]
         # a request has few marks, and in a small branch the first one has fewer forks to write
-        schedule = partial(depth_first_order, largest_first=views[0].rules.marks == 0)
+        schedule = partial(depth_first_order, largest_first=not views[0].rules.marks)
         execution = schedule(orders)
         moved = _moved_for_too_little(views, cached, fronts, execution, orders)
         if moved:

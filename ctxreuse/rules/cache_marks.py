@@ -51,6 +51,16 @@ def cache_options(profile: CacheProfile) -> dict[str, str]:
     return {"mode": "explicit", "ttl": profile.time_to_live.name}
 
 
+def cache_fields(profile: CacheProfile, field: MarkField, key: str) -> dict[str, Any]:
+    """Return the fields of a request that tell OpenAI how to keep it, and by which key."""
+    fields: dict[str, Any] = {}
+    if profile.has_marks and field == "prompt_cache_breakpoint":
+        fields["prompt_cache_options"] = cache_options(profile)
+    if profile.key != "none":
+        fields["prompt_cache_key"] = key
+    return fields
+
+
 def marks_in(value: object, path: Path = ()) -> Iterator[Path]:
     """Yield where marks stand in messages, content parts or tools of any provider, in order."""
     if isinstance(value, Mapping):

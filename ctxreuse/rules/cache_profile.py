@@ -144,6 +144,16 @@ class CacheProfile:
         return self.granularity != "blocks"
 
     @property
+    def lives(self) -> tuple[TimeToLive, ...]:
+        """The classes of writing that a provider charges for; none where an engine keeps it."""
+        return self.times_to_live if self.is_hosted else ()
+
+    @property
+    def counts_writes(self) -> bool:
+        """Whether a bill tells what is written from what is merely computed."""
+        return self.has_marks or self.write_factor != 1
+
+    @property
     def time_to_live(self) -> TimeToLive:
         """The class that is written with."""
         if self.life is None:
@@ -334,8 +344,8 @@ READY_PROFILES: Final[Mapping[str, Callable[..., CacheProfile]]] = MappingProxyT
 )
 """The ready profiles by name, as `cache_profile` reads them."""
 
-VLLM: Final = vllm()
-"""The default."""
+DEFAULT_CACHE: Final = vllm()
+"""The rules where nobody names a cache."""
 
 
 def cache_profile(given: str | CacheProfile) -> CacheProfile:
@@ -393,6 +403,11 @@ def profile_spec(profile: CacheProfile) -> str:
         return profile.name
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{profile.name}({arguments})" if arguments else profile.name
+
+
+def spec_unless_default(profile: CacheProfile) -> str:
+    """Return what a heading says of a profile: its spec, or "" for the default."""
+    return "" if profile == DEFAULT_CACHE else profile_spec(profile)
 
 
 def _arguments(name: str, make: Callable[..., CacheProfile], given: str) -> dict[str, Any]:

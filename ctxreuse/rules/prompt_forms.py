@@ -16,7 +16,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.cache_marks import (
     MarkField,
     Path,
-    cache_options,
+    cache_fields,
     fitting_life,
     is_cache_point,
     life_at,
@@ -117,6 +117,7 @@ def prompt_body(
     tools: Sequence[Any] = (),
     *,
     citations: bool = False,
+    key: str = "",
 ) -> Json:
     """Return messages and tools as the fields of a request's body in a protocol, with marks."""
     checked_choice("form", form, get_args(PromptForm))
@@ -136,8 +137,8 @@ def prompt_body(
         body["toolConfig"] = {"tools": written.tools}
     elif tools:
         body["tools"] = written.tools
-    if profile.has_marks and field == "prompt_cache_breakpoint":
-        body["prompt_cache_options"] = cache_options(profile)
+    if form in ("openai", "responses"):
+        body |= cache_fields(profile, field, key)
     return body
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from ctxreuse import CacheProfile, TimeToLive, cache_profile
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.rules.cache_profile import READY_PROFILES, VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, READY_PROFILES
 
 
 @pytest.mark.parametrize("name", READY_PROFILES)
@@ -23,7 +23,7 @@ def test_marks_have_the_prices_of_their_time_to_live():
 
 
 def test_the_readable_part_of_a_prefix_is_cut_to_whole_steps_from_the_minimum_on():
-    assert [VLLM.readable(tokens) for tokens in (15, 16, 47)] == [0, 16, 32]
+    assert [DEFAULT_CACHE.readable(tokens) for tokens in (15, 16, 47)] == [0, 16, 32]
     before = cache_profile("openai-before-5.6")
     assert [before.readable(tokens) for tokens in (1023, 1024, 1300)] == [0, 1024, 1280]
     assert cache_profile("vllm(block_tokens=1536)").least_tokens == 1536

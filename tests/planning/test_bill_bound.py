@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
-from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.rules.billed_tokens import BilledTokens
 
 SYSTEM = "Answer from the documents."
@@ -27,7 +27,7 @@ def profile(write_factor: float, read_factor: float, seconds: float | None) -> C
     )
 
 
-def served(cache: BreakpointCache, plan: Plan, now: float) -> BilledTokens:
+def served(cache: ProviderCache, plan: Plan, now: float) -> BilledTokens:
     texts = [(SYSTEM, SYSTEM_TOKENS), *((one.text, one.tokens or 0) for one in plan.blocks)]
     if plan.request.system is None:
         texts[0] = "", 0
@@ -48,7 +48,7 @@ def billed(
 ) -> tuple[list[float], list[int]]:
     """Return what each prompt costs, and its tokens."""
     planner = ReusePlanner(cache=cache, token_counter=lambda text: SYSTEM_TOKENS)
-    simulated = BreakpointCache(cache)
+    simulated = ProviderCache(cache)
     bills, tokens = [], []
     for number, (letters, has_system, strategy) in enumerate(asked):
         now = gap * number

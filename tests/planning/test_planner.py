@@ -25,7 +25,7 @@ from ctxreuse import BatchPlan, ContextBlock, ContextRequest, ReusePlanner, Temp
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory import prefix_index
 from ctxreuse.memory.prefix_index import IndexStatistics
-from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -244,7 +244,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "deduplicate": False,
         "annotate": False,
         "labels": True,
-        "cache": VLLM,
+        "cache": DEFAULT_CACHE,
         "trim_overlaps": True,
         "keep_best": True,
     }

@@ -15,7 +15,7 @@ from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Evicted, Inserted, Node, PrefixIndex
 from ctxreuse.memory.tenants import TenantState
 from ctxreuse.policy.view import View
-from ctxreuse.rules.cache_profile import VLLM
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE
 
 LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
@@ -193,9 +193,9 @@ class LetterView(View):
             context(letters, weights),
             None if request.system is None else request.system.encode(),
             front_tokens=0,
-            least=VLLM.least_tokens,
+            least=DEFAULT_CACHE.least_tokens,
             has_minimum=False,
-            rules=VLLM,
+            rules=DEFAULT_CACHE,
             now=None,
             words=words,
             keeps_best=False,

@@ -45,8 +45,7 @@ from ctxreuse.cache import (
     PrefixCacheMetrics,
     PrefixCacheSimulator,
 )
-from ctxreuse.cache.breakpoints import BreakpointCache
-from ctxreuse.cache.step_cache import StepCache
+from ctxreuse.cache.provider_cache import ProviderCache
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
@@ -288,8 +287,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     AsyncReuseMemory: lambda: AsyncReuseMemory(_AsyncMemories()),
     BilledTokens: lambda: BilledTokens(10, 90, {"30m": 100}),
     BlockLevelCache: BlockLevelCache,
-    BreakpointCache: lambda: BreakpointCache(cache_profile("anthropic")),
-    StepCache: lambda: StepCache(cache_profile("gemini")),
+    ProviderCache: lambda: ProviderCache(cache_profile("anthropic")),
     CacheProfile: lambda: cache_profile("openai"),
     ConversationNames: ConversationNames,
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),

@@ -15,18 +15,18 @@ from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, hosted_policies
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, Tried
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.policy_styles import POLICY_STYLES
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results, results_of
+from ctxreuse.measure.results.results_file import results_of
 from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile, profile_spec
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, profile_spec
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
@@ -46,28 +46,37 @@ def run_demo(
     output: Path,
     progress: Progress = no_progress,
     prices: Prices | None = None,
-    cache: CacheProfile = VLLM,
+    cache: CacheProfile = DEFAULT_CACHE,
 ) -> Iterator[Shown]:
     """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone."""
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-    tried = hosted_policies(cache) if cache.is_hosted else POLICIES
-    sizes = [None] if cache.is_hosted else list(_CACHES.values())
-    with progress("planning and replaying", 4 * len(tried) * len(sizes) * len(trace)) as advance:
+    tried = Tried.of(cache, list(_CACHES.values()), COMMON_RATES.prefill_tokens_per_s)
+    steps = 4 * len(tried.policies) * len(tried.sizes) * len(trace)
+    with progress("planning and replaying", steps) as advance:
         replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
         runs = [
             replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
             for deduplicate in (False, True)
-            for policy in tried
+            for policy in tried.policies
             if policy.is_marked or not deduplicate
-            for capacity in sizes
+            for capacity in tried.sizes
         ]
-    results = _results(corpus, trace, runs, prices, cache)
-    file = output / "results.json"
-    yield from replace(verdict(results), next_step=_next_step(cache)).lines()
+    results = results_of(
+        "demo",
+        "tokens",
+        TraceSummary.of(trace),
+        runs,
+        (),
+        corpus,
+        prefill_tokens_per_s=tried.prefill_tokens_per_s,
+        prices=prices,
+        cache=cache,
+    )
+    file, bill = output / "results.json", Bill.of(results)
+    yield from replace(verdict(results), next_step=_next_step(bill)).lines()
     yield _setting(corpus, trace)
-    bill = Bill.of(results)
     if bill is not None:
         yield bill_table(bill)
         yield from bill_lines(bill)
@@ -88,31 +97,11 @@ def run_demo(
     yield f"\nplot: {plot}\nresults: {file}"
 
 
-def _results(
-    corpus: Corpus,
-    trace: Sequence[TraceRequest],
-    runs: Sequence[RunResult],
-    prices: Prices | None,
-    cache: CacheProfile,
-) -> Results:
-    return results_of(
-        "demo",
-        "tokens",
-        TraceSummary.of(trace),
-        runs,
-        (),
-        corpus,
-        prefill_tokens_per_s=None if cache.is_hosted else COMMON_RATES.prefill_tokens_per_s,
-        prices=prices,
-        cache=cache,
-    )
-
-
-def _next_step(cache: CacheProfile) -> str:
+def _next_step(bill: Bill | None) -> str:
     """Return how to see the same of one's own program."""
-    if not cache.is_hosted:
+    if bill is None:
         return _NEXT_STEP
-    command = f"ctxreuse estimate recording --cache {quote(profile_spec(cache))}"
+    command = f"ctxreuse estimate recording --cache {quote(profile_spec(bill.cache))}"
     return _NEXT_STEP.replace("ctxreuse estimate recording", command)
 
 

@@ -26,7 +26,7 @@ from ctxreuse.measure.traces.varying_fronts import (
     is_digest,
 )
 from ctxreuse.memory.explanations import Cause, Explanation
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _OFTEN = 0.1
 """Share of the requests from which on other tools count as changing."""
@@ -116,8 +116,8 @@ class _CheckedTrace:
         one = tally.worst
         assert one is not None, "a finding has a request"
         if factor is None:
-            extra = self.cache.write_factor - 1 if self.cache.has_marks else 0.0
-            cost = round(tally.tokens * (1 - self.cache.read_factor) + tally.written * extra)
+            extra = tally.written * (self.cache.write_factor - 1)
+            cost = round(tally.tokens * (1 - self.cache.read_factor) + extra)
         else:
             cost = round(tally.tokens * factor)
         total = sum(one.prompt_tokens for one in self.requests)
@@ -135,7 +135,9 @@ class _CheckedTrace:
         )
 
 
-def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VLLM) -> LintReport:
+def lint(
+    trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = DEFAULT_CACHE
+) -> LintReport:
     """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
     trace = checked_each("trace", trace, TraceRequest, "a TraceRequest")
     checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
@@ -153,7 +155,8 @@ def lint(trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = VL
     varying = [one for one in front_variations(trace) if one.is_often]
     hidden, new = _hidden_systems(requests), _new_fronts(requests)
     looked_at = _CheckedTrace(requests, cache, varying, hidden, new)
-    findings = [one for check in _CHECKS for one in check(looked_at)]
+    checks = _CHECKS + (_OF_MARKS if cache.marks else ()) + (_OF_BILLS if cache.lives else ())
+    findings = [one for check in checks for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
     return LintReport(findings, len(requests), total, cache.name, list(_unknown(looked_at)))
@@ -175,7 +178,7 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
             f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
-    if not trace.cache.is_hosted:
+    if not trace.cache.lives:
         yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
 
 
@@ -338,8 +341,6 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
 def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find marks that vanish or are missing, and marks past the most."""
     cache = trace.cache
-    if not cache.has_marks:
-        return
     lost, unmarked, many = _Evidence(), _Evidence(), _Evidence()
     before: dict[Hashable, SentCall] = {}
     for one in trace.requests:
@@ -392,7 +393,7 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
         kept += sum(map(block_tokens, one.traced.blocks[: max(marks, default=0)]))
         if one.prompt_tokens >= cache.least_tokens and one.prompt_tokens > kept:
             tally.add(one, one.prompt_tokens - kept)
-    if tally.requests and cache.has_marks and cache.write_factor > 1:
+    if tally.requests and cache.write_factor > 1:
         found = (
             f"{_counted(tally)} a mark behind a question that no later turn repeats: it is written "
             f"at {cache.write_factor:g} times the price and never read"
@@ -411,8 +412,6 @@ def _counted(tally: _Evidence) -> str:
 
 def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find prompts and common beginnings that are just shorter than what is kept."""
-    if not trace.cache.is_hosted:
-        return
     tally, least = _Evidence(), trace.cache.least_tokens
     lengths = []
     for one in trace.requests:
@@ -439,7 +438,6 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     _volatile,
     _tools,
     _causes,
-    _marks,
-    _behind_questions,
-    _minimum,
 )
+_OF_MARKS: Final[tuple[_Check, ...]] = (_marks, _behind_questions)
+_OF_BILLS: Final[tuple[_Check, ...]] = (_minimum,)

@@ -20,7 +20,8 @@ from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.answers import counted_front
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
@@ -43,7 +44,7 @@ def explain_plan(
     corpus: Corpus,
     tokenizer: Tokenizer | None = None,
     *,
-    cache: CacheProfile = VLLM,
+    cache: CacheProfile = DEFAULT_CACHE,
     reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[ExplainedRequest]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
@@ -127,7 +128,6 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -
     system_tokens, conversation = sent.system_tokens, request.conversation_id
     if system_tokens is None:
         system_tokens = estimate_tokens(request.system or "")
-    in_front = sent.tool_tokens + system_tokens if cache.is_hosted else 0
     return SentEntry(
         request_id=request.request_id,
         tenant=request.tenant,
@@ -141,7 +141,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -
         model=sent.model,
         key=sent.key,
         tools="\n".join(sent.tools),
-        front_tokens=in_front,
+        front_tokens=counted_front(cache, sent.tool_tokens + system_tokens),
         marks=request.marks,
         time_s=None if request.timestamp_ms is None else request.timestamp_ms / 1_000,
         conversation=None if conversation is None else text_digest(repr(conversation)),

@@ -22,6 +22,7 @@ from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.answers import recorded_marks
 
 _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
@@ -61,8 +62,6 @@ class PlannedRequest:
         turn: int = 0,
         after: str | int | None = None,
         timestamp_ms: float | None = None,
-        *,
-        has_marks: bool = False,
     ) -> PlannedRequest:
         """Return a plan's record."""
         return cls(
@@ -84,7 +83,7 @@ class PlannedRequest:
             expected_cached_tokens=plan.expected_cached_tokens,
             timestamp_ms=timestamp_ms,
             is_labelled=plan.is_labelled,
-            marks=plan.marks if has_marks else None,
+            marks=recorded_marks(plan.cache, plan.marks),
         )
 
     @classmethod

@@ -88,7 +88,6 @@ def replayed(
                 f"conversation {describe(traced.conversation_id)} has more than {MOST_TURNS:,} "
                 "turns in the trace; give some of them another conversation_id"
             )
-    has_marks = isinstance(planner, ReusePlanner) and planner.cache.has_marks
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     if is_batch:
         assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
@@ -97,10 +96,7 @@ def replayed(
         plans = _online(policy, trace, planner, histories)
     for traced, plan in plans:
         after = histories.last.get(histories.key(traced))
-        planned_request = PlannedRequest.of(
-            plan, traced.turn, after, traced.timestamp_ms, has_marks=has_marks
-        )
-        answer = yield planned_request, plan
+        answer = yield PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan
         histories.record(traced, plan, answer)
 
 

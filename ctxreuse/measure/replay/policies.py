@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.policy.view import Policy
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 TraceMode: TypeAlias = Literal["online", "offline"]
 
@@ -28,7 +28,7 @@ class MeasuredPolicy:
     keep_best: bool = False
 
     def planner(
-        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = VLLM
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = DEFAULT_CACHE
     ) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache is empty."""
         return ReusePlanner(
@@ -96,7 +96,27 @@ def keeping_best(policies: Sequence[MeasuredPolicy]) -> tuple[MeasuredPolicy, ..
     return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
 
 
-def hosted_policies(cache: CacheProfile) -> tuple[MeasuredPolicy, ...]:
-    """Return the policies that a bill compares: a provider's default, and ours."""
-    ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
-    return (TODAY, *ours) if cache.has_marks else ours
+class Tried(NamedTuple):
+    """What is measured with a cache: how prompts are sent, its sizes, and an engine's speed."""
+
+    policies: tuple[MeasuredPolicy, ...]
+    sizes: Sequence[int | None] = (None,)
+    prefill_tokens_per_s: float | None = None
+
+    @classmethod
+    def of(
+        cls, cache: CacheProfile, sizes: Sequence[int | None] = (None,), speed: float | None = None
+    ) -> Tried:
+        """Return what is measured; a provider tells neither sizes nor speed."""
+        if not cache.lives:
+            return cls(POLICIES, sizes, speed)
+        ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
+        return cls((TODAY, *ours) if cache.marks else ours)
+
+
+def check_own_engine(cache: CacheProfile, options: str, *given: object) -> None:
+    """Raise InvalidRequestError where options that only an engine has are given for a bill."""
+    if cache.lives and any(one is not None and one not in ((), []) for one in given):
+        raise InvalidRequestError(
+            f"{options} are an engine's, and {cache.name!r} is a provider's cache; leave them out"
+        )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ctxreuse.cache.breakpoints import PromptPiece
+from ctxreuse.cache.provider_cache import PromptPiece
 from ctxreuse.cache.simulator import block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.content_parts import separated

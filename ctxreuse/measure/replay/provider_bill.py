@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
-from ctxreuse.cache.step_cache import StepCache
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import CutPrompt, Tokenizer, prompt_pieces
 from ctxreuse.measure.traces.trace_files import Corpus
@@ -33,10 +32,7 @@ def billed_prompts(
 ) -> BilledPrompts:
     """Return what is charged for requests sent one after the other, each answered first."""
     marks_end = not is_marked and profile.marks_end
-    cache: BreakpointCache | StepCache = (
-        BreakpointCache(profile, marks_end=marks_end) if profile.has_marks else StepCache(profile)
-    )
-    billed, now = [], 0.0
+    cache, billed, now = ProviderCache(profile, marks_end=marks_end), [], 0.0
     for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
         if is_timed and request.timestamp_ms is not None:
             now = max(now, request.timestamp_ms / 1_000)

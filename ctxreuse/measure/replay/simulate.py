@@ -14,10 +14,11 @@ from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
-from ctxreuse.measure.replay.provider_bill import BilledPrompts, billed_prompts
+from ctxreuse.measure.replay.provider_bill import billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.answers import read_of_blocks
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _Item = TypeVar("_Item")
 
@@ -96,7 +97,7 @@ class Replay:
     corpus: Corpus
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
-    cache: CacheProfile = VLLM
+    cache: CacheProfile = DEFAULT_CACHE
 
     def of(self, trace: Sequence[TraceRequest]) -> Replay:
         """Return a replay of another trace of the same corpus."""
@@ -122,25 +123,21 @@ class Replay:
             run.policy, run.trace, planner, conversations=True, advance=self.advance
         )
         planning_s = time.perf_counter() - started
-        if not self.cache.is_hosted:
+        if not self.cache.lives:
             usages = self.served(planned, run.capacity_tokens)
             return RunResult.of_run(run, planned, usages, planning_s)
-        billed = self._billed(run.policy, planned)
-        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
-        bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
-        return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
-
-    def _billed(self, policy: MeasuredPolicy, planned: Sequence[PlannedRequest]) -> BilledPrompts:
-        """Return what a provider charges for each request; a batch is sent all at once."""
-        return billed_prompts(
+        billed = billed_prompts(  # a batch is sent all at once
             planned,
             self.corpus,
             self.cache,
             self.tokenizer,
-            is_marked=policy.is_marked,
-            is_timed=policy.mode == "online",
+            is_marked=run.policy.is_marked,
+            is_timed=run.policy.mode == "online",
             advance=self.advance,
         )
+        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
+        bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
+        return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def served(
         self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
@@ -149,16 +146,14 @@ class Replay:
         if self.tokenizer is None:
             blocks = BlockLevelCache(capacity_tokens)
             served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)
-            if self.cache != VLLM:
-                served = (_in_steps(usage, self.cache) for usage in served)
+            served = map(self._read, served)
         else:
             cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
 
-
-def _in_steps(usage: CacheUsage, cache: CacheProfile) -> CacheUsage:
-    return CacheUsage(usage.prompt_tokens, cache.readable(usage.cached_tokens))
+    def _read(self, usage: CacheUsage) -> CacheUsage:
+        return CacheUsage(usage.prompt_tokens, read_of_blocks(self.cache, usage.cached_tokens))
 
 
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], object]]]

@@ -121,7 +121,7 @@ def _over_time(results: Results, unlimited: Sequence[RunResult]) -> Iterator[Cha
             axes, unlimited, lambda usage: usage.hit_ratio, ylabel="hit ratio", ylim=(0, 1)
         ),
     )
-    if results.cache.is_hosted:
+    if unlimited[0].bill is not None:
         return  # what a provider computes, and how fast, is not known
     yield Chart(
         "prefilled",
@@ -161,7 +161,7 @@ def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Char
         )
     if over_k:
         cache = (
-            f"the cache {results.cache.name}" if results.cache.is_hosted else "an unlimited cache"
+            "an unlimited cache" if over_k[0].bill is None else f"the cache {results.cache.name}"
         )
         more = "; the histories of conversations come on top" if results.trace.conversations else ""
         yield Chart(

@@ -31,8 +31,8 @@ class BillRow:
 
     def name(self, bill: Bill) -> str:
         """Return what tables call it."""
-        has_marks = bill.cache.has_marks and self.policy == AS_SENT.name
-        return "retrieved, marked" if has_marks else self.policy
+        names = (bill.base, self.policy)  # what is sent today has no marks
+        return "retrieved, marked" if names == (TODAY.name, AS_SENT.name) else self.policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Bill:
         """Return the bill of results; None where an engine has the cache, or nothing was sent."""
         runs = [run for run in results.part() if run.bill is not None]
         base = base_run(runs)
-        if base is None or not results.cache.is_hosted:
+        if base is None:
             return None
         least = results.cache.least_tokens
         rows = tuple(_row(run, base, results) for run in runs)

@@ -13,7 +13,6 @@ from ctxreuse.context.checks import (
     checked_list,
     checked_positive,
 )
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
 from ctxreuse.measure.replay.estimate import (
     KS,
@@ -25,8 +24,8 @@ from ctxreuse.measure.replay.estimate import (
     shown,
 )
 from ctxreuse.measure.replay.policies import (
-    POLICIES,
-    hosted_policies,
+    Tried,
+    check_own_engine,
     keeping_best,
     own_policies,
 )
@@ -114,11 +113,8 @@ def measure_savings(
     rate = COMMON_RATES.prefill_tokens_per_s
     if asked.prefill_rate is not None:
         rate = checked_positive("prefill_rate", asked.prefill_rate)
-    if profile.is_hosted and (smaller or number or asked.prefill_rate is not None):
-        raise InvalidRequestError(
-            "capacity_tokens, workers and prefill_rate are an engine's, and "
-            f"{profile.name!r} is a provider's cache; leave them out"
-        )
+    engines = "capacity_tokens, workers and prefill_rate"
+    check_own_engine(profile, engines, smaller, number, asked.prefill_rate)
     blocks, requests = read_recording(asked.trace, asked.corpus)
     if asked.independent:
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
@@ -127,8 +123,8 @@ def measure_savings(
         requests = behind_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
-    sizes = [None, *smaller] if smaller or profile.is_hosted else summary.cache_sizes()
-    tried = hosted_policies(profile) if profile.is_hosted else POLICIES
+    of_engine = [None, *smaller] if smaller else summary.cache_sizes()
+    tried, sizes, speed = Tried.of(profile, of_engine, rate)
     if asked.keep_best:
         tried = keeping_best(tried)
     tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))
@@ -157,10 +153,10 @@ def measure_savings(
         notes=(
             *((_BEST_FIRST,) if asked.keep_best else ()),
             *_front_notes(requests),
-            *(_bill_notes(requests) if profile.is_hosted else ()),
+            *(_bill_notes(requests) if runs[0].bill is not None else ()),
         ),
         cache_tokens=next(iter(smaller), None),
-        prefill_tokens_per_s=None if profile.is_hosted else rate,
+        prefill_tokens_per_s=speed,
         prices=prices,
         cache=profile,
         output_tokens=_output_tokens(requests),

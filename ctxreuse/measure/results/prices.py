@@ -11,7 +11,7 @@ from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.results.stored_results import json_object, number, read_as, read_fields
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _MILLION = 1_000_000
 _NEEDED = ("input", "cached_input", "currency", "date", "source")
@@ -31,7 +31,7 @@ class Prices:
     derived: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: FilePath, cache: CacheProfile = VLLM) -> Self:
+    def read(cls, path: FilePath, cache: CacheProfile = DEFAULT_CACHE) -> Self:
         """Read a JSON object with these fields."""
         try:
             value = json.loads(read_whole(path))
@@ -40,12 +40,12 @@ class Prices:
         return cls.of(str(path), value, cache)
 
     @classmethod
-    def of(cls, place: str, value: Any, cache: CacheProfile = VLLM) -> Self:
+    def of(cls, place: str, value: Any, cache: CacheProfile = DEFAULT_CACHE) -> Self:
         """Return the prices of a JSON object."""
         given = dict(json_object(place, value))
         told = read_as(tuple[str, ...], f"{place}: derived", given.get("derived", []), {})
         derived = list(told)
-        if cache.is_hosted and "input" in given and "cached_input" not in given:
+        if cache.lives and "input" in given and "cached_input" not in given:
             derived.append("cached_input")
             given["cached_input"] = cache.read_factor * number(f"{place}: input", given["input"])
         missing = [name for name in _NEEDED if name not in given]
@@ -58,7 +58,7 @@ class Prices:
         plain, written = number(f"{place}: input", given["input"]), given.get("written_input", {})
         if not isinstance(written, dict):  # a number is for the life that is written with
             written = {cache.time_to_live.name: number(f"{place}: written_input", written)}
-        for one in cache.times_to_live if cache.is_hosted else ():
+        for one in cache.lives:
             if one.name not in written:
                 derived.append(f"written_input {one.name}".rstrip())
                 written = {**written, one.name: one.write_factor * plain}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 _PROVIDERS: Final = {
     "openai": "openai",
@@ -31,7 +31,7 @@ def prices_given(given: str | Prices | None, cache: CacheProfile) -> Prices | No
     return published_prices(given, date.today(), cache)
 
 
-def published_prices(model: str, day: date, cache: CacheProfile = VLLM) -> Prices:
+def published_prices(model: str, day: date, cache: CacheProfile = DEFAULT_CACHE) -> Prices:
     """Return a model's prices on a day, as the installed release of genai-prices knows them."""
     try:
         import genai_prices

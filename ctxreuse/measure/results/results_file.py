@@ -35,7 +35,7 @@ from ctxreuse.measure.results.stored_results import (
 )
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 
 Level: TypeAlias = Literal["blocks", "tokens", "engine"]
 """What is counted, or by whom."""
@@ -85,7 +85,7 @@ class Results:
     date: str = ""
     python: str = ""
     causes: tuple[CauseTotal, ...] = ()
-    cache: CacheProfile = VLLM
+    cache: CacheProfile = DEFAULT_CACHE
     output_tokens: int | None = None
     different_fronts: int | None = None
     outside_runs: int = 0
@@ -100,7 +100,7 @@ class Results:
         values = asdict(replace(self, runs=(), prices=None))
         values["runs"] = [run.as_json() for run in self.runs]
         values["prices"] = None if self.prices is None else self.prices.as_json()
-        if not self.cache.is_hosted:
+        if all(run.bill is None for run in self.runs):
             del values["cache"], values["output_tokens"]
         if not self.keep_best:
             del values["keep_best"]
@@ -110,7 +110,7 @@ class Results:
     def read(cls, path: str | Path) -> Self:
         """Read a file of `write`."""
         stored = read_stored(path)
-        cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else VLLM
+        cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else DEFAULT_CACHE
         readers = {
             **readers_of(cache),
             CacheProfile: lambda place, value: cache,
@@ -131,7 +131,7 @@ def results_of(
     corpus: Corpus,
     titles: Titles | None = None,
     *,
-    cache: CacheProfile = VLLM,
+    cache: CacheProfile = DEFAULT_CACHE,
     **more: Any,
 ) -> Results:
     """Return results, with the tree and the misses of one policy's prompts."""

@@ -161,8 +161,8 @@ _OBJECTS: Readers = {dict[str, Any]: json_object}
 
 def _run_bill(cache: CacheProfile, place: str, value: Any) -> RunBill:
     bill: RunBill = read_fields(RunBill, place, value, {})
-    lives = [one.name for one in cache.times_to_live]
-    if cache.is_hosted and not set(lives) >= bill.written.keys():
+    lives = [one.name for one in cache.lives]
+    if not set(lives) >= bill.written.keys():
         fail(f"{place}: written", list(bill.written), f"for times to live of {lives}")
     return bill
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, TODAY
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import Bill, base_run
@@ -14,7 +14,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_marks import mark_field
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile, profile_spec
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, profile_spec
 
 LEAST_SHARE = 0.01
 """Of the computed tokens; a smaller saving is not worth a change of a program."""
@@ -58,7 +58,7 @@ class Saving:
     requests: int
     before: BilledTokens
     after: BilledTokens
-    cache: CacheProfile = VLLM
+    cache: CacheProfile = DEFAULT_CACHE
     word_tokens: int = 0
 
     @property
@@ -75,11 +75,9 @@ class Saving:
     @property
     def is_worth_it(self) -> bool:
         """Whether it is large enough to do something for: more than caching nothing would save."""
-        saved = self.share >= LEAST_SHARE
-        if not self.cache.is_hosted:
-            return saved
         uncached = self.before.prompt_tokens
-        return saved and self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
+        cheap = self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
+        return cheap and self.share >= LEAST_SHARE
 
     def factor(self, tokens: BilledTokens) -> float:
         """Return a bill as a multiple of the prompts before, none of them cached."""
@@ -104,6 +102,7 @@ class SavingsVerdict:
     next_step: str
     also: tuple[str, ...] = ()
     saving: Saving | None = None
+    bill: Bill | None = None
     is_gain: bool = False
     prefill_tokens_per_s: float | None = None
     prices: Prices | None = None
@@ -130,9 +129,9 @@ class SavingsVerdict:
             "mode": saving.mode,
             "deduplicated": saving.deduplicated,
         }
-        if saving.cache.is_hosted:
+        if self.bill is not None:
             fields |= {
-                "cache": profile_spec(saving.cache),
+                "cache": profile_spec(self.bill.cache),
                 "requests": saving.requests,
                 "bill_to_uncached_before": round(saving.factor(saving.before), 6),
                 "bill_to_uncached": round(saving.factor(saving.after), 6),
@@ -372,13 +371,14 @@ def _of_bill(
     if not saving.is_worth_it:
         reason, step = _reason_of_bill(results, bill, saving)
         sentence = f"Nothing to gain: {reason} (cache profile {spec})."
-        return SavingsVerdict(sentence, step, also, saving, prices=results.prices)
+        return SavingsVerdict(sentence, step, also, saving, bill, prices=results.prices)
     return SavingsVerdict(
         f"{saving.share:.0%} lower input bill than {bill.base} with {_policy(saving)} (cache "
         f"profile {spec}): {_instead(saving)}{_a_thousand(results, saving, '; ')}.",
         _step_of_bill(results, bill.cache, saving),
         also,
         saving,
+        bill,
         is_gain=True,
         prices=results.prices,
     )
@@ -398,7 +398,7 @@ def _step_of_bill(results: Results, cache: CacheProfile, saving: Saving) -> str:
             "plans in their order."
         )
     adapters = "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient"
-    if not cache.has_marks:
+    if not cache.marks:
         return f"plan with {planner}, alone or in {adapters}."
     form = '"anthropic"' if mark_field(cache) == "cache_control" else ""
     return (
@@ -427,7 +427,7 @@ def _also_of_bill(
     for one in savings:
         is_like = one.policy == AS_SENT.name and one.deduplicated == chosen.deduplicated
         if is_like and abs(one.share) >= LEAST_SHARE:
-            with_marks = ", with marks" if bill.cache.has_marks else ""
+            with_marks = ", with marks" if bill.base == TODAY.name else ""
             yield f"In the retriever's order{with_marks}: {_bill_change(one)}."
     if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield f"All requests planned together as one batch: {_bill_change(together)}."

@@ -12,6 +12,7 @@ from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import check_function, checked_header, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.prompt_forms import as_form
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion, Expectation
@@ -69,7 +70,6 @@ class EngineCall:
         self.expectation = expectation
 
 
-_CACHE_FIELDS = ("prompt_cache_key", "prompt_cache_options")
 _ADDED_TO = ("extra_body", "extra_headers", "stream_options")
 
 
@@ -90,15 +90,15 @@ def prompt_fields(
     prompt: Prompt, protocol: Protocol, tools: Sequence[Any], key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of a request that carry a prompt, and those that tell its cache."""
-    if not isinstance(prompt, Plan) or not prompt.cache.has_marks:
-        fields = as_form(messages_of(prompt), protocol)
-        cache: dict[str, Any] = {}
-    else:
+    if not isinstance(prompt, Plan):
+        return as_form(messages_of(prompt), protocol), {}
+    profile = prompt.cache
+    fields, cache = as_form(prompt.messages(), protocol), dict[str, Any]()
+    if profile.marks:
         fields = prompt.body(protocol, tools=tools)
-        cache = {name: fields.pop(name) for name in _CACHE_FIELDS if name in fields}
-    if isinstance(prompt, Plan) and protocol == "openai" and prompt.cache.key != "none":
-        cache["prompt_cache_key"] = prompt.affinity_id(key)
-    return fields, cache
+    if protocol == "openai":
+        cache = cache_fields(profile, mark_field(profile), prompt.affinity_id(key))
+    return {name: one for name, one in fields.items() if name not in cache}, cache
 
 
 def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:

@@ -18,7 +18,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, marked_parts
 from ctxreuse.rules.cache_marks import cache_options
 from ctxreuse.rules.cache_profile import CacheProfile
 from langchain_ctxreuse.agents.planned_messages import planned_text
@@ -30,14 +30,14 @@ _CALLS = ("_generate", "_agenerate", "_stream", "_astream")
 
 def cut_metadata(plan: Plan, text: str, before: str = "") -> dict[str, Any]:
     """Return where a message's text is cut and marked, for its metadata; {} without marks."""
-    if not plan.cache.has_marks:
+    parts = marked_parts(plan, "")
+    if not parts:
         return {}
-    parts = plan.content_parts("")
     lengths = [len(part.text) for part in parts]
     marked = [number for number, part in enumerate(parts) if part.is_marked]
     if before.strip():
         lengths, marked = [len(before), *lengths], [number + 1 for number in marked]
-    elif lengths:
+    else:
         lengths[0] += len(before)
     return {
         "cuts": lengths,

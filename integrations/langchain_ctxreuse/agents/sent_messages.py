@@ -20,7 +20,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates
-from ctxreuse.rules.cache_profile import VLLM, CacheProfile
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
 from langchain_ctxreuse.agents.marked_messages import marking_methods
 from langchain_ctxreuse.agents.planned_messages import planned_text, repeated_blocks
 from langchain_ctxreuse.chat_model.model_view import seen_as, view_class
@@ -41,7 +41,7 @@ class PointingStep:
         templates: Templates,
         registry: ContextRegistry,
         fail_open: FailOpen,
-        profile: CacheProfile = VLLM,
+        profile: CacheProfile = DEFAULT_CACHE,
     ) -> None:
         self.profile = profile
         self._templates = templates
@@ -94,7 +94,7 @@ def _pointing_class(kind: type[BaseChatModel], step: PointingStep) -> type[BaseC
         return step.converted(kind._convert_input(self, model_input))
 
     methods: dict[str, Callable[..., Any]] = {"_convert_input": _convert_input}
-    if step.profile.has_marks:
+    if step.profile.marks:
         methods |= marking_methods(kind, step.profile, step.attempt)
     return view_class(kind, methods)
 

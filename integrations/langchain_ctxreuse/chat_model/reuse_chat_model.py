@@ -529,20 +529,17 @@ class ReuseChatModel(DelegatingChatModel):
             return salt | added_cache_fields({**known, **body}, groups, profile, key)
 
         def added_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+            if not self.send_session_id:
+                return {}
             return added_session(headers, scope, key, by_group, self.session_header)
 
         options: dict[str, Any] = {}
-        routes = profile.key != "none" and bool(groups)
-        for is_wanted, name, added in (
-            (self.send_cache_salt or routes, "extra_body", added_fields),
-            (self.send_session_id, "extra_headers", added_headers),
-        ):
-            if is_wanted:
-                at_model = getattr(self.inner, name, None)
-                at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
-                given = arguments.get(name, at_model) or {}
-                more = added(given)
-                options |= {name: {**given, **more}} if more else {}
+        for name, added in (("extra_body", added_fields), ("extra_headers", added_headers)):
+            at_model = getattr(self.inner, name, None)
+            at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
+            given = arguments.get(name, at_model) or {}
+            more = added(given)
+            options |= {name: {**given, **more}} if more else {}
         return options
 
 

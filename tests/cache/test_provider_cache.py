@@ -7,7 +7,7 @@ from caching_provider import Provider, count_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache.breakpoints import BreakpointCache, PromptPiece
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_profile import cache_profile
@@ -36,7 +36,7 @@ def words(name: str) -> str:
 
 @given(requests(["1h", "5m"], 4), st.sampled_from(["5m", "1h"]))
 def test_it_agrees_with_the_rules_of_anthropic(prompts, life):
-    cache = BreakpointCache(cache_profile(f"anthropic(minimum={MINIMUM}, life={life})"))
+    cache = ProviderCache(cache_profile(f"anthropic(minimum={MINIMUM}, life={life})"))
     provider = Provider("anthropic", MINIMUM)
     for names, marks, now in prompts:
         content = [{"type": "text", "text": words(name)} for name in names]
@@ -55,7 +55,7 @@ def test_it_agrees_with_the_rules_of_anthropic(prompts, life):
 
 @given(requests(["30m"], 12), st.booleans(), st.sampled_from(["", "k"]))
 def test_it_agrees_with_the_rules_of_openai(prompts, marks_end, key):
-    cache = BreakpointCache(cache_profile(f"openai(minimum={MINIMUM})"), marks_end=marks_end)
+    cache = ProviderCache(cache_profile(f"openai(minimum={MINIMUM})"), marks_end=marks_end)
     provider = Provider("openai", MINIMUM)
     for number, (names, marks, now) in enumerate(prompts):
         content = [{"type": "text", "text": words(name)} for name in names]
@@ -78,7 +78,7 @@ def test_it_agrees_with_the_rules_of_openai(prompts, marks_end, key):
 
 
 def test_what_is_written_and_never_read_is_counted():
-    cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
+    cache = ProviderCache(cache_profile("anthropic(minimum=1)"))
 
     def serve(names: str, marks: str, now: float) -> BilledTokens:
         return cache.serve([PromptPiece(one, 10, one in marks) for one in names], now=now)
@@ -94,20 +94,14 @@ def test_what_is_written_and_never_read_is_counted():
 
 
 def test_what_has_expired_takes_no_memory():
-    cache = BreakpointCache(cache_profile("anthropic(minimum=1)"))
+    cache = ProviderCache(cache_profile("anthropic(minimum=1)"))
     for number in range(1_000):
         cache.serve([PromptPiece(f"{number}", 10, is_marked=True)], now=10.0 * number)
     assert len(cache) <= 61
 
 
-@pytest.mark.parametrize("wrong", ["vllm", "gemini", "openai-before-5.6"])
-def test_caches_without_marks_are_refused(wrong):
-    with pytest.raises(InvalidRequestError, match="has no marks"):
-        BreakpointCache(cache_profile(wrong))
-
-
 def test_a_time_to_live_that_the_profile_lacks_is_refused():
-    cache = BreakpointCache(cache_profile("openai(minimum=1)"))
+    cache = ProviderCache(cache_profile("openai(minimum=1)"))
     with pytest.raises(InvalidRequestError, match="no time to live '1h'"):
         cache.serve([PromptPiece("a", 9, is_marked=True, life="1h")], now=0.0)
     with pytest.raises(InvalidRequestError, match="take the profile"):

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache.breakpoints import PromptPiece
-from ctxreuse.cache.step_cache import StepCache
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, cache_profile
 
 PROFILE = cache_profile("openai-before-5.6(minimum=256)")
@@ -19,7 +16,7 @@ def pieces(names, tokens=100):
 
 
 def test_what_prompts_begin_with_is_read_in_steps():
-    cache = StepCache(PROFILE)
+    cache = ProviderCache(PROFILE)
     assert cache.serve(pieces("abcd"), now=0.0).read == 0
     assert cache.serve(pieces("abce"), now=1.0).read == 256
     assert cache.serve(pieces("abce"), now=2.0).read == 384
@@ -29,20 +26,20 @@ def test_what_prompts_begin_with_is_read_in_steps():
 
 
 def test_prompts_shorter_than_the_minimum_are_not_kept():
-    cache = StepCache(PROFILE)
+    cache = ProviderCache(PROFILE)
     cache.serve(pieces("ab"), now=0.0)
     assert len(cache) == 0
     assert cache.serve(pieces("ab"), now=0.0).read == 0
 
 
 def test_entries_live_from_their_last_use():
-    cache = StepCache(PROFILE)
+    cache = ProviderCache(PROFILE)
     for now, read in ((0.0, 0), (299.0, 256), (598.0, 256), (898.0, 0)):
         assert cache.serve(pieces("abc"), now=now).read == read
 
 
 def test_what_has_expired_takes_no_memory():
-    cache = StepCache(PROFILE)
+    cache = ProviderCache(PROFILE)
     for number in range(1_000):
         cache.serve(pieces([f"{number}"], 1_000), now=10.0 * number)
     assert len(cache) <= 61
@@ -80,7 +77,7 @@ prompts = st.lists(
 def test_it_agrees_with_a_comparison_of_all_prompts(given_prompts, write_factor):
     lives = (TimeToLive("", 300, write_factor),)
     profile = replace(PROFILE, times_to_live=lives)
-    cache, now, timed = StepCache(profile), 0.0, []
+    cache, now, timed = ProviderCache(profile), 0.0, []
     for names, later in given_prompts:
         now += later
         timed.append((names, now))
@@ -95,16 +92,11 @@ def test_it_agrees_with_a_comparison_of_all_prompts(given_prompts, write_factor)
     assert 0 <= cache.never_read <= total
 
 
-def test_a_cache_with_marks_is_refused():
-    with pytest.raises(InvalidRequestError, match="take BreakpointCache"):
-        StepCache(cache_profile("openai"))
-
-
 def test_what_is_written_for_money_and_never_read_is_counted():
     profile = CacheProfile(
         name="paid", granularity="steps", times_to_live=(TimeToLive("", None, 2.0),)
     )
-    cache = StepCache(profile)
+    cache = ProviderCache(profile)
     cache.serve(pieces("abc"), now=0.0)
     assert cache.never_read == 300
     cache.serve(pieces("abd"), now=0.0)

@@ -1,0 +1,111 @@
+"""What a cache's rules answer, so that nobody else needs to know which cache it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+
+_SILENT = (
+    "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
+    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
+    "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
+    "tells which it is"
+)
+_SILENT_PROVIDER = (
+    "no cached token was reported in %d answers, where a planner expected %d by the rules of %r: "
+    "the prompts may be sent without marks (send `plan.body()` or `plan.messages(parts=True)`), "
+    "the model may have another shortest prefix or lifetime (give ReusePlanner its own cache=...), "
+    "or what is reported is not passed to `report_usage`"
+)
+
+
+class Places(NamedTuple):
+    """Where a prompt is looked up and kept, each as the number of parts before it."""
+
+    read: Sequence[range]
+    kept: Sequence[int]
+
+
+def places(
+    profile: CacheProfile, marks: Sequence[int], parts: int, *, marks_end: bool = False
+) -> Places:
+    """Return where a prompt of so many parts is looked up and kept.
+
+    Args:
+        profile: The rules.
+        marks: Behind how many parts a mark stands, ascending.
+        parts: How many parts it has.
+        marks_end: Whether the provider itself marks its end.
+    """
+    if not profile.has_marks:
+        return Places([range(parts, 0, -1)], range(1, parts + 1))
+    end = [parts] if marks_end and parts else []
+    latest = marks if profile.marks_read is None else marks[-profile.marks_read :]
+    # the mark's own place is the first of those that are looked at
+    seen = max(1, profile.look_back)
+    read = [range(mark, max(0, mark - seen), -1) for mark in (*latest, *end)]
+    return Places(read, [*marks, *end][-profile.marks :])
+
+
+def kept_lengths(
+    profile: CacheProfile, marks: tuple[int, ...], tokens: Sequence[int], least: int
+) -> tuple[int, ...]:
+    """Return after how many blocks a prompt can be read, from so many tokens on."""
+    if profile.has_marks:
+        return marks
+    return tuple(n for n, end in enumerate(accumulate(tokens), start=1) if end >= least)
+
+
+def read_end(
+    profile: CacheProfile, kept: Sequence[int] | None, marks: Sequence[int] | None, common: int
+) -> int:
+    """Return how many of the blocks that two prompts begin with the second one reads.
+
+    Args:
+        profile: The rules.
+        kept: The marks of the first; None is not known.
+        marks: Those of the second.
+        common: How many blocks both begin with.
+    """
+    if not profile.has_marks:
+        return common
+    ends = [common] if kept is None else [end for end in kept if end <= common]
+    if marks is not None:
+        ends = [end for end in ends if any(0 <= mark - end <= profile.look_back for mark in marks)]
+    return max(ends, default=0)
+
+
+def recorded_marks(profile: CacheProfile, marks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return marks as a plan's record has them; None where a request carries none."""
+    return marks if profile.has_marks else None
+
+
+def routed(profile: CacheProfile, group: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the group whose key routes a request; () where no key does."""
+    return () if profile.key == "none" else group
+
+
+def charged(profile: CacheProfile, uncached: int, read: int) -> BilledTokens | None:
+    """Return tokens of which nothing is written; None where no provider charges for any."""
+    return BilledTokens(uncached, read) if profile.lives else None
+
+
+def counted_front(profile: CacheProfile, tokens: int) -> int:
+    """Return what of the tokens before the blocks counts for the shortest prefix."""
+    return tokens if profile.is_hosted else 0
+
+
+def read_of_blocks(profile: CacheProfile, tokens: int) -> int:
+    """Return what is read of whole blocks; by default they are not cut to the engine's."""
+    return tokens if profile == DEFAULT_CACHE else profile.readable(tokens)
+
+
+def when_silent(profile: CacheProfile, answers: int, expected: int) -> str:
+    """Return what may be wrong where answers report nothing of the tokens expected."""
+    if profile.is_hosted:
+        return _SILENT_PROVIDER % (answers, expected, profile.name)
+    return _SILENT % (answers, expected)
