@@ -351,7 +351,7 @@ def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheProfile) -> tuple
     """Return why nothing of a conversation's last turn is read; None if all of it can be."""
     for name, cause in _IN_FRONT.items():
         is_in_front = name not in ("tenant", "is_labelled") and (
-            name != "key" or cache.key != "none"
+            name != "key" or routed(cache, (name,))
         )
         if is_in_front and getattr(prompt, name) != getattr(last, name):
             return cause, _STANDS_BEFORE[cause]

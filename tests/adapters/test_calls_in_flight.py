@@ -58,16 +58,13 @@ def test_what_was_not_answered_is_written_by_the_next():
     assert waits(calls.enter(use("a", "b")))
 
 
-def test_a_call_made_by_the_leader_itself_does_not_wait_for_it():
+async def test_calls_made_by_the_leader_itself_or_in_its_task_do_not_wait_for_it():
     calls = CallsInFlight()
     leader = calls.enter(use("a", "b"))
     leader.wait()
     inside = calls.enter(use("a", "b"))
     inside.wait()  # in the same thread: it would wait for a minute
     assert waits(calls.enter(use("a", "b")))
-
-
-async def test_nor_one_made_in_its_task():
     calls = CallsInFlight()
     await calls.enter(use("a", "b")).await_()
     await calls.enter(use("a", "b")).await_()

@@ -36,14 +36,12 @@ def test_a_context_in_the_system_message_is_planned_in_every_turn():
     assert world.prompts.statistics().planned == 2
 
 
-def test_a_context_in_the_system_message_before_examples_is_planned():
+def test_contexts_before_examples_and_prefilled_answers_are_planned():
     world = World()
     world.one(system(world.context("abc")), *EXAMPLES)
     later = world.one(system(world.context("cab")), *EXAMPLES)
     assert letters_in(later.texts[0]) == "abc"
 
-
-def test_a_context_before_a_prefilled_answer_is_planned():
     world = World()
     prefilled = PromptPart("assistant", "The answer is ")
     world.one(PromptPart("user", f"{world.context('abc')} One?"), prefilled)

@@ -181,13 +181,17 @@ def test_items_come_back_in_the_planned_order_with_rank_and_label():
     assert documents.faults == 0
 
 
-def test_nothing_retrieved_is_noitem_placed():
+def test_nothing_retrieved_or_remembered_leaves_noitem_out():
     planned = document_planner().plan([], "Why?", NO_SCOPE)
     assert (planned.items, planned.left_out, planned.annotation) == ((), (), None)
     assert planned.plan.content == "Why?"
+    documents = document_planner()
+    first_turn(documents, "ab")
+    again = documents.plan(items_of("ba"), "?", RequestScope("", "c"))
+    assert (names(again.items), again.left_out) == ("ab", ())
 
 
-def test_items_that_differ_in_metadata_only_are_kept_side_by_side_and_equal_ones_once():
+def test_items_are_others_by_metadata_or_text_and_equal_ones_come_once():
     items = [item("a", page=1), item("b"), item("a", page=2), item("b"), item("a", page=1)]
     planned = document_planner().plan(items, "Why?", NO_SCOPE)
     assert [(one.item, one.rank, one.label) for one in planned.items] == [
@@ -197,8 +201,6 @@ def test_items_that_differ_in_metadata_only_are_kept_side_by_side_and_equal_ones
     ]
     assert planned.plan.content == "[Doc_1] text of a\n\n[Doc_2] text of b\n\nWhy?"
 
-
-def test_the_same_id_with_another_text_is_another_item():
     items = [Item("a", "old"), Item("a", "new"), Item("a", "old")]
     planned = document_planner().plan(items, "Why?", NO_SCOPE)
     assert [(one.item.text, one.rank, one.label) for one in planned.items] == [
@@ -273,7 +275,7 @@ def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
         )
 
 
-def test_a_batch_is_planned_together():
+def test_a_batch_is_planned_together_and_one_or_none_as_it_arrives():
     planner = RecordingPlanner()
     batch = document_planner(planner).plan_batch(
         in_scope([(items_of(retrieved), "?") for retrieved in ("ab", "xy", "cba")], NO_SCOPE)
@@ -281,9 +283,6 @@ def test_a_batch_is_planned_together():
     assert [(call, len(requests)) for call, requests, _ in planner.asked] == [("plan_batch", 3)]
     assert [names(planned.items) for planned in batch] == ["ab", "xy", "abc"]
     assert [planned.plan.expected_cached_tokens for planned in batch] == [0, 0, 200]
-
-
-def test_a_batch_of_one_is_planned_as_it_arrives_and_an_empty_one_is_empty():
     planner = RecordingPlanner()
     assert document_planner(planner).plan_batch(in_scope([], NO_SCOPE)) == []
     batch = document_planner(planner).plan_batch(in_scope([(items_of("ab"), "?")], NO_SCOPE))
@@ -302,21 +301,12 @@ def test_only_append_gives_words_for_an_own_document(mode):
     assert later.annotation is None
 
 
-def test_metadata_mode_leaves_out_what_the_conversation_shows():
-    documents = document_planner(annotation="metadata")
-    later = documents.plan(items_of("bca"), "?", first_turn(documents, "ab"))
-    assert (names(later.items), names(later.left_out)) == ("c", "ba")
-    assert later.plan.location_annotations == (location_words(2), location_words(1))
-
-
-def test_off_mode_leaves_nothing_out_for_noitem_would_point_to_it():
+def test_off_mode_leaves_nothing_out_for_noitem_would_point_to_it_nor_of_a_batch():
     documents = document_planner(annotation="off")
     later = documents.plan(items_of("bca"), "?", first_turn(documents, "ab"))
     assert row(later.items) == [("b", 0, "[Doc_3]"), ("c", 1, "[Doc_4]"), ("a", 2, "[Doc_5]")]
     assert (later.left_out, later.plan.references) == ((), ())
 
-
-def test_off_mode_leaves_noitem_out_of_a_batch_either():
     for mode, left_out in (("off", ["", ""]), ("metadata", ["ba", "a"])):
         documents = document_planner(annotation=mode)
         scope = first_turn(documents, "ab")
@@ -324,6 +314,10 @@ def test_off_mode_leaves_noitem_out_of_a_batch_either():
             in_scope([(items_of("bca"), "?"), (items_of("ad"), "?")], scope)
         )
         assert [names(planned.left_out) for planned in batch] == left_out
+    documents = document_planner(annotation="metadata")
+    later = documents.plan(items_of("bca"), "?", first_turn(documents, "ab"))
+    assert (names(later.items), names(later.left_out)) == ("c", "ba")
+    assert later.plan.location_annotations == (location_words(2), location_words(1))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("append", True), ("off", False)])
@@ -397,13 +391,6 @@ def test_tenant_conversation_and_history_come_from_the_scope():
             assert request.conversation_id == scope.conversation_id
             assert request.history == scope.history
             assert (request.system, request.request_id) == (None, None)
-
-
-def test_without_a_history_noitem_is_left_out():
-    documents = document_planner()
-    first_turn(documents, "ab")
-    again = documents.plan(items_of("ba"), "?", RequestScope("", "c"))
-    assert (names(again.items), again.left_out) == ("ab", ())
 
 
 def test_another_tenants_conversation_of_the_same_name_shows_nothing():
@@ -492,11 +479,17 @@ def test_a_item_that_cannot_become_a_block_lets_its_batch_through_as_retrieved(c
     assert (row(planned.items), documents.faults) == ([("c", 0, "[Doc_1]")], 2)
 
 
-def test_a_query_that_is_no_text_fails_open():
+def test_a_query_that_is_no_text_and_arrays_in_metadata_lose_nothing():
     documents = document_planner()
     items = items_of("ab")
     assert documents.plan(items, None, NO_SCOPE) == retrieved_as_they_are(items)
     assert documents.faults == 1
+
+    documents = document_planner()
+    items = [item("a", vector=np.array([1.0, number])) for number in (2, 2, 3)]
+    planned = documents.plan(items, "?", NO_SCOPE)
+    assert row(planned.items) == [("a", rank, "[Doc_1]") for rank in range(3)]
+    assert (planned.plan.content, documents.faults) == ("[Doc_1] text of a\n\n?", 0)
 
 
 class Incomparable(Item):
@@ -528,14 +521,6 @@ def test_items_that_cannot_be_compared_count_as_different(error, caplog):
         assert all(one is given for one, given in zip(items, odd, strict=False))
         assert planned.plan is not None
     assert (documents.faults, caplog.text) == (0, "")
-
-
-def test_items_with_arrays_in_their_metadata_are_all_kept():
-    documents = document_planner()
-    items = [item("a", vector=np.array([1.0, number])) for number in (2, 2, 3)]
-    planned = documents.plan(items, "?", NO_SCOPE)
-    assert row(planned.items) == [("a", rank, "[Doc_1]") for rank in range(3)]
-    assert (planned.plan.content, documents.faults) == ("[Doc_1] text of a\n\n?", 0)
 
 
 def test_a_comparison_that_fails_otherwise_lets_items_through_before_anyitem_is_planned(caplog):

@@ -34,11 +34,17 @@ def test_a_wrapped_model_does_as_the_environment_says(monkeypatch):
     assert [planner.savings.mode for planner in pool.planners.values()] == ["shadow"]
 
 
-def test_a_planner_that_a_program_makes_is_as_the_program_says(monkeypatch):
+def test_a_program_that_makes_a_planner_decides_and_shadow_mode_shares_nothing(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("CTXREUSE_MODE", "shadow")
     own = ReusePlanner()
     assert own.savings.mode == "active"
     assert planner_or_new(own) is own
+    path = tmp_path / "sent.sqlite"
+    variables = {"CTXREUSE_MODE": "shadow", "CTXREUSE_SHARED_LOG": str(path)}
+    assert default_planner(variables).shared_log is None
+    assert not path.exists()
 
 
 def test_capacity_and_shared_log_are_read(tmp_path):
@@ -51,13 +57,6 @@ def test_capacity_and_shared_log_are_read(tmp_path):
     assert path.exists()
     assert default_planner({}).shared_log is None
     assert default_planner({"CTXREUSE_CAPACITY_TOKENS": ""})._settings.capacity_tokens is None
-
-
-def test_shadow_mode_shares_nothing(tmp_path):
-    path = tmp_path / "sent.sqlite"
-    variables = {"CTXREUSE_MODE": "shadow", "CTXREUSE_SHARED_LOG": str(path)}
-    assert default_planner(variables).shared_log is None
-    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import copy
 import pickle
 
 import pytest
-from mem0_stores import FakeMemory
+from mem0_stores import AsyncFakeMemory, FakeMemory
 
 from chain_of_agents import ChainOfAgents
 from ctxreuse import ReusePlanner
@@ -15,11 +15,6 @@ from langchain_ctxreuse import ReuseMiddleware
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 URL = "http://127.0.0.1:9/v1"
-
-
-class AsyncFakeMemory(FakeMemory):
-    async def search(self, query, **kwargs):
-        return super().search(query, **kwargs)
 
 
 MADE = {

@@ -193,7 +193,7 @@ async def test_a_large_batch_is_planned_where_no_thread_is_free(executor, monkey
     assert not faults
 
 
-async def test_an_exception_of_the_planner_reaches_every_caller():
+async def test_exceptions_of_the_planner_and_calls_that_it_loses_reach_the_callers():
     def fails(items: list[str]) -> list[Scheduled[str]]:
         raise ValueError("no plan")
 
@@ -202,9 +202,6 @@ async def test_an_exception_of_the_planner_reaches_every_caller():
     assert [str(error) for error in answers] == ["no plan"] * 3
     with pytest.raises(ValueError, match="no plan"):
         MicroBatcher(fails, 0).submit("a")
-
-
-async def test_a_planner_that_loses_a_call_is_found_out():
     window = MicroBatcher(lambda items: [Scheduled(0, "only one")], 0.005)
     answers = await asyncio.gather(*map(window.asubmit, "ab"), return_exceptions=True)
     assert [type(error) for error in answers] == [AssertionError, AssertionError]

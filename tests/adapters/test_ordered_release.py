@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_call_that_has_not_come_yet_holds_up_those_behind_it():
     assert woken == ["late", "b", "again"], "what has left waits for nobody"
 
 
-def test_lanes_take_turns():
+def test_lanes_take_turns_and_a_call_may_be_lined_up_before_others():
     queue, woken = OrderedQueue(lanes=2), []
     slots = lined_up(queue, "abc", woken) + lined_up(queue, "xy", woken, lane=1)
     for _ in range(5):
@@ -100,8 +101,6 @@ def test_lanes_take_turns():
     assert not queue.has_waiting(0)
     assert not queue.has_waiting(1)
 
-
-def test_a_call_may_be_lined_up_before_others():
     queue, woken = OrderedQueue(), []
     slots = lined_up(queue, "a", woken)
     slots += lined_up(queue, "d", woken, first=4)
@@ -111,35 +110,26 @@ def test_a_call_may_be_lined_up_before_others():
     assert woken == ["a", "b", "c", "d"]
 
 
-def test_what_planning_raises_reaches_each_call():
+@pytest.mark.parametrize("error", [ValueError("no plan"), KeyboardInterrupt()])
+def test_what_planning_raises_reaches_each_call_and_an_interrupt_one(error):
     queue, woken = OrderedQueue(places=9), []
     slots = [Slot(queue, name) for name in "ab"]
     for slot in slots:
         note(slot, slot.item, woken)
 
     def fails(slots):
-        raise ValueError("no plan")
+        raise error
 
-    queue.plan(queue.take_arrived(), fails)
+    interrupts = isinstance(error, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+        queue.plan(queue.take_arrived(), fails)
     assert woken == ["a", "b"]
     for slot in slots:
-        with pytest.raises(ValueError, match="no plan"):
+        kind, words = (
+            (RuntimeError, "planning was interrupted") if interrupts else (ValueError, "no plan")
+        )
+        with pytest.raises(kind, match=words):
             slot.take()
-
-
-def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it():
-    queue, woken = OrderedQueue(places=9), []
-    slot = Slot(queue, "a")
-    note(slot, "a", woken)
-
-    def interrupted(slots):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        queue.plan(queue.take_arrived(), interrupted)
-    assert woken == ["a"]
-    with pytest.raises(RuntimeError, match="planning was interrupted"):
-        slot.take()
 
 
 def test_where_nobody_goes_on_all_are_released_after_the_timeout():
@@ -152,13 +142,16 @@ def test_where_nobody_goes_on_all_are_released_after_the_timeout():
     assert woken == ["a", "b", "c"]
 
 
-async def test_a_waiting_task_says_whether_it_was_woken_in_time():
+async def test_waiting_tasks_say_whether_they_were_woken_in_time_and_large_batches_leave_the_loop():
     slot = Slot(OrderedQueue(), "a")
     waiter = TaskWaiter(slot)
     assert not await waiter.wait(0)
     threading.Timer(0.01, slot.wake).start()
     assert await waiter.wait(10)
     assert await waiter.wait()
+    assert in_event_loop()
+    assert await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP)
+    assert not await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP + 1)
 
 
 async def test_who_is_released_while_it_comes_does_not_overtake_who_was_released_before():
@@ -179,12 +172,6 @@ async def test_who_is_released_while_it_comes_does_not_overtake_who_was_released
     await call("later")
     await earlier
     assert resumed == ["earlier", "later"]
-
-
-async def test_large_batches_are_planned_off_the_event_loop():
-    assert in_event_loop()
-    assert await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP)
-    assert not await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP + 1)
 
 
 calls = st.lists(

@@ -73,15 +73,13 @@ def planned_documents() -> list[PlannedDocument]:
     return [*documents, carrying("words", metadata.annotation("words"))]
 
 
-def test_plan_metadata_is_json_and_read_back_as_written():
+def test_plan_metadata_is_json_which_the_documents_of_a_plan_share():
     documents = planned_documents()
     again = [PlannedDocument(one.block, json.loads(json.dumps(one.metadata))) for one in documents]
     for document, read_back in zip(believed(documents), believed(again), strict=True):
         assert position_of(read_back.metadata) == position_of(document.metadata)
         assert plan_of(read_back.metadata) == plan_of(document.metadata) is not None
 
-
-def test_the_documents_of_a_plan_share_it_and_the_first_shows_it():
     given = planned_documents()
     first, second, *_ = believed(given)
     assert plan_of(first.metadata) is plan_of(second.metadata)
@@ -99,25 +97,23 @@ def test_what_documents_carry_grows_with_their_number():
     assert size(400) < 4.1 * size(100)
 
 
-def test_the_retrievers_order_is_found_again_without_the_annotation():
+def test_the_retrievers_order_is_found_again_in_one_plan_without_the_annotation():
     documents = planned_documents()
     assert retrievers_order(documents) == [1, 0, 2]
     assert retrievers_order(documents[1:]) == [0, 1]
     assert retrievers_order([documents[2], documents[0], documents[1]]) == [0, 1, 2], "reranked"
     assert retrievers_order([]) == []
-
-
-def test_documents_that_say_where_left_out_ones_stand_have_to_stay():
-    words = "Please refer to [Doc_1] in the previous conversation."
-    document = second_turn()
-    assert left_out_words([document, document]) == [words]
-    assert retrievers_order([document]) is None
-
-
-def test_an_annotation_is_one_for_its_own_words_only():
     *_, annotation = planned_documents()
     assert annotation.is_annotation
     assert not PlannedDocument(ContextBlock(text="other"), annotation.metadata).is_annotation
+
+    first, other = (
+        planned_documents()[0],
+        carrying("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
+    )
+    assert positions_as_planned([first]) == [position_of(first.metadata)]
+    assert positions_as_planned([first, other]) is None
+    assert positions_as_planned([]) is None
 
 
 @pytest.mark.parametrize(
@@ -154,22 +150,16 @@ def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap):
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
 
-def test_an_overlap_is_read_back():
+def test_an_overlap_is_read_back_and_words_on_left_out_documents_have_to_stay():
     said = {"characters": 2, "label": "[Doc_1]", "digest": "00"}
     carried = {"rank": 1, "label": "[Doc_2]", "plan": PLAN, "overlap": said}
     assert position_of({METADATA_KEY: carried}) == DocumentPosition(
         1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00")
     )
-
-
-def test_documents_of_two_plans_do_not_stand_as_planned():
-    first, other = (
-        planned_documents()[0],
-        carrying("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
-    )
-    assert positions_as_planned([first]) == [position_of(first.metadata)]
-    assert positions_as_planned([first, other]) is None
-    assert positions_as_planned([]) is None
+    words = "Please refer to [Doc_1] in the previous conversation."
+    document = second_turn()
+    assert left_out_words([document, document]) == [words]
+    assert retrievers_order([document]) is None
 
 
 def test_templates_of_another_type_are_refused():

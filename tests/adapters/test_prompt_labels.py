@@ -72,7 +72,7 @@ def test_a_stream_keeps_back_no_more_than_a_label():
     assert len(stream.feed("")) + len(stream.flush()) <= 5
 
 
-def test_only_texts_are_renamed():
+def test_only_texts_are_renamed_and_not_without_end():
     labels = PromptLabels((2, 1))
     value = {"Doc_1": ["Doc_1", 1, None, ("Doc_2", b"Doc_1")], "deep": {"a": {"b": "Doc_2"}}}
     assert renamed(value, labels.to_given) == {
@@ -81,9 +81,6 @@ def test_only_texts_are_renamed():
     }
     unchanged = {"a": ["b"]}
     assert renamed(unchanged, labels.to_given) is unchanged
-
-
-def test_what_nests_without_end_is_left_alone():
     value: list[object] = ["Doc_1"]
     value.append(value)
     new = renamed(value, PromptLabels((2, 1)).to_given)

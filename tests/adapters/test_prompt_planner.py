@@ -66,10 +66,15 @@ def test_a_recognised_context_is_planned_where_it_stands():
     assert sent == f"{world.context('abc')}\n\n{order_words(3, 1, 2)}\n\nWhich?"
 
 
-def test_a_context_that_nobody_rendered_is_not_touched():
+def test_only_what_was_rendered_here_is_planned_and_surrogates_too():
     world, other = World(), World()
     world.user(world.context("abc"))
     assert world.user(other.context("cab")) == other.context("cab")
+    world = World()
+    text = f"\ud800 {world.context('ab')} \udfff"
+    assert world.user(text) == text
+    calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
+    assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
 def test_calls_without_a_context_are_given_back_as_they_are():
@@ -122,7 +127,7 @@ def test_a_document_that_poses_as_a_context_stays_whole():
     assert posing.text in sent
 
 
-def test_a_context_that_was_planned_before_is_only_scheduled():
+def test_a_context_that_was_planned_before_is_only_scheduled_and_labels_count_on():
     world = World()
     world.user(world.context("cab"))
     planned = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
@@ -131,8 +136,6 @@ def test_a_context_that_was_planned_before_is_only_scheduled():
         0, (f"{planned}\n\nWhich?",)
     )
 
-
-def test_labels_count_on_behind_a_context_that_was_planned_before():
     world = World()
     planned = world.context("ab")
     world.registry.remember_planned(planned)
@@ -152,15 +155,13 @@ def test_every_label_of_the_prompt_can_be_looked_up():
             assert f"{label} {block_id}: " in planned.texts[0]
 
 
-def test_several_contexts_in_one_prompt_are_planned_from_left_to_right():
+def test_several_contexts_are_planned_from_left_to_right_and_in_several_messages():
     world = World()
     text = f"A {world.context('ab')} B {world.context('cd')} C"
     sent = world.user(text)
     second = world.context("cd").replace("[Doc_1]", "[Doc_3]").replace("[Doc_2]", "[Doc_4]")
     assert sent == f"A {world.context('ab')} B {second} C"
 
-
-def test_contexts_in_several_messages_are_planned():
     world = World()
     planned = world.one(
         PromptPart("system", f"Facts: {world.context('ab')}"),
@@ -184,7 +185,7 @@ def test_an_answered_turn_is_shown_again_as_it_was_sent():
     assert later.plans == ()
 
 
-def test_an_answered_turn_of_another_process_stays_as_it_is():
+def test_turns_of_other_processes_and_what_the_assistant_repeats_stay_as_they_are():
     world = World()
     world.user(world.context("abc"))
     question = f"{World().context('cab')}\n\nWhich?"
@@ -193,8 +194,6 @@ def test_an_answered_turn_of_another_process_stays_as_it_is():
     )
     assert later.texts == (question, "That.", "Why?")
 
-
-def test_what_the_assistant_repeats_of_a_context_stays_as_it_is():
     world = World()
     parts = (
         PromptPart("user", world.context("abc")),
@@ -236,15 +235,6 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows(conversation_id):
     assert plan.references == ("b",)
 
 
-def test_a_block_that_an_earlier_message_shows_without_a_label_is_shown_under_one():
-    world = World()
-    parts = PromptPart("user", f"{block('b').text}\n\nIs it so?"), PromptPart("assistant", "No.")
-    turn = PromptPart("user", f"{world.context('bd')}\n\nWhy?")
-    later = world.one(*parts, turn, conversation_id="c1")
-    assert later.texts[2] == (f"[Doc_1] {block('b').text}\n\n[Doc_2] {block('d').text}\n\nWhy?")
-    assert later.contexts == (ContextLabels((1, 2), ("b", "d")),)
-
-
 def test_a_turn_that_the_user_has_edited_is_not_referred_to():
     world = World()
     world.one(PromptPart("user", f"{world.context('abc')}\n\nWhich?"), conversation_id="c1")
@@ -257,12 +247,19 @@ def test_a_turn_that_the_user_has_edited_is_not_referred_to():
     assert letters_in(later.texts[2]) == "bd"
 
 
-def test_the_first_turn_of_a_conversation_is_ordered_like_any_context():
+def test_the_first_turn_is_ordered_like_any_context_and_unlabelled_blocks_are_shown_again():
     world = World()
     parts = (PromptPart("system", "Be brief."), PromptPart("user", "Facts:"))
     world.one(*parts, PromptPart("user", world.context("abc")), conversation_id="c1")
     planned = world.one(*parts, PromptPart("user", world.context("cab")), conversation_id="c2")
     assert letters_in(planned.texts[2]) == "abc"
+
+    world = World()
+    parts = PromptPart("user", f"{block('b').text}\n\nIs it so?"), PromptPart("assistant", "No.")
+    turn = PromptPart("user", f"{world.context('bd')}\n\nWhy?")
+    later = world.one(*parts, turn, conversation_id="c1")
+    assert later.texts[2] == (f"[Doc_1] {block('b').text}\n\n[Doc_2] {block('d').text}\n\nWhy?")
+    assert later.contexts == (ContextLabels((1, 2), ("b", "d")),)
 
 
 def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form():
@@ -293,16 +290,12 @@ def test_calls_that_wait_together_are_planned_as_one_batch():
         assert one.texts[0].endswith(f"Q{one.position}?")
 
 
-def test_prompts_without_contexts_are_scheduled_by_common_beginning():
+def test_prompts_without_contexts_are_scheduled_by_common_beginnings_of_their_tenant():
     world = World()
     prompts = ["x" * 100 + "1", "y" * 100, "x" * 100 + "2", "z"]
     planned = world.plan(*(ScopedPrompt((PromptPart("user", text),)) for text in prompts))
     assert [one.position for one in planned] == [0, 2, 1, 3]
     assert [one.texts[0] for one in planned] == [prompts[one.position] for one in planned]
-
-
-def test_equal_texts_of_two_tenants_are_no_common_beginning():
-    world = World()
     scopes = [RequestScope(tenant=name) for name in ("t1", "t2", "t1")]
     calls = [ScopedPrompt((PromptPart("user", "x" * 500),), scope) for scope in scopes]
     assert [one.position for one in world.plan(*calls)] == [0, 2, 1]
@@ -342,28 +335,18 @@ def test_taking_back_a_call_leaves_another_tenants_request_of_the_same_id_alone(
     assert world.planner.evict([ours.plans[0].request_id], "a").requests == 1
 
 
-def test_the_planners_templates_are_used():
+def test_templates_strategy_and_planner_are_used_as_they_are_given():
     templates = Templates(label="<{ordinal}>", block="{label}\n{text}", separator="\n---\n")
     world = World(ReusePlanner(templates=templates))
     sent = world.user(f"{world.context('ab')} Which?")
     assert sent == f"<1>\n{block('a').text}\n---\n<2>\n{block('b').text} Which?"
-
-
-def test_strategy_none_leaves_contexts_in_the_retrievers_order():
     world = World(strategy="none")
     world.user(world.context("abc"))
     assert world.user(world.context("cab")) == world.context("cab")
-
-
-def test_texts_with_lone_surrogates_are_planned():
-    world = World()
-    text = f"\ud800 {world.context('ab')} \udfff"
-    assert world.user(text) == text
-
-
-def test_calls_as_given_keep_order_and_texts():
-    calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
-    assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
+    planner = ReusePlanner()
+    assert planner_or_new(planner) is planner
+    assert isinstance(planner_or_new(None), ReusePlanner)
+    assert planner_or_new(None) is not planner_or_new(None)
 
 
 @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
@@ -374,19 +357,9 @@ def test_a_planner_of_another_type_is_refused(planner):
         PromptPlanner(planner)
 
 
-def test_without_a_planner_there_is_a_new_one():
-    planner = ReusePlanner()
-    assert planner_or_new(planner) is planner
-    assert isinstance(planner_or_new(None), ReusePlanner)
-    assert planner_or_new(None) is not planner_or_new(None)
-
-
-def test_a_registry_of_another_type_is_refused():
+def test_other_registries_and_strategies_are_refused():
     with pytest.raises(InvalidRequestError, match="registry must be a ContextRegistry or None"):
         PromptPlanner(ReusePlanner(), registry="shared")
-
-
-def test_an_unknown_strategy_is_refused():
     with pytest.raises(UnknownStrategyError, match="no strategy 'fast'"):
         PromptPlanner(ReusePlanner(), "fast")
 

@@ -31,11 +31,22 @@ def found_texts(found: Sequence[FoundContext]) -> list[list[str]]:
     return [[block.text for block in one.blocks] for one in found]
 
 
-def test_a_rendering_shows_labels_and_texts():
+def test_a_rendering_shows_labels_and_texts_once_and_is_counted_once():
     assert ContextRegistry().render(blocks("first", "second")) == "[Doc_1] first\n\n[Doc_2] second"
+    assert ContextRegistry().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
+    registry = ContextRegistry()
+    assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
+    assert len(registry) == 1
+    assert registry.statistics().spans == 2
+
+    registry = ContextRegistry()
+    assert registry.render([]) == ""
+    assert len(registry) == 0
+    assert registry.parse("").pieces == ()
+    assert registry.parse("anything").pieces == ("anything",)
 
 
-def test_a_rendering_is_found_in_a_prompt_with_its_blocks():
+def test_a_rendering_is_found_with_its_blocks_and_their_ids_types():
     registry = ContextRegistry()
     context = registry.render([ContextBlock(id=7, text="seven", tokens=3), *blocks("eight")])
     before, found, behind = registry.parse(f"Read: {context}! Which?").pieces
@@ -43,6 +54,12 @@ def test_a_rendering_is_found_in_a_prompt_with_its_blocks():
     assert isinstance(found, FoundContext)
     assert found.text == context
     assert found.blocks == (ContextBlock(id=7, text="seven", tokens=3), *blocks("eight"))
+
+    [found] = contexts_in(
+        registry.render([ContextBlock(id=1, text="x"), ContextBlock(id="1", text="x")]), registry
+    )
+    assert [block.id for block in found.blocks] == [1, "1"]
+    assert [type(block.id) for block in found.blocks] == [int, str]
 
 
 @given(
@@ -60,58 +77,35 @@ def test_blocks_come_back_with_the_identity_that_they_had(given_blocks, words):
     assert all(block.digest == text_digest(block.text) for block in found.blocks)
 
 
-def test_ids_come_back_with_their_type():
-    registry = ContextRegistry()
-    [found] = contexts_in(
-        registry.render([ContextBlock(id=1, text="x"), ContextBlock(id="1", text="x")]), registry
-    )
-    assert [block.id for block in found.blocks] == [1, "1"]
-    assert [type(block.id) for block in found.blocks] == [int, str]
-
-
-def test_the_same_block_twice_is_shown_once():
-    assert ContextRegistry().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
-
-
-def test_nothing_is_remembered_of_an_empty_context():
-    registry = ContextRegistry()
-    assert registry.render([]) == ""
-    assert len(registry) == 0
-    assert registry.parse("").pieces == ()
-    assert registry.parse("anything").pieces == ("anything",)
-
-
-def test_text_that_was_not_rendered_is_not_found():
+def test_what_is_not_rendered_whole_is_not_found():
     registry = ContextRegistry()
     context = registry.render(blocks("first", "second"))
     assert contexts_in("[Doc_1] first\n\n[Doc_2] other", registry) == []
     assert contexts_in(context[:-1], registry) == []
     assert contexts_in(context.replace("first", "First"), registry) == []
+    registry = ContextRegistry()
+    short = registry.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
+    assert contexts_in(f"{short}\n\n[Doc_3] C", registry) == []
+    assert len(contexts_in(f"{short}\n\nWhich?", registry)) == 1
 
 
-def test_several_contexts_are_found_from_left_to_right():
+def test_contexts_are_found_from_left_to_right_and_the_longest_counts():
     registry = ContextRegistry()
     one, other = registry.render(blocks("a", "b")), registry.render(blocks("c"))
     found = contexts_in(f"{other} and {one} and {other}", registry)
     assert found_texts(found) == [["c"], ["a", "b"], ["c"]]
     assert [each.text for each in found] == [other, one, other]
-
-
-def test_of_contexts_that_begin_at_the_same_place_the_longest_counts():
-    registry = ContextRegistry()
     registry.render(blocks("a"))
     both = registry.render(blocks("a", "b"))
     assert found_texts(contexts_in(both, registry)) == [["a", "b"]]
 
 
-def test_a_context_inside_a_document_is_part_of_the_document():
+def test_contexts_inside_documents_and_openings_that_overlap_are_looked_at():
     registry = ContextRegistry()
     inside = registry.render(blocks("a", "b"))
     outside = registry.render(blocks("first", f"quotes {inside} whole"))
     assert found_texts(contexts_in(outside, registry)) == [["first", f"quotes {inside} whole"]]
 
-
-def test_openings_that_overlap_are_all_looked_at():
     registry = ContextRegistry()
     registry.render(blocks("x"))
     context = registry.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
@@ -119,12 +113,14 @@ def test_openings_that_overlap_are_all_looked_at():
     assert found_texts(contexts_in(f"[Doc_{context}", registry)) == [["y" * 20]]
 
 
-def test_other_templates_are_found_too():
+def test_other_templates_and_lone_surrogates_are_found_too():
     registry = ContextRegistry()
     short = Templates(label="{ordinal}", block="{label}) {text};", separator=" ")
     context = registry.render(blocks("a", "", "c" * 100), short)
     assert context == f"1) a; 2) ; 3) {'c' * 100};"
     assert found_texts(contexts_in(f"..{context}..", registry)) == [["a", "", "c" * 100]]
+    context = registry.render(blocks("\ud800", "b"))
+    assert found_texts(contexts_in(f"\udfff{context}", registry)) == [["\ud800", "b"]]
 
 
 @given(
@@ -145,7 +141,7 @@ def test_whatever_was_rendered_is_found_again(texts, before, behind):
     assert found.blocks == tuple(given_blocks)
 
 
-def test_a_text_that_was_planned_is_found_without_blocks():
+def test_a_planned_text_is_one_without_blocks_and_hides_what_stands_in_it():
     registry = ContextRegistry()
     planned = "[Doc_1] a\n\n[Doc_2] b\n\nRead [Doc_2] first."
     registry.remember_planned(planned)
@@ -153,16 +149,11 @@ def test_a_text_that_was_planned_is_found_without_blocks():
     found = FoundContext(planned, text_digest(planned), ())
     assert registry.parse(f"- {planned} -").pieces == ("- ", found, " -")
 
-
-def test_the_beginning_of_a_planned_text_is_no_context():
     registry = ContextRegistry()
     context = registry.render(blocks("a", "b"))
     registry.remember_planned(f"{context}\n\nRead [Doc_2] first.")
     assert found_texts(contexts_in(f"{context}\n\nRead [Doc_2] first.", registry)) == [[]]
     assert found_texts(contexts_in(f"{context}\n\nWhich?", registry)) == [["a", "b"]]
-
-
-def test_a_document_in_a_planned_text_cannot_pose_as_a_context():
     registry = ContextRegistry()
     posing = registry.render(blocks("a", "b"))
     registry.remember_planned(f"[Doc_1] quotes {posing}\n\n[Doc_2] c")
@@ -220,13 +211,6 @@ def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its
     assert registry._renderings.of("quiet"), "who has no more than a share loses nothing"
 
 
-def test_rendering_the_same_again_counts_once():
-    registry = ContextRegistry()
-    assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
-    assert len(registry) == 1
-    assert registry.statistics().spans == 2
-
-
 def test_threads_may_render_and_find_at_the_same_time():
     registry = ContextRegistry(max_renderings=50)
 
@@ -240,25 +224,6 @@ def test_threads_may_render_and_find_at_the_same_time():
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(render_and_find, range(8))) == list(range(8))
-
-
-def test_texts_with_lone_surrogates_are_found():
-    registry = ContextRegistry()
-    context = registry.render(blocks("\ud800", "b"))
-    assert found_texts(contexts_in(f"\udfff{context}", registry)) == [["\ud800", "b"]]
-
-
-def test_the_texts_themselves_are_not_kept():
-    registry = ContextRegistry()
-    registry.render(blocks("public " * 20 + "a secret"))
-    assert "secret" not in repr(vars(registry))
-
-
-def test_the_beginning_of_a_longer_context_is_no_context():
-    registry = ContextRegistry()
-    short = registry.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
-    assert contexts_in(f"{short}\n\n[Doc_3] C", registry) == []
-    assert len(contexts_in(f"{short}\n\nWhich?", registry)) == 1
 
 
 def test_a_process_shares_one_registry():
@@ -429,11 +394,14 @@ def test_many_lengths_are_found_like_few(texts, others, around):
     assert parsed(0) == parsed(64)
 
 
-def test_a_search_needs_no_lock():
+def test_a_search_needs_no_lock_and_keeps_no_texts():
     registry = rendered("some text")
     with ThreadPoolExecutor(1) as pool, registry._lock:
         parsed = pool.submit(registry.parse, "[Doc_1] some text").result(timeout=10)
     assert len(parsed.pieces) == 1
+    registry = ContextRegistry()
+    registry.render(blocks("public " * 20 + "a secret"))
+    assert "secret" not in repr(vars(registry))
 
 
 @given(

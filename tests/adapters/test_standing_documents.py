@@ -65,12 +65,10 @@ def test_what_is_not_certain_is_left(text):
     assert standing_documents(text, DOCUMENTS) is None
 
 
-def test_one_document_alone_is_left_also_if_it_stands_there_twice():
+def test_one_document_alone_is_left_and_equal_ones_beside_others_are_found():
     assert standing_documents(A, [A]) is None
     assert standing_documents(f"{A}\n\n{A}", [A, f" {A}"]) is None
 
-
-def test_equal_documents_beside_others_are_found_and_stand_for_each_other():
     twice = standing_documents(f"{A}\n\n{A}\n\n{B}", [A, A, B])
     assert twice is not None
     assert [number for number, _, _ in twice.spans] == [0, 1, 2]
@@ -135,6 +133,14 @@ def asking(texts: list[str], question: str = "Which?") -> str:
     return "\n\n".join([*texts, question])
 
 
+@pytest.fixture
+def one() -> PromptPlanner:
+    """A planner that has sent two documents."""
+    made = planner()
+    sent(made, prompt(asking([A, B]), [[A, B]]))
+    return made
+
+
 WORDS = (
     "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the context in "
     "the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
@@ -174,18 +180,14 @@ def test_a_longer_text_is_not_torn_apart(before, behind):
     assert standing_documents(before + "\n\n".join(DOCUMENTS) + behind, DOCUMENTS) is None
 
 
-def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one(one):
     inner = asking([C, B, A], "Who?")
     assert sent(one, prompt(inner, [[C, B], [C, B, A], [A, C]])) != [inner]
     beside = "Rivers:\n" + asking([C, B, A], "Lakes:\na lake\n\nanother lake\n\nWho?")
     assert sent(one, prompt(beside, [[C, B, A], ["a lake", "another lake"]])) == [beside]
 
 
-def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside(one):
     texts = []
     for conversation in (None, "c"):
         parts = (PromptPart("user", asking([C, B, A])),)
@@ -204,18 +206,14 @@ def test_what_was_joined_makes_no_later_search_longer():
     assert len(registry) == 0
 
 
-def test_an_answer_names_the_documents_as_they_were_retrieved():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_an_answer_names_the_documents_as_they_were_retrieved(one):
     [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
     assert planned.answer_labels.to_given("It is so [Doc_3].") == "It is so [Doc_1]."
     assert planned.answer_metadata()["labels"]["[Doc_1]"]["id"] == f"id of {C}"
 
 
 @pytest.mark.parametrize("tenant", ["", "other"])
-def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant):
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_only_the_prompt_for_which_they_were_retrieved_counts(one, tenant):
     sent(one, prompt(asking([C, B, A]), [[C, B, A]]))
     pasted = asking([C, B, A])
     assert sent(one, prompt(pasted, [], tenant)) == [pasted]
@@ -223,17 +221,13 @@ def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant):
     assert one.statistics().in_other_scope == 0, "and no remedy is named that is none"
 
 
-def test_a_retry_is_planned_as_the_first_time():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_a_retry_is_planned_as_the_first_time(one):
     again = prompt(asking([C, B, A]), [[C, B, A]])
     assert sent(one, again) == sent(one, again)
     assert one.statistics().planned == 3
 
 
-def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run(one):
     text = asking([C, B, A])
     [first] = sent(one, prompt(text, [[C, B, A]]))
     parts = tuple(map(PromptPart, ("user", "assistant", "user"), (text, "So.", "And then?")))
@@ -256,9 +250,7 @@ def test_they_are_planned_before_an_answer_that_the_template_holds():
     assert one.plan([given])[0].texts == shown[1]
 
 
-def test_beside_labels_and_beside_a_quotation_they_are_left():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_beside_labels_and_beside_a_quotation_they_are_left(one):
     for text in (
         asking([C, B, A], "What does [Doc_1] say?"),
         asking([C, B, A]) + "\n\nIs that " + asking([C, B, A]),
@@ -315,9 +307,7 @@ def test_the_usual_templates_name_no_places(head):
     assert not names_places(head)
 
 
-def test_with_another_retrieved_document_beside_them_they_stay():
-    one = planner()
-    sent(one, prompt(asking([A, B]), [[A, B]]))
+def test_with_another_retrieved_document_beside_them_they_stay(one):
     faq = "How long is a river? That depends."
     for text in (f"{faq}\n\n{asking([C, B, A])}", asking([C, B, A, faq])):
         assert sent(one, prompt(text, [[C, B, A], [faq]])) == [text]

@@ -66,13 +66,13 @@ def test_questions_may_arrive_as_the_files_have_them():
     assert matrix.trace() == cut(workload().in_order(), 2)
 
 
-def test_the_same_seed_gives_the_same_order():
+def test_the_same_seed_gives_the_same_order_and_without_chance_the_first_come_first():
     assert workload().trace(4, 7) == workload().trace(4, 7)
     assert workload().trace(4, 7) != workload().trace(4, 8)
-
-
-def test_a_sample_without_chance_is_what_comes_first():
     assert [one.id for one in sample(DATASET, 3, None).questions] == ["q0", "q1", "q2"]
+    turns = replace(DATASET, questions=DATASET.questions[6:])
+    with pytest.raises(InvalidRequestError, match=r"2 requests are less than .* 3 turns"):
+        sample(turns, 2, 0)
 
 
 @given(most=st.integers(1, 20), seed=st.integers(0, 100))
@@ -82,12 +82,6 @@ def test_a_sample_has_whole_conversations(most, seed):
     for conversation in {one.conversation_id for one in questions} - {None}:
         whole = [one for one in DATASET.questions if one.conversation_id == conversation]
         assert [one for one in questions if one.conversation_id == conversation] == whole
-
-
-def test_conversations_that_are_all_too_long_are_no_sample():
-    turns = replace(DATASET, questions=DATASET.questions[6:])
-    with pytest.raises(InvalidRequestError, match=r"2 requests are less than .* 3 turns"):
-        sample(turns, 2, 0)
 
 
 @pytest.mark.parametrize("how", ["bm25", "faiss"])
@@ -109,11 +103,6 @@ def test_only_passages_of_the_scope_are_found():
     found = retrieve(dataset, "bm25", 5, nothing)
     assert [block.id for block in found["q1"]] == ["b"]
     assert {block.id for block in found["q2"]} == {"a", "b"}
-
-
-def test_what_a_data_set_says_was_retrieved_is_kept():
-    dataset = replace(DATASET, questions=(Question("q", "Why?", blocks=("d3", "d1", "d2")),))
-    assert [block.id for block in retrieve(dataset, "bm25", 2, nothing)["q"]] == ["d3", "d1"]
 
 
 def test_retrievers_of_frameworks_are_asked(tmp_path, monkeypatch):
@@ -151,16 +140,15 @@ def test_retrievers_of_frameworks_are_asked(tmp_path, monkeypatch):
             retrieve(one, name, 1, nothing)
 
 
-def test_an_id_with_two_texts_is_no_corpus():
+def test_recall_counts_answers_in_what_was_retrieved_and_ids_have_one_text():
+    assert workload(k=6).recall == 1.0
+    assert workload(replace(DATASET, questions=(Question("q", "Pisa"),))).recall is None
+    dataset = replace(DATASET, questions=(Question("q", "Why?", blocks=("d3", "d1", "d2")),))
+    assert [block.id for block in retrieve(dataset, "bm25", 2, nothing)["q"]] == ["d3", "d1"]
     questions = (Question("q1", "?"), Question("q2", "?"))
     found = {"q1": [ContextBlock(id=1, text="a")], "q2": [ContextBlock(id=1, text="b")]}
     with pytest.raises(InvalidRequestError, match=r"id 1 .int. to two texts"):
         make_workload("two", questions, found)
-
-
-def test_recall_counts_the_blocks_that_hold_answers():
-    assert workload(k=6).recall == 1.0
-    assert workload(replace(DATASET, questions=(Question("q", "Pisa"),))).recall is None
 
 
 def test_frameworks_put_the_best_at_the_ends():
@@ -388,13 +376,16 @@ def test_a_comparison_of_other_things_says_so(run, folder, tmp_path):
     assert shown.count("no longer measured") == shown.count("not measured before") == 1
 
 
-def test_the_same_size_or_part_twice_is_measured_once(run, folder, tmp_path):
+def test_policies_can_be_chosen_and_what_is_given_twice_is_measured_once(run, folder, tmp_path):
     twice = ("--part", "policies", "--capacity-tokens", "300") * 2
     code, _, err = run(*options(folder, tmp_path, *twice))
     assert code == 0, err
     runs = Results.read(tmp_path / "out" / "results.json").runs
     measured = [(run.policy, run.deduplicated, run.capacity_tokens) for run in runs]
     assert len(measured) == len(set(measured))
+    run(*options(folder, tmp_path, "--part", "policies", "--policy", "ctxreuse, batch"))
+    results = Results.read(tmp_path / "out" / "results.json")
+    assert {one.policy for one in results.runs} == {"as retrieved", "ctxreuse, batch"}
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_read(run, tmp_path):
@@ -508,12 +499,6 @@ def test_blocks_can_be_counted_with_the_words_on_them_instead_of_prompts(run, fo
     whole, plain = (by_name[f"ctxreuse, batch{less}"] for less in ("", ", not annotated"))
     assert whole.word_tokens > plain.word_tokens
     assert whole.total.prefilled_tokens > plain.total.prefilled_tokens
-
-
-def test_policies_can_be_chosen(run, folder, tmp_path):
-    run(*options(folder, tmp_path, "--part", "policies", "--policy", "ctxreuse, batch"))
-    results = Results.read(tmp_path / "out" / "results.json")
-    assert {one.policy for one in results.runs} == {"as retrieved", "ctxreuse, batch"}
 
 
 @pytest.mark.parametrize("part", ["k", "sessions", "ablations"])

@@ -33,16 +33,13 @@ def sent(planner, *contexts, **fields):
     return ["".join(one.id for one in plan.blocks) for plan in plans]
 
 
-def test_what_was_served_in_front_comes_first_and_the_rest_as_retrieved():
+def test_cached_beginnings_come_first_and_of_several_the_best_ranked():
     assert sent(CacheWeaverPlanner(), "abcd", "bacfd", "hgfa", "hgcb") == [
         "abcd",
         "abcdf",
         "ahgf",
         "hgcb",  # nothing that was served begins with one of them
     ]
-
-
-def test_among_several_the_one_that_the_retriever_ranked_best_is_taken():
     planner = CacheWeaverPlanner()
     assert sent(planner, "ab", "ac", "cd", "ce") == ["ab", "ac", "cd", "ce"]
     assert sent(planner, "dcba", "hab", "bac") == ["cdba", "abh", "abc"]
@@ -56,11 +53,8 @@ def test_the_variant_takes_what_most_requests_had_there():
     assert sent(variant, "cab") == ["abc"]
 
 
-def test_the_walk_ends_where_only_a_block_goes_on_that_is_missing():
+def test_the_walk_is_greedy_and_ends_where_only_a_missing_block_goes_on():
     assert sent(CacheWeaverPlanner(), "abcd", "dba") == ["abcd", "abd"]
-
-
-def test_the_walk_is_greedy_so_it_may_miss_a_longer_beginning():
     # behind a and b the retriever ranked d in front of c; yet a, b, c, d is cached as a whole
     assert sent(CacheWeaverPlanner(), "abcd", "abd", "dcba") == ["abcd", "abd", "abdc"]
 
@@ -103,13 +97,15 @@ def test_a_request_that_was_not_served_is_taken_out():
     assert sent(planner, "ba", tenant="t") == ["ab"]
 
 
-def test_it_says_nothing_of_the_order():
+def test_it_says_nothing_of_the_order_and_plans_for_a_cache_of_a_size():
     planner = CacheWeaverPlanner()
     planner.plan(request("ab"))
     plan = planner.plan(request("cba"))
     assert [one.id for one in plan.blocks] == ["a", "b", "c"]
     assert plan.order_annotation is None
     assert plan.expected_cached_tokens == 20
+    planner = CACHEWEAVER.planner(deduplicate=False, capacity_tokens=20)
+    assert sent(planner, "ab", "cd", "ba") == ["ab", "cd", "ba"]
 
 
 contexts = st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8), max_size=25)
@@ -153,11 +149,6 @@ def test_a_long_context_is_walked_through_nodes_of_many_children():
 
 
 # the policy
-
-
-def test_the_policy_plans_for_a_cache_of_a_size():
-    planner = CACHEWEAVER.planner(deduplicate=False, capacity_tokens=20)
-    assert sent(planner, "ab", "cd", "ba") == ["ab", "cd", "ba"]
 
 
 def test_a_replay_measures_it():

@@ -1,8 +1,8 @@
 import json
 
 import pytest
+from public_data_helpers import error_of
 
-from ctxreuse.errors import InputFileError
 from public_data.datasets import Dataset, Passage, Question, load
 from public_data.datasets.narrativeqa import html_text
 
@@ -11,12 +11,6 @@ def write_json(file, value):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value), encoding="utf-8")
     return file
-
-
-def error_of(name, path, **options):
-    with pytest.raises(InputFileError) as caught:
-        load(name, path, **options)
-    return str(caught.value)
 
 
 # MultiHop-RAG
@@ -385,15 +379,13 @@ def test_qasper_faults_are_named(tmp_path, path, value, problem):
     assert error_of("qasper", file).startswith(f"{file}: p{problem}")
 
 
-def test_a_paper_in_two_files_is_two_releases_in_one_folder(tmp_path):
+def test_papers_and_questions_that_stand_twice_are_named(tmp_path):
     write_json(tmp_path / "qasper-dev-v0.2.json", {"p": PAPER})
     file = write_json(tmp_path / "qasper-dev-v0.3.json", {"p": PAPER})
     assert error_of("qasper", tmp_path) == (
         f"{file}: paper 'p' (str) is in another file, too; leave only one release in the folder"
     )
 
-
-def test_two_questions_of_one_id_are_named(tmp_path):
     file = write_json(tmp_path / "q.json", {"a": PAPER, "b": PAPER})
     assert error_of("qasper", file) == (
         f"{file}: question 'q1' (str) is there twice, and not the same; "

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from planning_helpers import write_jsonl
-from public_data_helpers import run
+from public_data_helpers import error_of, run
 
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import InputFileError, InvalidRequestError
+from ctxreuse.errors import InvalidRequestError
 from public_data.datasets import LOADERS, Dataset, Passage, Question, load
 from public_data.datasets.dataset import ChunkedDocument, split_text, squeeze
 
@@ -19,17 +19,13 @@ __all__ = ["run"]
 DATA = os.environ.get("CTXREUSE_DATA")
 
 
-def error_of(name, path, kind=InputFileError, **options):
-    with pytest.raises(kind) as caught:
-        load(name, path, **options)
-    return str(caught.value)
-
-
 # load
 
 
-def test_the_formats_have_these_names():
+def test_the_formats_have_these_names_which_the_command_tells(run):
     assert list(LOADERS) == ["multihop-rag", "narrativeqa", "qasper", "mtrag", "locomo", "jsonl"]
+    told = run("bench", "--help")[1]
+    assert [name for name in LOADERS if name not in told] == []
 
 
 @pytest.mark.parametrize(("name", "shown"), [("squad", "'squad' (str)"), (None, "None (NoneType)")])
@@ -93,11 +89,6 @@ def test_a_missing_file_is_named_with_what_is_expected_and_who_publishes_it(
     tmp_path, name, file, files
 ):
     assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"
-
-
-def test_the_command_names_every_format(run):
-    told = run("bench", "--help")[1]
-    assert [name for name in LOADERS if name not in told] == []
 
 
 def test_texts_are_cut_between_paragraphs_then_lines_then_sentences_then_words():
@@ -231,52 +222,40 @@ def test_json_lines_give_passages_and_questions_with_their_scopes(tmp_path):
     )
 
 
+FROM_0 = "it must be an integer from 0"
+
+
 @pytest.mark.parametrize(
-    ("corpus", "query", "file", "problem"),
+    ("line", "problem"),
     [
-        ({"id": 1}, {}, "corpus", "field 'text' is missing; it must be str"),
-        ({"id": 1, "text": 5}, {}, "corpus", "field 'text' is 5 (int); it must be str"),
-        ({"id": None}, {}, "corpus", "field 'id' is None (NoneType); it must be str or int"),
-        (
-            {"id": "0", "text": "again"},
-            {},
-            "corpus",
-            "id '0' (str) was there before; give every line its own id",
-        ),
-        (
-            {"id": 1, "text": "", "tokens": -1},
-            {},
-            "corpus",
-            "field 'tokens' is -1 (int); it must be an integer from 0",
-        ),
-        (
-            {"id": 1, "text": "", "user": 5},
-            {},
-            "corpus",
-            "field 'user' is 5 (int); it must be str",
-        ),
-        (None, {"question": ["?"]}, "queries", "field 'question' is ['?'] (list); it must be str"),
-        (
-            None,
-            {"answers": [1]},
-            "queries",
-            "field 'answers' holds 1 (int); it must hold texts",
-        ),
-        (None, {"gold": "0"}, "queries", "field 'gold' is '0' (str); it must be list"),
-        (None, {"turn": -1}, "queries", "field 'turn' is -1 (int); turns count from 0"),
-        (
-            None,
-            {"blocks": ["x"]},
-            "queries",
-            "block 'x' (str) is not in the corpus; add it there",
-        ),
+        ({"id": 1}, "field 'text' is missing; it must be str"),
+        ({"id": 1, "text": 5}, "field 'text' is 5 (int); it must be str"),
+        ({"id": None}, "field 'id' is None (NoneType); it must be str or int"),
+        ({"id": "0", "text": "again"}, "id '0' (str) was there before; give every line its own id"),
+        ({"id": 1, "text": "", "tokens": -1}, f"field 'tokens' is -1 (int); {FROM_0}"),
+        ({"id": 1, "text": "", "user": 5}, "field 'user' is 5 (int); it must be str"),
     ],
 )
-def test_a_broken_line_is_named_with_its_fault(tmp_path, corpus, query, file, problem):
-    lines = [{"id": 0, "text": "nothing"}, *([] if corpus is None else [corpus])]
-    folder = jsonl_folder(tmp_path, lines, [{"id": 1, "question": "?"} | query])
-    line = 1 if file == "queries" else 2
-    assert error_of("jsonl", folder) == f"{folder}/{file}.jsonl:{line}: {problem}"
+def test_a_broken_passage_is_named_with_its_fault(tmp_path, line, problem):
+    queries = [{"id": 1, "question": "?"}]
+    folder = jsonl_folder(tmp_path, [{"id": 0, "text": "nothing"}, line], queries)
+    assert error_of("jsonl", folder) == f"{folder}/corpus.jsonl:2: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ({"question": ["?"]}, "field 'question' is ['?'] (list); it must be str"),
+        ({"answers": [1]}, "field 'answers' holds 1 (int); it must hold texts"),
+        ({"gold": "0"}, "field 'gold' is '0' (str); it must be list"),
+        ({"turn": -1}, "field 'turn' is -1 (int); turns count from 0"),
+        ({"blocks": ["x"]}, "block 'x' (str) is not in the corpus; add it there"),
+    ],
+)
+def test_a_broken_question_is_named_with_its_fault(tmp_path, query, problem):
+    queries = [{"id": 1, "question": "?"} | query]
+    folder = jsonl_folder(tmp_path, [{"id": 0, "text": "nothing"}], queries)
+    assert error_of("jsonl", folder) == f"{folder}/queries.jsonl:1: {problem}"
 
 
 def test_gold_that_the_corpus_lacks_altogether_is_the_gold_of_another_corpus(tmp_path):

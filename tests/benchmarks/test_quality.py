@@ -126,19 +126,16 @@ def test_a_model_that_reads_only_the_first_document_is_found_out(served, tmp_pat
     assert not any(one.is_other_prompt for one in arms["as retrieved, again"].scored.values())
 
 
-def test_prompts_are_greedy_short_and_ask_for_the_shortest_phrase(served, tmp_path):
+def test_prompts_are_greedy_short_and_in_each_arm_in_the_order_of_their_beginnings(
+    served, tmp_path
+):
     engine = served(answer="c1")
-    measured(tmp_path, arm=["reordered"])
+    measured(tmp_path, arm=["reordered"], concurrency=1)
     bodies = engine.requests[1:]
     assert {body["temperature"] for body in bodies} == {0}
     assert {body["max_tokens"] for body in bodies} == {32}
     assert {body["messages"][0]["content"] for body in bodies} == {SHORT_ANSWERS}
-
-
-def test_an_arms_prompts_are_asked_in_the_order_of_their_beginnings(served, tmp_path):
-    engine = served(answer="c1")
-    measured(tmp_path, arm=["reordered"], concurrency=1)
-    asked = [body["messages"][-1]["content"] for body in engine.requests[1:]]
+    asked = [body["messages"][-1]["content"] for body in bodies]
     assert asked[:12] == sorted(asked[:12])
     assert asked[12:] == sorted(asked[12:])
     assert all(one != other for one, other in pairwise(asked))
@@ -185,7 +182,7 @@ def test_every_arm_has_the_same_answers_in_its_history(served, tmp_path):
     assert len(first) == 4  # no other arm needs the first turns' answers
 
 
-def test_de_duplicated_prompts_leave_out_what_was_shown():
+def test_de_duplicated_prompts_leave_out_what_was_shown_and_not_what_was_asked_before():
     prompts = ArmPrompts(chats(), 0)
     (_, plain), (_, short) = (
         list(prompts.turns(arm, 0, ["yes"])) for arm in (ANNOTATED, DEDUPLICATED)
@@ -194,16 +191,11 @@ def test_de_duplicated_prompts_leave_out_what_was_shown():
     assert short.messages[-1]["content"].count("Town 1 has") == 0
     assert re.search(r"\n\nSee also \[Doc_\d\] above\.\n\n", short.messages[-1]["content"])
 
-
-def test_prompts_do_not_depend_on_what_was_asked_before():
     whole, few = ArmPrompts(chats(), 0), ArmPrompts(chats(), 0)
     for arm in arms_of([], [], has_turns=True):
         for number in range(4):
             list(whole.turns(arm, number, ["yes"]))
         assert list(whole.turns(arm, 2, ["yes"])) == list(few.turns(arm, 2, ["yes"]))
-
-
-def test_questions_about_memories_are_not_turns_of_a_chat():
     asked = questions()
     assert not asked.has_turns
     assert DEDUPLICATED not in arms_of([], [], has_turns=False)
@@ -228,12 +220,19 @@ def last(prompts, arm, number):
     return list(prompts.turns(arm, number, []))[-1].messages[-1]["content"]
 
 
-def test_an_annotated_prompt_is_the_planners_own(moved):
+def test_an_annotated_prompt_is_the_planners_own_and_names_the_best_first(moved):
     prompts, number = moved
     bare, annotated = (last(prompts, arm, number) for arm in (REORDERED, ANNOTATED))
     *blocks, words, question = annotated.split("\n\n")
     assert re.fullmatch(r"Read documents \d, \d, \d first\.", words)
     assert "\n\n".join([*blocks, question]) == bare
+
+    best = TOWNS[number % 8].text
+    arm = Arm("trial", "reuse", annotation=Annotation("{best} {numbers}"), is_annotated=True)
+    content = last(prompts, arm, number)
+    label, first = re.search(r"(\[Doc_(?:\d)\]) (\d), \d, \d", content).groups()
+    assert label == f"[Doc_{first}]"
+    assert f"{label} {best}" in content
 
 
 def test_the_best_block_is_the_first_in_the_arms_that_keep_it_there():
@@ -268,16 +267,6 @@ def test_an_annotation_under_trial_stands_where_it_says(moved, text, place, show
     assert all(map(LABEL.match, parts[:3])) == ("Doc" in shown)
     bare = [LABEL.sub("", part) for part in parts]
     assert "\n\n".join(bare) == last(prompts, REORDERED, number)
-
-
-def test_an_annotation_names_the_best_first(moved):
-    prompts, number = moved
-    best = TOWNS[number % 8].text
-    arm = Arm("trial", "reuse", annotation=Annotation("{best} {numbers}"), is_annotated=True)
-    content = last(prompts, arm, number)
-    label, first = re.search(r"(\[Doc_(?:\d)\]) (\d), \d, \d", content).groups()
-    assert label == f"[Doc_{first}]"
-    assert f"{label} {best}" in content
 
 
 def test_a_context_in_the_retrievers_order_needs_no_annotation():
@@ -373,14 +362,16 @@ def test_ctrl_c_shows_and_keeps_what_there_is(served, tmp_path, ctrl_c):
     assert measured(tmp_path).is_complete
 
 
-def stopped_at_once(served, tmp_path, sets, **fields):
+def timed(served, tmp_path, seconds, sets=None, report=lambda _: None, **fields):
+    """Return the results of a run on whose clock each request takes so many seconds."""
     engine = served(answer=reads_the_first)
-    results = run_quality(
-        config(tmp_path, hours=0.001, **fields),
-        [questions()] if sets is None else sets,
-        lambda _: None,
-        lambda: 60.0 * len(engine.requests),
-    )
+    sets = [questions()] if sets is None else sets
+    clock = lambda: seconds * len(engine.requests)  # noqa: E731
+    return run_quality(config(tmp_path, **fields), sets, report, clock)
+
+
+def stopped_at_once(served, tmp_path, sets, **fields):
+    results = timed(served, tmp_path, 60.0, sets, hours=0.001, **fields)
     assert results.asked == 0
     assert results.stopped == "--hours 0.001 are used up"
     return results
@@ -435,13 +426,7 @@ def test_answers_stand_in_the_order_of_the_questions(served, tmp_path):
 
 
 def test_hours_end_a_run(served, tmp_path):
-    engine = served(answer=reads_the_first)
-    results = run_quality(
-        config(tmp_path, hours=1, concurrency=1),
-        [questions()],
-        lambda _: None,
-        lambda: 200.0 * len(engine.requests),
-    )
+    results = timed(served, tmp_path, 200.0, hours=1, concurrency=1)
     assert results.stopped == "--hours 1 are used up"
     assert results.asked == 17  # the eighteenth request is the first, which greets the engine
     assert results.exit_code == 0
@@ -457,21 +442,9 @@ def test_an_arm_ends_once_it_is_known_precisely(served, tmp_path):
     assert results.is_complete
 
 
-def test_a_few_equal_answers_are_not_precise():
-    assert not is_precise(answers([1.0] * 49), answers([1.0] * 49), 0.02)
-    assert is_precise(answers([1.0] * 50), answers([1.0] * 50), 0.02)
-    assert not is_precise(answers([1.0, 0.0] * 50), answers([1.0] * 100), 0.02)
-
-
 def test_progress_tells_how_long_it_takes(served, tmp_path):
-    engine = served(answer=reads_the_first)
     lines = []
-    run_quality(
-        config(tmp_path, arm=["reordered"]),
-        [questions()],
-        lines.append,
-        lambda: 10.0 * len(engine.requests),
-    )
+    timed(served, tmp_path, 10.0, report=lines.append, arm=["reordered"])
     assert lines[0].startswith("emulated: 24 answers to ask for at most; 0 are kept in ")
     assert any(
         re.search(r"^towns, reordered: .* s an answer, at most 0 h 0\d min left", one)
@@ -644,9 +617,13 @@ def test_a_file_on_a_disk_without_locks_is_written_all_the_same(tmp_path, monkey
     assert (tmp_path / "answers.jsonl").read_text().startswith('{"key": "a"')
 
 
-def test_a_folder_is_no_file_of_answers(tmp_path):
+def test_a_folder_is_no_file_of_answers_and_lines_of_earlier_versions_are_read(tmp_path):
     with pytest.raises(InputFileError, match="cannot be"), AnswerFile(tmp_path):
         pass
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"key": "a", "text": "one", "prompt_tokens": 3, "seconds": 0.5}\n')
+    with AnswerFile(path) as kept:
+        assert kept.get("a") == KeptAnswer("one", 3, None, 0.5, None)
 
 
 # statistics
@@ -657,11 +634,14 @@ def answers(scores, name="arm"):
     return ArmAnswers(name, scored=scored)
 
 
-def test_changes_are_paired_over_common_questions():
+def test_changes_are_paired_over_common_questions_and_a_few_equal_ones_not_precise():
     base, other = answers([1.0, 0.0, 0.5, 1.0]), answers([0.5, 0.5, 0.5])
     assert other.differences(base, "f1") == [-0.5, 0.5, 0.0]
     assert change(other, base).mean == 0.0
     assert change(answers([]), base) is None
+    assert not is_precise(answers([1.0] * 49), answers([1.0] * 49), 0.02)
+    assert is_precise(answers([1.0] * 50), answers([1.0] * 50), 0.02)
+    assert not is_precise(answers([1.0, 0.0] * 50), answers([1.0] * 100), 0.02)
 
 
 def test_a_paired_interval_is_that_of_normal_theory():
@@ -737,13 +717,6 @@ def test_answers_that_were_cut_off_or_are_empty_are_counted(served, tmp_path):
         ]
 
 
-def test_answers_of_which_it_was_not_noted_whether_they_were_cut_off_are_read(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"key": "a", "text": "one", "prompt_tokens": 3, "seconds": 0.5}\n')
-    with AnswerFile(path) as kept:
-        assert kept.get("a") == KeptAnswer("one", 3, None, 0.5, None)
-
-
 # question sets
 
 
@@ -779,16 +752,13 @@ def test_the_order_is_random_and_that_of_the_seed():
     )
 
 
-def test_unknown_sets_are_named():
+def test_unknown_sets_are_named_and_questions_without_answers_cannot_be_scored():
     with pytest.raises(InvalidRequestError, match=r"there is no question set 'xquad'.*xquad-k5"):
         standard_sets(Path(), ["xquad"])
     with pytest.raises(InvalidRequestError, match="CTXREUSE_DATA"):
         standard_sets(None, ["xquad-k5"])
     with pytest.raises(InputFileError, match="there is no such folder"):
         standard_sets(Path("/no/such/folder"), ["xquad-k5"])
-
-
-def test_questions_without_answers_cannot_be_scored():
     with pytest.raises(InvalidRequestError, match="no question has right answers"):
         set_of_workload(replace(workload(), references={}), 8)
 

@@ -72,10 +72,16 @@ class TestDocuments:
         assert len(names) > 10
         assert sorted(names) == sorted(f"d ({n}/{len(names)})" for n in range(1, len(names) + 1))
 
-    def test_an_empty_question_is_asked(self):
+    def test_an_empty_question_is_asked_and_one_without_room_refused(self):
         agents = Agents()
         agents.run(["text"], "")
         assert agents.model.prompts[0][-1]["content"].endswith("Question: \n\nWrite your note.")
+
+        engine = EmulatedEngine()
+        chain = chain_of(engine, context_window=1_000)
+        with pytest.raises(InvalidRequestError, match="a model with room for 1000 tokens"):
+            chain.invoke({"question": "word " * 2_000, "documents": ["text"]})
+        assert engine.requests == []
 
     @MODES
     def test_control_characters_reach_the_model_as_they_are(self, mode):
@@ -84,13 +90,6 @@ class TestDocuments:
         chain = ChainOfAgents(llm=model, mode=mode)
         assert chain.invoke({"question": "\x7f?", "documents": [text]}).trace.failures == ()
         assert f"[Doc_1] {text}\n\nQuestion: \x7f?" in str(model.prompts[0][-1].content)
-
-    def test_a_question_without_room_is_refused_before_anything_is_sent(self):
-        engine = EmulatedEngine()
-        chain = chain_of(engine, context_window=1_000)
-        with pytest.raises(InvalidRequestError, match="a model with room for 1000 tokens"):
-            chain.invoke({"question": "word " * 2_000, "documents": ["text"]})
-        assert engine.requests == []
 
 
 class TestWorkers:
@@ -321,7 +320,9 @@ class TestCancellation:
         assert (await chain.ainvoke(question(3))).trace.failures == ()
 
     @MODES
-    async def test_a_batch_with_a_question_that_fails_cancels_the_others(self, mode):
+    async def test_a_question_that_fails_cancels_the_others_or_has_its_error_in_its_place(
+        self, mode
+    ):
         busy = Busy()
         busy.holds = lambda messages: True
         chain = chain_of(EmulatedEngine(answer=busy), mode=mode)
@@ -330,8 +331,6 @@ class TestCancellation:
             await chain.abatch(questions)
         assert busy.running == 0
 
-    @MODES
-    async def test_a_batch_may_have_errors_in_the_place_of_answers(self, mode):
         chain = chain_of(EmulatedEngine(), mode=mode)
         questions = [question(2), question(2, documents=3), question(2)]
         first, second, third = await chain.abatch(questions, return_exceptions=True)
@@ -450,10 +449,6 @@ class TestArguments:
             ChainOfAgents(**{"llm": SaysModel(), **arguments})
         assert str(refused.value).startswith(message)
 
-    def test_options_of_a_pool_that_is_made_already_are_refused(self):
-        with pytest.raises(InvalidRequestError, match="model: give these to the EnginePool"):
-            ChainOfAgents(llm=pool_of(EmulatedEngine()), model="m")
-
     @pytest.mark.parametrize(
         ("given", "message"),
         [
@@ -475,9 +470,11 @@ class TestArguments:
                 ask(given)
             assert str(refused.value).startswith(message)
 
-    def test_an_unknown_keyword_of_a_call_is_refused(self):
+    def test_an_unknown_keyword_of_a_call_or_option_of_a_pool_is_refused(self):
         with pytest.raises(TypeError, match="unexpected keyword argument 'stop'"):
             ChainOfAgents(llm=SaysModel()).invoke(question(1), stop=["x"])
+        with pytest.raises(InvalidRequestError, match="model: give these to the EnginePool"):
+            ChainOfAgents(llm=pool_of(EmulatedEngine()), model="m")
 
 
 def test_the_caller_s_documents_and_input_are_left_as_they_are():

@@ -63,13 +63,17 @@ class TestLangChain:
         *_, last = pipeline.stream("cats")
         assert last.trace.answer == "A note."
 
-    def test_an_answer_is_a_string_for_what_comes_next(self):
+    def test_an_answer_is_a_string_for_what_comes_next_as_schemas_say(self):
         prompt = ChatPromptTemplate.from_template("Translate: {text}")
         model = SaysModel()
         chain = ChainOfAgents(llm=SaysModel(says=lambda text: "In France."))
         pipeline = chain | (lambda answer: {"text": answer}) | prompt | model
         asyncio.run(pipeline.ainvoke(question(1)))
         assert str(model.prompts[0][0].content) == "Translate: In France."
+        chain = ChainOfAgents(llm=SaysModel())
+        assert chain.get_input_jsonschema()["type"] == "object"
+        assert chain.get_output_jsonschema() == {"title": "ChainOfAgentsOutput", "type": "string"}
+        assert "ChainOfAgents" in (chain | StrOutputParser()).get_graph().draw_mermaid()
 
     @MODES
     @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
@@ -166,11 +170,15 @@ class TestLangChain:
         assert set(seen[:-2]) == {("mine", "acme")}
         assert set(seen[-2:]) == {("none", None)}
 
-    def test_a_bound_model_and_a_model_that_gives_strings_are_models_too(self):
+    def test_bound_models_those_that_give_strings_and_fallbacks_work(self):
         bound = SaysModel().bind(stop=["x"])
         assert ChainOfAgents(llm=bound).invoke(question(1)) == "A note."
         strings = SaysModel() | StrOutputParser()
         assert ChainOfAgents(llm=strings).invoke(question(1)) == "A note."
+        failing = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")))
+        fallback: Any = RunnableLambda(lambda given: "fallback")
+        safe = failing.with_fallbacks([fallback])
+        assert safe.invoke(question(1)) == "fallback"
 
     def test_what_a_model_s_profile_says_it_holds_is_the_budget(self):
         small = SaysModel(profile={"max_input_tokens": 1_500})
@@ -179,18 +187,6 @@ class TestLangChain:
         wide = SaysModel(profile={"max_input_tokens": 100_000})
         answer = ChainOfAgents(llm=wide, workers=1, packing="packed").invoke(question(9))
         assert len(answer.trace.workers) == 1
-
-    def test_schemas_say_that_an_object_goes_in_and_a_string_comes_out(self):
-        chain = ChainOfAgents(llm=SaysModel())
-        assert chain.get_input_jsonschema()["type"] == "object"
-        assert chain.get_output_jsonschema() == {"title": "ChainOfAgentsOutput", "type": "string"}
-        assert "ChainOfAgents" in (chain | StrOutputParser()).get_graph().draw_mermaid()
-
-    def test_retries_and_fallbacks_of_langchain_work_around_it(self):
-        failing = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")))
-        fallback: Any = RunnableLambda(lambda given: "fallback")
-        safe = failing.with_fallbacks([fallback])
-        assert safe.invoke(question(1)) == "fallback"
 
     @MODES
     def test_usage_of_an_openai_model_lands_in_the_trace(self, mode):
@@ -269,11 +265,13 @@ class TestLlamaIndex:
         assert "hidden" not in str(llm.chats)
         assert "".join(chain.stream({"question": "Q?", "documents": nodes})) == "answer 6"
 
-    def test_the_mock_llm_answers(self):
+    def test_the_mock_llm_answers_and_what_an_llm_says_it_holds_is_the_budget(self):
         chain = ChainOfAgents(llm=MockLLM(max_tokens=3))
         answer = chain.invoke(question(2))
         assert answer == "text text text"
         assert "".join(chain.stream(question(2))) == "text text text"
+        chain = ChainOfAgents(llm=RecordingLLM(context_window=1_500), workers=1, packing="packed")
+        assert len(chain.invoke(question(9)).trace.workers) > 1
 
     async def test_a_workflow_s_step_awaits_the_chain(self):
         chain = ChainOfAgents(llm=RecordingLLM())
@@ -286,10 +284,6 @@ class TestLlamaIndex:
         answer: Any = await Reading().run(ask=question(1))
         assert answer == "answer 2"
         assert [one.name for one in answer.trace.steps][1:] == ["manager"]
-
-    def test_what_an_llm_s_metadata_say_it_holds_is_the_budget(self):
-        chain = ChainOfAgents(llm=RecordingLLM(context_window=1_500), workers=1, packing="packed")
-        assert len(chain.invoke(question(9)).trace.workers) > 1
 
     def test_an_llm_that_fails_is_a_worker_that_fails(self):
         llm = RecordingLLM(fails=lambda text: ValueError("no") if "Document 0" in text else None)

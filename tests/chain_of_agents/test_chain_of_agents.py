@@ -203,15 +203,12 @@ def test_every_way_to_ask_gives_the_same_answer_and_trace(mode):
     assert [without_times(one) for _, one in in_order] == expected
 
 
-def test_an_empty_batch_has_no_answers():
-    assert ChainOfAgents(llm=SaysModel()).batch([]) == []
-
-
-async def test_sync_calls_work_inside_a_running_event_loop():
+async def test_sync_calls_and_empty_batches_work_inside_a_running_event_loop():
     for chain in (ChainOfAgents(llm=SaysModel()), chain_of(EmulatedEngine(answer="A note."))):
         assert chain.invoke(question(2)) == "A note."
         assert chain.batch([question(2)] * 2) == ["A note.", "A note."]
     assert "".join(chain.stream(question(2))) == "A note."
+    assert ChainOfAgents(llm=SaysModel()).batch([]) == []
 
 
 async def test_pieces_of_a_stream_join_to_the_answer_and_the_last_one_has_the_trace():
@@ -314,16 +311,7 @@ async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them():
     assert {step.replica for step in answer.trace.workers} == {"a", "b"}
 
 
-async def test_a_pool_of_the_caller_s_is_not_closed_with_the_chain():
-    pool = pool_of(EmulatedEngine())
-    closed: list[bool] = []
-    pool.aclose = lambda: closed.append(True)
-    async with ChainOfAgents(llm=pool):
-        pass
-    assert closed == []
-
-
-def test_what_the_engine_says_it_holds_is_the_budget():
+async def test_engines_say_what_they_hold_and_pools_of_the_callers_stay_open():
     engine = EmulatedEngine(max_model_len=2_000, answer="A note.")
     chain = chain_of(engine, workers=1, packing="packed")
     answer = chain.invoke(question(12, documents=documents(12, 30)))
@@ -331,6 +319,13 @@ def test_what_the_engine_says_it_holds_is_the_budget():
     assert answer.trace.failures == ()
     wide = chain_of(EmulatedEngine(answer="A note."), workers=1, packing="packed")
     assert len(wide.invoke(question(12, documents=documents(12, 30))).trace.workers) == 1
+
+    pool = pool_of(EmulatedEngine())
+    closed: list[bool] = []
+    pool.aclose = lambda: closed.append(True)
+    async with ChainOfAgents(llm=pool):
+        pass
+    assert closed == []
 
 
 @pytest.mark.parametrize(("packing", "calls"), [("single", 6), ("packed", 2), ("auto", 2)])
@@ -342,7 +337,7 @@ def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing, calls
     assert len(one_each.invoke(question(6)).trace.workers) == 6
 
 
-def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents():
+def test_planners_of_the_callers_tell_orders_and_give_labels_or_none():
     model = SaysModel()
     planner = ReusePlanner()
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
@@ -351,6 +346,15 @@ def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents():
     sent = str(model.prompts[-2][-1].content)
     assert sent.startswith("[Doc_1] Document 0 says 0. ")
     assert "\n\nRead documents 4, 3, 2 first.\n\nQuestion: Which?" in sent
+
+    model = SaysModel()
+    chain = ChainOfAgents(llm=model, planner=ReusePlanner(labels=False), workers=1)
+    for conversation in (None, "c"):
+        answer = chain.invoke(
+            {"question": "Which?", "documents": ["text"], "conversation_id": conversation}
+        )
+        assert model.prompts[-2][-1].content == "text\n\nQuestion: Which?\n\nWrite your note."
+        assert answer.trace.workers[0].labels == {}
 
 
 @pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])
@@ -366,17 +370,6 @@ def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner):
     assert worker.note == "[Doc_2]: it says 1."
     assert worker.labels == {"[Doc_1]": "d0", "[Doc_2]": "d1"}
     assert manager.labels == {}
-
-
-def test_a_planner_without_labels_gives_none_to_workers():
-    model = SaysModel()
-    chain = ChainOfAgents(llm=model, planner=ReusePlanner(labels=False), workers=1)
-    for conversation in (None, "c"):
-        answer = chain.invoke(
-            {"question": "Which?", "documents": ["text"], "conversation_id": conversation}
-        )
-        assert model.prompts[-2][-1].content == "text\n\nQuestion: Which?\n\nWrite your note."
-        assert answer.trace.workers[0].labels == {}
 
 
 def test_one_chain_may_be_shared_by_threads():

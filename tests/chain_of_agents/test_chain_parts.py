@@ -75,11 +75,15 @@ class TestDocuments:
 
 
 class TestPieces:
-    def test_a_short_document_is_left_as_it_is(self):
+    def test_a_short_or_empty_document_is_left_as_it_is_whatever_its_token_count_says(self):
         block = ContextBlock(id="d", text="one two three")
         assert pieces_of(block, 3, word_count) == [block]
+        block = ContextBlock(id="e", text="", tokens=10**9)
+        assert pieces_of(block, 32, word_count) == [block]
 
-    def test_a_long_one_is_cut_at_paragraphs_then_sentences_and_keeps_every_space(self):
+    def test_a_long_one_is_cut_at_paragraphs_then_sentences_then_characters_and_keeps_every_space(
+        self,
+    ):
         text = "One two three. Four.\n\n Five  six seven eight nine. Ten\n"
         pieces = pieces_of(ContextBlock(id="d", text=text), 5, word_count)
         assert [(one.id, one.text) for one in pieces] == [
@@ -88,19 +92,13 @@ class TestPieces:
             ("d (3/4)", "eight nine. "),
             ("d (4/4)", "Ten\n"),
         ]
+        pieces = pieces_of(ContextBlock(id="x", text="x" * 25), 10, len)
+        assert [len(one.text) for one in pieces] == [10, 10, 5]
 
     @pytest.mark.parametrize("text", ["a  b  c   d    e", "  x  " * 9, "\n\n\n\na\n\n\nb", "   "])
     def test_text_that_counts_no_tokens_is_neither_lost_nor_doubled(self, text):
         block = ContextBlock(text=text, tokens=1_000)
         assert "".join(one.text for one in pieces_of(block, 2, word_count)) == text
-
-    def test_an_empty_document_is_not_lost_whatever_its_token_count_says(self):
-        block = ContextBlock(id="e", text="", tokens=10**9)
-        assert pieces_of(block, 32, word_count) == [block]
-
-    def test_a_text_without_any_break_is_cut_between_characters(self):
-        pieces = pieces_of(ContextBlock(id="x", text="x" * 25), 10, len)
-        assert [len(one.text) for one in pieces] == [10, 10, 5]
 
 
 class TestSegments:
@@ -110,22 +108,17 @@ class TestSegments:
         segments = segments_of(self.BLOCKS, agents, [10] * 6, budget, label, one_each)
         return [(one.agent, "".join(map(str, (b.id for b in one.blocks)))) for one in segments]
 
-    def test_each_agent_reads_its_share_in_the_order_of_first_pieces(self):
+    def test_a_share_is_read_in_the_order_of_first_pieces_in_segments_that_are_not_too_long(self):
         assert self.cut([2, 0, 2, 1, 0, 2], 100, 0, False) == [(2, "acf"), (0, "be"), (1, "d")]
 
-    def test_a_share_that_is_too_long_makes_several_segments(self):
         assert self.cut([0, 0, 0, 0, 0, 1], 20, 0, False) == [
             (0, "ab"),
             (0, "cd"),
             (0, "e"),
             (1, "f"),
         ]
-
-    def test_labels_count_for_all_but_the_first_piece_of_a_segment(self):
         assert self.cut([0] * 6, 25, 5, False) == [(0, "ab"), (0, "cd"), (0, "ef")]
         assert self.cut([0] * 6, 24, 5, False) == [(0, letter) for letter in "abcdef"]
-
-    def test_one_document_a_call_if_wanted(self):
         agents = [1, 1, 0, 0, 1, 0]
         assert self.cut(agents, 100, 0, True) == list(zip(agents, "abcdef", strict=True))
 
@@ -139,18 +132,18 @@ def budget(asked: str = "q", window: int = 1_000, is_counted: bool = True, **opt
 
 
 class TestBudget:
-    def test_a_segment_has_the_same_room_for_all_questions_of_usual_length(self):
+    def test_a_segment_has_the_same_room_for_all_usual_questions_and_what_is_asked_for(self):
         assert budget("q").segment == budget("q " * 256).segment
         assert budget("q " * 257).segment == budget("q").segment - 256
-
-    def test_a_quarter_is_kept_back_where_tokens_are_estimated(self):
         assert budget().window == 1_000
         assert budget(is_counted=False).window == 750
         assert budget().segment - budget(is_counted=False).segment == 250
-
-    def test_segment_tokens_bound_a_segment_and_never_widen_it(self):
         assert budget(segment_tokens=50).segment == 50
         assert budget(segment_tokens=50_000).segment == budget().segment
+        long = ChainPrompts(first="word " * 100 + "{question}")
+        assert budget(prompts=long).segment == budget().segment - 101 + word_count(
+            ChainPrompts().next
+        )
 
     @pytest.mark.parametrize(
         ("templates", "label", "location", "line"),
@@ -175,12 +168,6 @@ class TestBudget:
         allowed = budget_of("q", 10_000, Agents().settings, planner)
         assert (allowed.label, allowed.location, allowed.location_line) == (label, location, line)
 
-    def test_the_longer_of_both_worker_questions_counts(self):
-        long = ChainPrompts(first="word " * 100 + "{question}")
-        assert budget(prompts=long).segment == budget().segment - 101 + word_count(
-            ChainPrompts().next
-        )
-
     def test_where_there_is_no_room_for_a_segment_the_error_says_what_to_do(self):
         with pytest.raises(InvalidRequestError) as refused:
             budget("many words " * 500)
@@ -190,18 +177,14 @@ class TestBudget:
             "lower note_tokens or answer_tokens"
         )
 
-    def test_a_text_is_cut_at_its_end_only_if_it_is_too_long(self):
+    def test_texts_are_cut_at_their_ends_only_if_they_are_too_long(self):
         assert clipped("a b c", 3, word_count) == "a b c"
         assert clipped("a b c d", 3, word_count) == "a b ..."
         assert clipped("abc", 0, len) == " ..."
-
-    def test_of_texts_that_are_too_long_together_the_longest_are_cut(self):
         texts = ["a", "b b b b b b", "c c", "d d d d d"]
         assert clipped_together(texts, 99, word_count) == texts
         assert clipped_together(texts, 9, word_count) == ["a", "b b ...", "c c", "d d ..."]
         assert clipped_together([], 9, word_count) == []
-
-    def test_a_history_counts_its_markup(self):
         history = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
         assert history_tokens(history, word_count) == 3 + 2 * 8
 
@@ -227,11 +210,7 @@ class TestOutcomes:
     def test_what_a_text_is(self, text, outcome):
         assert outcome_of(text) == outcome
 
-    def test_a_foreign_error_is_named_and_only_ours_is_quoted(self):
-        assert failure_of(ValueError("the secret document")) == ("failed", "ValueError")
-        assert failure_of(EngineError("e0 did not answer")) == ("failed", "e0 did not answer")
-
-    def test_a_timeout_is_found_in_the_causes_and_by_its_name(self):
+    def test_timeouts_are_found_in_causes_and_only_our_errors_are_quoted(self):
         class ReadTimeoutError(Exception):
             pass
 
@@ -240,16 +219,21 @@ class TestOutcomes:
         assert failure_of(TimeoutError()) == ("timed out", "TimeoutError")
         assert failure_of(wrapped) == ("timed out", "x")
         assert failure_of(ValueError()) == ("failed", "ValueError")
+        assert failure_of(ValueError("the secret document")) == ("failed", "ValueError")
+        assert failure_of(EngineError("e0 did not answer")) == ("failed", "e0 did not answer")
 
 
 class TestPrompts:
-    def test_a_worker_is_asked_with_the_note_before_it_if_there_is_one(self):
+    def test_workers_and_managers_are_told_the_notes_there_are(self):
         prompts = ChainPrompts()
         assert prompts.worker_query("Why?") == "Question: Why?\n\nWrite your note."
         assert prompts.worker_query("Why?", "n") == (
             "Note of the readers before you:\nn\n\nQuestion: Why?\n\n"
             "Write the note again, with what your part adds to it. If it adds nothing, write the "
             "note again as it stands."
+        )
+        assert ChainPrompts(no_notes="none").manager_query("Why?", []) == (
+            "Notes:\nnone\n\nQuestion: Why?\n\nAnswer:"
         )
 
     def test_braces_in_notes_and_questions_mean_nothing(self):
@@ -258,11 +242,6 @@ class TestPrompts:
         assert asked in prompts.worker_query(asked, "{question}")
         assert prompts.manager_query(asked, [(1, "{notes}"), (2, "\\g<0>")]) == (
             f"Notes:\nReader 1: {{notes}}\n\nReader 2: \\g<0>\n\nQuestion: {asked}\n\nAnswer:"
-        )
-
-    def test_a_manager_without_notes_is_told_so(self):
-        assert ChainPrompts(no_notes="none").manager_query("Why?", []) == (
-            "Notes:\nnone\n\nQuestion: Why?\n\nAnswer:"
         )
 
     @pytest.mark.parametrize(
@@ -303,13 +282,10 @@ def some(*names: str) -> list[Document]:
 
 
 class TestPlacement:
-    def test_a_document_stays_with_its_agent(self):
+    def test_a_document_stays_with_its_agent_or_with_that_of_its_conversation(self):
         placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         first = placement.assign(some("x", "y", "z"), "", {})
         assert placement.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
-
-    def test_what_a_conversation_has_shown_stays_with_its_agent(self):
-        placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         x, y = some("x", "y")
         [before, _] = placement.assign([x, y], "", {})
         other = (before + 1) % 5
@@ -366,20 +342,16 @@ class TestPlacement:
         placement.assign([], "", {})
         assert placement.parts["documents"] == PartSize(0, 20)
 
-    def test_agents_are_spread_evenly_and_move_only_if_they_must(self):
+    def test_agents_are_spread_evenly_over_the_engines_that_there_are(self):
         before = placed(range(15), ["a", "b", "c"], {})
         assert sorted(before.values()) == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
         after = placed(range(15), ["a", "c"], before)
         moved = [agent for agent in range(15) if before[agent] != after[agent]]
         assert [before[agent] for agent in moved] == ["b"] * 5
         assert sorted(after.values()) in (["a"] * 8 + ["c"] * 7, ["a"] * 7 + ["c"] * 8)
-
-    def test_without_any_engine_no_agent_can_read(self):
+        assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
         with pytest.raises(EngineError, match="no engine any more; add"):
             AgentPlacement(2, Engines(), DocumentAffinity).assign(some("x"), "", {})
-
-    def test_more_engines_than_agents_leave_some_without(self):
-        assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
 
     def test_nobody_waits_while_very_many_documents_are_assigned(self, monkeypatch):
         engines: Any = SimpleNamespace(
@@ -426,7 +398,7 @@ class TestHistories:
         assert memory.history(KEY, 0) == memory.history(None, 2) == ()
         assert memory.shown(None) == memory.shown(ConversationKey("", int, 1)) == {}
 
-    def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self):
+    def test_a_turn_that_begins_anew_or_comes_behind_a_history_that_has_gone_on_is_told_apart(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
         memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
@@ -434,20 +406,25 @@ class TestHistories:
         assert memory.history(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
         assert memory.shown(KEY) == {A: 0}
 
-    def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
         memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
         assert memory.history(KEY, 0) == turn("p2", "a2")
         assert memory.shown(KEY) == {B: 1}
 
-    def test_the_least_recently_used_conversation_is_forgotten(self):
+    def test_the_oldest_conversation_is_forgotten_and_one_alone_keeps_to_the_bound(self):
         memory = AgentMemory(max_conversations=2)
         first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
         for key in (first, second, first, third):
             memory.record(key, [AgentTurn(0, (), "p", "a", (A,))])
         assert memory.history(second, 0) == ()
         assert [memory.forget(key) for key in (first, second, third)] == [True, False, True]
+
+        memory = AgentMemory(max_characters=10_000)
+        for _ in range(30):
+            memory.record(KEY, [AgentTurn(0, memory.history(KEY, 0), "x" * 700, "a")])
+            assert memory.parts["conversation_characters"].entries <= 10_000
+        assert memory.history(KEY, 0), "it began anew"
 
     def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self):
         memory = AgentMemory(max_conversations=20, max_characters=100_000)
@@ -462,18 +439,11 @@ class TestHistories:
         assert memory.history(quiet, 0) == turn("p", "a")
         assert memory.shown(quiet) == {A: 0}
 
-    def test_one_conversation_alone_keeps_to_the_bound(self):
-        memory = AgentMemory(max_characters=10_000)
-        for _ in range(30):
-            memory.record(KEY, [AgentTurn(0, memory.history(KEY, 0), "x" * 700, "a")])
-            assert memory.parts["conversation_characters"].entries <= 10_000
-        assert memory.history(KEY, 0), "it began anew"
-
 
 class TestAnswersAndErrors:
     TRACE = Trace(question="q", mode="parallel", steps=(Step(role="worker", agent=0, position=0),))
 
-    def test_an_answer_is_a_string_that_pickles_and_copies_with_its_trace(self):
+    def test_answers_and_errors_pickle_and_copy_with_their_trace(self):
         answer = Answer("In France.", self.TRACE)
         for again in (
             pickle.loads(pickle.dumps(answer)),
@@ -485,8 +455,6 @@ class TestAnswersAndErrors:
             assert again.trace == self.TRACE
         assert answer.upper() == "IN FRANCE."
         assert {str(answer): 1}[answer] == 1
-
-    def test_a_manager_error_pickles_and_copies_with_its_trace(self):
         error = ManagerError("the manager did not answer", self.TRACE)
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert str(again) == "the manager did not answer"

@@ -270,12 +270,9 @@ def test_a_long_note_is_folded_and_a_huge_one_is_cut():
     assert huge_note.one("p").text == "980,000 more characters stand in the trace."
 
 
-def test_many_lines_are_folded_however_short_they_are():
+def test_many_lines_and_many_documents_are_folded():
     note = shown(worker(0, note="line\n" * 9)).one(css="note")
     assert note.one("summary").one(css="begin").text == " ".join(["line"] * 9) + "…"
-
-
-def test_many_documents_are_folded():
     card = shown(worker(0, documents=tuple(range(100)))).one("li", "step")
     assert card.one("details").one("summary").text == "100 documents"
     assert [one.text for one in card.one("ul", "chips").all("li")] == list(map(str, range(100)))
@@ -312,7 +309,7 @@ def test_text_from_a_trace_cannot_turn_the_direction_of_what_stands_around_it():
     assert tree.one("ul", "chips").one("bdi").text == "שלום"
 
 
-def test_the_page_loads_nothing_and_runs_nothing():
+def test_the_page_loads_and_runs_nothing_and_its_links_have_targets():
     html = Trace(question="Why?", mode="parallel", steps=(worker(0), manager())).to_html()
     tree = read(html)
     assert tree.all("script") == tree.all("link") == []
@@ -321,9 +318,6 @@ def test_the_page_loads_nothing_and_runs_nothing():
         assert (element.attributes.get("href") or "#").startswith("#")
     assert re.search(r"https?:|url\(|@import|javascript:", html) is None
     assert "default-src 'none'" in html
-
-
-def test_every_link_has_its_target_and_no_id_stands_twice():
     tree = shown(*(worker(position, agent=position % 3) for position in range(100)), manager())
     ids = [one.attributes["id"] for one in tree.all() if "id" in one.attributes]
     assert ids == [f"call-{number}" for number in range(1, 102)]
@@ -339,27 +333,21 @@ def test_rules_of_style_hold_for_the_page_alone():
     assert [one for one in selectors if not one.strip().startswith(".coa")] == []
 
 
-def test_an_empty_trace_is_a_page():
+def test_traces_of_nothing_or_without_workers_are_pages():
     tree = shown(question="")
     assert tree.one("main").text == (
         "Chain of agents, sequential Answer There is no answer: the manager has not been called. "
         "No agent has been called."
     )
-
-
-def test_a_chain_without_workers_is_a_page():
     tree = shown(manager(), mode="parallel")
     assert tree.one("ol", "chain").text == "1 manager"
     assert rows(tree.one("li", "step")) == ["Notes for it 0"]
 
 
-def test_a_failed_manager_is_said_where_the_answer_would_be():
+def test_failed_managers_and_garbage_are_said_where_the_answer_would_be():
     tree = shown(worker(0), manager(note="", outcome="failed", error="RuntimeError"))
     assert tree.one(css="answer").text == ("✕ Manager: failed. There is no answer. See call 2")
     assert rows(tree.all("li", "step")[1]) == ["Error RuntimeError", "Given the note of call 1"]
-
-
-def test_a_garbage_answer_is_shown_as_one():
     assert shown(manager(note="?!", outcome="garbage")).one(css="answer").text == (
         "✕ Manager: garbage. See call 1 ?!"
     )

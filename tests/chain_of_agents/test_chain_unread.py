@@ -281,34 +281,30 @@ class TestNotes:
             *["it found nothing; the note before it stands"] * 2,
         ]
 
+    def shown_to_the_manager(self, notes, question="Which?"):
+        """Return the manager's prompt behind workers that say these notes."""
+        answers = iter([*notes, "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=len(notes), note_tokens=100)
+        agents.run(list("abc"[: len(notes)]), question)
+        return agents.model.prompts[-1][-1]["content"]
+
     def test_what_stands_behind_a_nothing_is_added(self):
-        answers = iter(["[Doc_1]: 1877.", "Nothing relevant here, but [Doc_1] is in Porto.", "A."])
-        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
-        agents.run(["a", "b"])
-        shown = agents.model.prompts[-1][-1]["content"]
+        said = ["[Doc_1]: 1877.", "Nothing relevant here, but [Doc_1] is in Porto."]
+        shown = self.shown_to_the_manager(said)
         assert "1877." in shown
         assert "is in Porto." in shown
 
     @pytest.mark.parametrize("said", SAID_WHERE_NOTHING_IS)
     def test_a_nothing_in_any_words_replaces_no_note(self, said):
         note = "[Doc_1]: The Maria Pia bridge was built by Gustave Eiffel in 1877."
-        answers = iter([note, said, said, "Answer."])
-        agents = Agents(lambda messages: next(answers), workers=3, note_tokens=100)
-        agents.run(["a", "b", "c"], "Who built the Maria Pia bridge?")
-        shown = agents.model.prompts[-1][-1]["content"]
+        shown = self.shown_to_the_manager([note, said, said], "Who built the Maria Pia bridge?")
         assert note in shown
         assert shown.count(said) <= 1, "said again, it adds nothing"
-
-    def test_a_worker_that_notes_only_what_is_new_replaces_no_note(self):
-        answers = iter(["[Doc_1]: Eiffel built it.", "[Doc_2]: It opened in 1877.", "Answer."])
-        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
-        agents.run(["a", "b"])
-        shown = agents.model.prompts[-1][-1]["content"]
-        assert "Reader 2: [Doc_1]: Eiffel built it.\n[Doc_2]: It opened in 1877.\n\n" in shown
 
     @pytest.mark.parametrize(
         ("note", "reply"),
         [
+            ("[Doc_1]: Eiffel built it.", "[Doc_2]: It opened in 1877."),
             ("[Doc_1]: k10 is v130", "[Doc_7]: k1 is v13"),
             (
                 "[Doc_1]: Invoice 1042 is over 130 euros.",
@@ -329,20 +325,14 @@ class TestNotes:
     def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
         self, note, reply
     ):
-        answers = iter([note, reply, "Answer."])
-        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
-        agents.run(["a", "b"], "Which are there?")
-        assert f"Reader 2: {note}\n{reply}\n\n" in agents.model.prompts[-1][-1]["content"]
+        shown = self.shown_to_the_manager([note, reply], "Which are there?")
+        assert f"Reader 2: {note}\n{reply}\n\n" in shown
 
     def test_a_note_written_again_takes_the_place_of_the_one_before(self):
-        again = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
-        answers = iter(
-            ["[Doc_1]: Gustave Eiffel built it in 1877.", "This part adds nothing.", again, "A."]
-        )
-        agents = Agents(lambda messages: next(answers), workers=3, note_tokens=100)
-        agents.run(["a", "b", "c"], "What of the bridge?")
-        again = f"This part adds nothing.\n{again}"
-        assert f"Notes:\nReader 3: {again}\n\n" in agents.model.prompts[-1][-1]["content"]
+        first, again = "[Doc_1]: Gustave Eiffel built it in 1877.", "This part adds nothing."
+        last = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
+        shown = self.shown_to_the_manager([first, again, last], "What of the bridge?")
+        assert f"Notes:\nReader 3: {again}\n{last}\n\n" in shown
 
     def test_a_note_does_not_grow_on_and_on(self):
         numbers = iter(range(100, 1_000))
@@ -383,33 +373,27 @@ class TestOddInput:
         assert "a ? b" in str(engine.requests[0]["messages"])
         assert "lone surrogates" in caplog.text
 
-    def test_the_servers_words_stand_in_the_step_and_in_the_error(self):
-        def transport(request: httpx.Request) -> httpx.Response:
-            words = "The model `m` does not exist. Run `serve m` first.\n" + "x" * 1_000
-            return httpx.Response(404, json={"error": {"message": words}})
-
-        client = httpx.AsyncClient(transport=httpx.MockTransport(transport))
-        pool = EnginePool({"e": lambda: EngineClient("http://e", model="m", http_client=client)})
-        with pytest.raises(
-            UnreadError, match=r"'The model `m` does not exist. Run `serve"
-        ) as raised:
-            ChainOfAgents(llm=pool).invoke(question(1))
-        assert len(raised.value.trace.steps[0].error) < 600
-
-    def test_words_that_quote_a_document_are_left_out(self):
-        def transport(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(
-                400, json={"error": {"message": "bad input: The PIN is 4711 0815."}}
-            )
-
-        client = httpx.AsyncClient(transport=httpx.MockTransport(transport))
+    def refused(self, status, words, asked):
+        """Return the error of a chain whose server refuses with these words."""
+        transport = httpx.MockTransport(
+            lambda _: httpx.Response(status, json={"error": {"message": words}})
+        )
+        client = httpx.AsyncClient(transport=transport)
         pool = EnginePool({"e": lambda: EngineClient("http://e", model="m", http_client=client)})
         with pytest.raises(UnreadError) as raised:
-            ChainOfAgents(llm=pool).invoke(
-                {"question": "q", "documents": ["The PIN is 4711 0815."]}
-            )
-        assert "4711" not in str(raised.value)
-        assert "4711" not in raised.value.trace.steps[0].error
+            ChainOfAgents(llm=pool).invoke(asked)
+        return str(raised.value), raised.value.trace.steps[0].error
+
+    def test_the_servers_words_stand_in_the_step_and_in_the_error(self):
+        words = "The model `m` does not exist. Run `serve m` first.\n" + "x" * 1_000
+        error, of_step = self.refused(404, words, question(1))
+        assert "'The model `m` does not exist. Run `serve" in error
+        assert len(of_step) < 600
+
+    def test_words_that_quote_a_document_are_left_out(self):
+        asked = {"question": "q", "documents": ["The PIN is 4711 0815."]}
+        error, of_step = self.refused(400, "bad input: The PIN is 4711 0815.", asked)
+        assert "4711" not in error + of_step
 
     def test_an_unknown_argument_is_named_as_the_chains(self):
         with pytest.raises(TypeError) as raised:

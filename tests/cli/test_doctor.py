@@ -49,6 +49,42 @@ def examine(run) -> Callable[..., Awaitable[tuple[int, dict[str, Any], str]]]:
     return examine_server
 
 
+@pytest.fixture
+def examine_at(examine) -> Callable[..., Awaitable[tuple[int, dict[str, Any], str]]]:
+    """Return a function that runs the command on a server that does as a script says."""
+
+    async def examine_script(script: Script, *arguments: Any) -> tuple[int, dict[str, Any], str]:
+        async with listening(script) as [server]:
+            return await examine("--base-url", server.url, *arguments)
+
+    return examine_script
+
+
+def changed(engine: EmulatedEngine, change: Callable[[Received], bytes | None]) -> Script:
+    """Serve an engine; for each request a function may answer, or change the engine."""
+    serve = engine_script(engine)
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        answer = change(received)
+        if answer is None:
+            await serve(received, writer)
+        else:
+            writer.write(answer)
+
+    return script
+
+
+def routed(metrics: EmulatedEngine, *engines: EmulatedEngine) -> Script:
+    """Serve prompts by several engines in turn, and everything else by one."""
+    turns, others = cycle(map(engine_script, engines)), engine_script(metrics)
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        is_prompt = received.path.endswith("/completions")
+        await (next(turns) if is_prompt else others)(received, writer)
+
+    return script
+
+
 def verdicts(checks: dict[str, Any]) -> dict[str, str]:
     return {name: one["verdict"] for name, one in checks.items() if one["verdict"] != "ok"}
 
@@ -77,9 +113,8 @@ async def test_a_healthy_engine_gets_a_line_for_each_check(run):
     )
 
 
-async def test_json_holds_every_check_with_its_numbers(examine):
-    async with listening(engine_script(EmulatedEngine())) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+async def test_json_holds_every_check_with_its_numbers(examine_at):
+    code, checks, _ = await examine_at(engine_script(EmulatedEngine()))
     assert (code, list(checks)) == (0, CHECKS)
     assert checks["prefix cache"] == {
         "check": "prefix cache",
@@ -90,7 +125,7 @@ async def test_json_holds_every_check_with_its_numbers(examine):
     }
 
 
-async def test_what_is_sent_is_announced_bounded_and_made_up(examine):
+async def test_what_is_sent_is_announced_bounded_made_up_and_another_in_each_run(examine):
     engine = EmulatedEngine()
     async with listening(engine_script(engine)) as [server]:
         code, checks, err = await examine("--base-url", server.url, "--tokens", 20_000)
@@ -103,8 +138,6 @@ async def test_what_is_sent_is_announced_bounded_and_made_up(examine):
     first, again, half, later = [one["messages"] for one in engine.requests]
     assert first == again == later != half
 
-
-async def test_each_run_begins_with_a_prompt_that_no_earlier_one_has_sent(examine):
     engine = EmulatedEngine()
     async with listening(engine_script(engine)) as [server]:
         for _ in range(2):
@@ -113,9 +146,8 @@ async def test_each_run_begins_with_a_prompt_that_no_earlier_one_has_sent(examin
     assert first[0]["content"][:30] != second[0]["content"][:30]
 
 
-async def test_a_cache_that_is_off_is_a_problem_with_the_flag_that_switches_it_on(examine):
-    async with listening(engine_script(EmulatedEngine(capacity_tokens=0))) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+async def test_a_cache_that_is_off_is_a_problem_with_the_flag_that_switches_it_on(examine_at):
+    code, checks, _ = await examine_at(engine_script(EmulatedEngine(capacity_tokens=0)))
     assert code == 1
     assert verdicts(checks) == {
         "prefix cache": "problem",
@@ -125,14 +157,13 @@ async def test_a_cache_that_is_off_is_a_problem_with_the_flag_that_switches_it_o
     assert "--enable-prefix-caching" in checks["prefix cache"]["remedy"]
 
 
-async def test_a_cache_that_is_configured_off_is_said_by_the_metrics(examine):
+async def test_a_cache_that_is_configured_off_is_said_by_the_metrics(examine_at):
     page = (
         'vllm:cache_config_info{block_size="16",enable_prefix_caching="False"} 1\n'
         "vllm:prefix_cache_queries_total 0\nvllm:prefix_cache_hits_total 0\n"
     )
     engine = EmulatedEngine(capacity_tokens=0, prompt_tokens_details=False)
-    async with listening(with_metrics(engine, lambda: page)) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(with_metrics(engine, lambda: page))
     assert code == 1
     assert checks["prefix cache"]["found"] == "enable_prefix_caching is False in /metrics"
     assert checks["usage"]["verdict"] == "not known"  # switched on, it may tell
@@ -140,11 +171,10 @@ async def test_a_cache_that_is_configured_off_is_said_by_the_metrics(examine):
 
 
 @pytest.mark.parametrize("has_metrics", [True, False])
-async def test_usage_that_tells_no_cached_tokens_is_a_problem(examine, has_metrics):
+async def test_usage_that_tells_no_cached_tokens_is_a_problem(examine_at, has_metrics):
     engine = EmulatedEngine(prompt_tokens_details=False)
     page = engine.metrics if has_metrics else lambda: ""
-    async with listening(with_metrics(engine, page)) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(with_metrics(engine, page))
     assert code == 1
     assert checks["usage"]["verdict"] == "problem"
     assert "--enable-prompt-tokens-details" in checks["usage"]["remedy"]
@@ -153,14 +183,13 @@ async def test_usage_that_tells_no_cached_tokens_is_a_problem(examine, has_metri
     assert checks["common half"]["verdict"] == ("ok" if has_metrics else "not known")
 
 
-async def test_an_engine_that_tells_cached_tokens_only_where_there_are_some_is_well(examine):
+async def test_an_engine_that_tells_cached_tokens_only_where_there_are_some_is_well(examine_at):
     engine = EmulatedEngine(prompt_tokens_details="if cached")
-    async with listening(engine_script(engine)) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(engine_script(engine))
     assert (code, verdicts(checks)) == (0, {})
 
 
-async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine):
+async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine_at):
     known: set[str] = set()
 
     def cached(body: dict[str, Any]) -> int:
@@ -169,8 +198,7 @@ async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine):
         known.add(text)
         return 2_000 if was_known else 0
 
-    async with listening(replying(cached)) as [server]:
-        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    code, checks, _ = await examine_at(replying(cached), "--model", "m")
     assert code == 1
     assert verdicts(checks) == {
         "common half": "problem",
@@ -197,69 +225,46 @@ def hosted() -> Callable[[dict[str, Any]], int]:
     return cached
 
 
-async def test_a_hosted_api_is_asked_with_prompts_that_it_caches(examine):
+async def test_a_hosted_api_is_asked_with_prompts_that_are_long_enough(examine):
     async with listening(replying(hosted())) as [server]:
         code, checks, _ = await examine("--base-url", server.url, "--model", "m")
     assert code == 0
     assert verdicts(checks) == {"metrics": "not known", "other processes": "not known"}
 
-
-async def test_prompts_that_are_too_short_for_a_hosted_api_say_so(examine):
     async with listening(replying(hosted(), prompt_tokens=600)) as [server]:
         arguments = ("--base-url", server.url, "--model", "m", "--tokens", 600)
         code, checks, _ = await examine(*arguments)
     assert code == 1
     assert "from 1,024 tokens on: --tokens 2800" in checks["prefix cache"]["remedy"]
-
-
-async def test_more_cached_tokens_than_can_be_are_not_believed(examine):
     async with listening(replying(lambda body: 2_000)) as [server]:
         _, checks, _ = await examine("--base-url", server.url, "--model", "m")
     assert checks["common half"]["verdict"] == "not known"
 
 
-async def test_requests_that_go_to_several_engines_are_a_problem(examine):
-    engines = cycle(engine_script(EmulatedEngine()) for _ in range(2))
-    metrics = engine_script(EmulatedEngine())
-
-    async def routed(received: Received, writer: asyncio.StreamWriter) -> None:
-        is_prompt = received.path.endswith("/completions")
-        await (next(engines) if is_prompt else metrics)(received, writer)
-
-    async with listening(routed) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+async def test_requests_that_go_to_several_engines_are_a_problem(examine_at):
+    code, checks, _ = await examine_at(routed(*(EmulatedEngine() for _ in range(3))))
     assert code == 1
     assert "but some of a later one" in checks["prefix cache"]["found"]
     assert "session_id='conversation'" in checks["prefix cache"]["remedy"]
 
 
-async def test_metrics_that_count_a_part_of_what_was_sent_are_those_of_one_of_several(examine):
+async def test_metrics_that_count_a_part_of_what_was_sent_are_those_of_one_of_several(examine_at):
     one, other = EmulatedEngine(), EmulatedEngine()
-    engines = cycle([engine_script(one), engine_script(other)])
-
-    async def routed(received: Received, writer: asyncio.StreamWriter) -> None:
-        is_prompt = received.path.endswith("/completions")
-        await (next(engines) if is_prompt else engine_script(one))(received, writer)
-
-    async with listening(routed) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(routed(one, one, other))
     assert code == 1
     assert checks["other processes"]["verdict"] == "problem"
     assert "less than were sent" in checks["other processes"]["found"]
     assert "EnginePool" in checks["other processes"]["remedy"]
 
 
-async def test_a_cache_that_forgets_what_it_held_is_a_problem(examine):
+async def test_a_cache_that_forgets_what_it_held_is_a_problem(examine_at):
     engine = EmulatedEngine()
-    serve = engine_script(engine)
 
-    async def forgetting(received: Received, writer: asyncio.StreamWriter) -> None:
+    def forget(_: Received) -> None:
         if len(engine.requests) == 3:
             engine.reset_prefix_cache()
-        await serve(received, writer)
 
-    async with listening(forgetting) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(changed(engine, forget))
     assert code == 1
     assert verdicts(checks) == {"cached tokens stay": "problem"}
     assert checks["cached tokens stay"]["found"] == ("0 of 2,832 tokens still cached 0.05 s later")
@@ -267,14 +272,12 @@ async def test_a_cache_that_forgets_what_it_held_is_a_problem(examine):
 
 def busy(engine: EmulatedEngine) -> Script:
     """Serve an engine to which others send 100 tokens before each look at its metrics."""
-    serve = engine_script(engine)
 
-    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+    def send(received: Received) -> None:
         if received.path == "/metrics":
             engine.usage += CacheUsage(100, 10)
-        await serve(received, writer)
 
-    return script
+    return changed(engine, send)
 
 
 async def test_prompts_of_others_are_seen_and_are_a_question_to_the_user(examine):
@@ -310,21 +313,15 @@ def log_path(tmp_path):
     return path
 
 
-async def test_a_log_that_all_processes_write_is_well(examine, log_path):
+async def test_a_log_is_well_that_all_processes_write(examine, log_path):
     async with listening(engine_script(EmulatedEngine())) as [server]:
         arguments = ("--base-url", server.url, "--shared-log", log_path, "--workers", 2)
         code, checks, _ = await examine(*arguments)
     assert (code, verdicts(checks)) == (0, {})
     assert "2 planners wrote the latest of 6 entries" in checks["other processes"]["found"]
-
-
-async def test_a_log_that_fewer_write_than_there_are_processes_is_a_problem(examine, log_path):
     code, checks, _ = await examine("--shared-log", log_path, "--workers", 4)
     assert (code, list(checks)) == (1, ["other processes"])
     assert "4 processes should" in checks["other processes"]["found"]
-
-
-async def test_a_log_in_which_nobody_writes_while_others_send_is_a_problem(examine, log_path):
     async with listening(busy(EmulatedEngine())) as [server]:
         code, checks, _ = await examine("--metrics", server.url, "--shared-log", log_path)
     assert code == 1
@@ -353,15 +350,9 @@ async def test_a_log_of_garbage_is_a_problem(examine, log_path, tmp_path):
 
 def with_metrics(engine: EmulatedEngine, page: Callable[[], str]) -> Script:
     """Serve an engine with another page of metrics."""
-    serve = engine_script(engine)
-
-    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
-        if received.path == "/metrics":
-            writer.write(response(200, page().encode()))
-        else:
-            await serve(received, writer)
-
-    return script
+    return changed(
+        engine, lambda one: response(200, page().encode()) if one.path == "/metrics" else None
+    )
 
 
 def replying(cached: Callable[[dict[str, Any]], int], prompt_tokens: int = 2_837) -> Script:
@@ -397,9 +388,8 @@ def answering(status: int, **headers: str) -> Script:
         (500, "engine's log"),
     ],
 )
-async def test_an_engine_that_refuses_is_a_problem_with_its_remedy(examine, status, remedy):
-    async with listening(answering(status)) as [server]:
-        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+async def test_an_engine_that_refuses_is_a_problem_with_its_remedy(examine_at, status, remedy):
+    code, checks, _ = await examine_at(answering(status), "--model", "m")
     assert code == 1
     assert checks["engine"]["verdict"] == "problem"
     assert f"status {status}" in checks["engine"]["found"]
@@ -408,13 +398,16 @@ async def test_an_engine_that_refuses_is_a_problem_with_its_remedy(examine, stat
     assert set(verdicts(checks)) == set(CHECKS)
 
 
-async def test_an_engine_that_is_not_there_is_a_problem(examine):
+async def test_engines_and_metrics_that_are_not_there_are_problems(examine):
     server = HttpServer(answering(200))
     await server.come_back()
     await server.die()
     code, checks, _ = await examine("--base-url", server.url)
     assert (code, checks["engine"]["verdict"]) == (1, "problem")
     assert "start it" in checks["engine"]["remedy"]
+    async with listening(answering(503)) as [server]:
+        code, checks, _ = await examine("--metrics", f"{server.url}/metrics")
+    assert (code, checks["metrics"]["verdict"]) == (1, "problem")
 
 
 @pytest.mark.parametrize("kind", slow_unless(ENDLESS | DRIPPING, "events", "nothing"))
@@ -431,14 +424,10 @@ async def test_replies_without_an_end_end_at_the_time_out_with_a_clear_line(run,
 
 
 @pytest.mark.parametrize("garbage", [one[:60] for one in BROKEN])
-async def test_garbage_is_a_problem_and_never_a_traceback(examine, garbage):
+async def test_garbage_is_a_problem_and_never_a_traceback(examine_at, garbage):
     whole = next(one for one in BROKEN if one.startswith(garbage))
-
-    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
-        writer.write(response(200, whole, content_type="text/event-stream"))
-
-    async with listening(script) as [server]:
-        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    reply = response(200, whole, content_type="text/event-stream")
+    code, checks, _ = await examine_at(changed(EmulatedEngine(), lambda _: reply), "--model", "m")
     assert (code, checks["engine"]["verdict"]) == (1, "problem")
 
 
@@ -458,37 +447,20 @@ async def test_metrics_without_an_end_do_not_keep_the_engine_from_being_looked_a
     assert verdicts(checks) == {"metrics": "not known", "other processes": "not known"}
 
 
-async def test_metrics_that_were_named_and_do_not_answer_are_a_problem(examine):
-    async with listening(answering(503)) as [server]:
-        code, checks, _ = await examine("--metrics", f"{server.url}/metrics")
-    assert (code, checks["metrics"]["verdict"]) == (1, "problem")
-
-
-async def test_models_that_want_another_limit_of_tokens_get_it(examine):
+async def test_models_that_want_another_limit_of_tokens_get_it(examine_at):
     engine = EmulatedEngine()
-    serve = engine_script(engine)
-
-    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
-        if b"max_tokens" in received.body:
-            writer.write(response(400, b"{}"))
-        else:
-            await serve(received, writer)
-
-    async with listening(script) as [server]:
-        code, checks, _ = await examine("--base-url", server.url)
+    code, checks, _ = await examine_at(
+        changed(engine, lambda one: response(400, b"{}") if b"max_tokens" in one.body else None)
+    )
     assert (code, verdicts(checks)) == (0, {})
     assert [one["max_completion_tokens"] for one in engine.requests] == [16] * 4
 
 
-async def test_prompts_fit_the_models_window_and_large_blocks_fit_the_prompts(examine):
-    async with listening(engine_script(EmulatedEngine(max_model_len=1_000))) as [server]:
-        code, checks, err = await examine("--base-url", server.url)
-    assert (code, verdicts(checks)) == (0, {})
-    assert "about 700 tokens" in err
-    async with listening(engine_script(EmulatedEngine(block_size=2_048))) as [server]:
-        code, checks, err = await examine("--base-url", server.url)
-    assert (code, verdicts(checks)) == (0, {})
-    assert "about 8,192 tokens" in err
+async def test_prompts_fit_the_models_window_and_large_blocks_fit_the_prompts(examine_at):
+    for options, tokens in (({"max_model_len": 1_000}, "700"), ({"block_size": 2_048}, "8,192")):
+        code, checks, err = await examine_at(engine_script(EmulatedEngine(**options)))
+        assert (code, verdicts(checks)) == (0, {})
+        assert f"about {tokens} tokens" in err
 
 
 async def test_the_key_goes_to_the_engine_and_not_to_metrics_elsewhere(examine, monkeypatch):

@@ -106,13 +106,17 @@ def rows(table):
 # plan files
 
 
-def test_each_request_is_compared_with_those_before_it():
+def test_requests_are_compared_with_those_before_them_as_still_cached_unless_told_otherwise():
     requests = [planned("a", (1, 2)), planned("b", (2, 1)), planned("c", (1, 2, 3))]
     assert [
         (one.explanation.cause, one.explanation.closest, one.explanation.shared_tokens)
         for one in explained(*requests)
     ] == [(Cause.new_blocks, None, 0), (Cause.other_order, "a", 0), (Cause.new_blocks, "a", 200)]
     assert causes(*reversed(requests)) == [Cause.new_blocks, Cause.other_order, Cause.hit]
+    first, again = planned("a", (1, 2)), planned("b", (1, 2))
+    assert causes(first, again) == [Cause.new_blocks, Cause.hit]
+    gone = planned("b", (1, 2), expected_cached_tokens=0)
+    assert causes(first, gone) == [Cause.new_blocks, Cause.evicted]
 
 
 def test_every_cause_that_a_plan_file_can_show():
@@ -190,14 +194,7 @@ def test_a_long_trace_is_searched_for_the_longest_common_beginning():
         assert last.explanation.lost_tokens == lost
 
 
-def test_a_plan_without_expectations_takes_everything_as_still_cached():
-    first, again = planned("a", (1, 2)), planned("b", (1, 2))
-    assert causes(first, again) == [Cause.new_blocks, Cause.hit]
-    gone = planned("b", (1, 2), expected_cached_tokens=0)
-    assert causes(first, gone) == [Cause.new_blocks, Cause.evicted]
-
-
-def test_left_out_blocks_are_no_part_of_a_prompt():
+def test_what_was_left_out_or_is_not_counted_is_no_part_of_a_comparison():
     later = planned("b", (2,), after="a", conversation_id="c", turn=1)
     reference = ("[Doc_1]", 1, "Please refer to [Doc_1].")
     later = PlannedRequest(**{**fields_of(later), "parts": (reference, *later.parts)})
@@ -205,17 +202,15 @@ def test_left_out_blocks_are_no_part_of_a_prompt():
     assert (explanation.closest, explanation.block) == ("a", 2)
     assert "its own 1 blocks (100 tokens)" in explanation.words
 
-
-def fields_of(request):
-    return {name: getattr(request, name) for name in PlannedRequest.__dataclass_fields__}
-
-
-def test_blocks_without_a_token_count_are_estimated():
     corpus = {1: block(1), 2: block(2)}
     requests = [planned("a", (1, 2)), planned("b", (1, 2))]
     explanation = list(explain_plan(requests, corpus))[1].explanation
     assert explanation.shared_tokens == 6  # 9 characters a text, some four a token
     assert explanation.cause is Cause.too_short
+
+
+def fields_of(request):
+    return {name: getattr(request, name) for name in PlannedRequest.__dataclass_fields__}
 
 
 def test_a_block_that_the_corpus_lacks_is_named():
@@ -407,34 +402,43 @@ def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, c
     assert answers == expected
 
 
-def test_one_request_is_told_in_words(explain_command, plan, corpus):
-    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--request", "b")
-    assert (code, err) == (0, "")
-    assert out == (
-        "b: other order\n"
-        "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). They part "
-        "at block 3, where the earlier prompt has 2. From there on blocks with 200 tokens stand in "
-        "the earlier prompt, too, but in another order or place: they are computed again.\n"
-    )
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "b",
+            "b: other order\n"
+            "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). They "
+            "part at block 3, where the earlier prompt has 2. From there on blocks with 200 tokens "
+            "stand in the earlier prompt, too, but in another order or place: they are computed "
+            "again.\n",
+        ),
+        (
+            4,
+            "4: evicted\n"
+            "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
+            "but 200 of these tokens have left the cache since. This prompt ends there.\n",
+        ),
+    ],
+)
+def test_one_request_is_told_in_words(explain_command, plan, corpus, name, said):
+    expected = (0, said, "")
+    assert explain_command("--plan", plan, "--corpus", corpus, "--request", name) == expected
 
 
-def test_a_request_is_found_by_an_integer_id_too(explain_command, plan, corpus):
-    code, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--request", 4)
-    assert code == 0
-    assert out == (
-        "4: evicted\n"
-        "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
-        "but 200 of these tokens have left the cache since. This prompt ends there.\n"
-    )
-
-
-def test_one_request_can_be_told_as_json(explain_command, plan, corpus):
+def test_one_request_can_be_told_as_json_if_it_is_known(explain_command, plan, corpus):
     code, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--request", "s", "--json")
     assert code == 0
     (line,) = out.splitlines()
     assert json.loads(line)["words"] == (
         "Request 'a' began with the same 3 blocks (300 tokens), but its system text is another one "
         "and stands before them; they are computed again."
+    )
+
+    assert explain_command("--plan", plan, "--corpus", corpus, "--request", "ghost") == (
+        2,
+        "",
+        f"ctxreuse: {plan}: there is no request 'ghost'; see its request_id fields\n",
     )
 
 
@@ -467,7 +471,7 @@ def test_the_list_of_requests_can_be_shortened(explain_command, plan, corpus, wo
     assert ("Requests that lost most" in words(out)) == bool(listed)
 
 
-def test_ten_requests_are_listed_unless_told_otherwise(explain_command, tmp_path, corpus):
+def test_at_most_ten_requests_that_lost_something_are_listed(explain_command, tmp_path, corpus):
     requests = [{"request_id": f"r{n}", "blocks": [n % 2 + 1, 2 - n % 2]} for n in range(14)]
     systems = [{**one, "system": f"system {n}"} for n, one in enumerate(requests)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *systems)
@@ -477,9 +481,6 @@ def test_ten_requests_are_listed_unless_told_otherwise(explain_command, tmp_path
         ["new blocks", "2", "0"],
     ]
     assert len(rows(out)) == 2 + 10
-
-
-def test_where_nothing_was_lost_no_request_is_listed(explain_command, tmp_path, corpus):
     plan = write_jsonl(tmp_path / "plan.jsonl", *[{"request_id": n, "blocks": [1]} for n in "ab"])
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
     assert rows(out) == [["hit", "1", "0"], ["new blocks", "1", "0"]]
@@ -545,19 +546,18 @@ def test_very_long_names_are_cut_in_the_words_only(explain_command, tmp_path):
     assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
 
 
-def test_an_empty_plan_has_nothing_to_explain(explain_command, tmp_path, corpus):
-    empty = write_jsonl(tmp_path / "plan.jsonl")
-    assert explain_command("--plan", empty, "--corpus", corpus, "--json") == (0, "", "")
-    code, out, err = explain_command("--plan", empty, "--corpus", corpus)
-    assert (code, rows(out), err) == (0, [], "")
-
-
-def test_the_plan_can_come_from_standard_input(explain_command, plan, corpus):
+def test_the_plan_can_come_from_standard_input_and_be_empty(
+    explain_command, plan, corpus, tmp_path
+):
     with open(plan) as file:
         text = file.read()
     for options in ((), ("--json",), ("--request", "b")):
         expected = explain_command("--plan", plan, "--corpus", corpus, *options)
         assert explain_command("--plan", "-", "--corpus", corpus, *options, stdin=text) == expected
+    empty = write_jsonl(tmp_path / "plan.jsonl")
+    assert explain_command("--plan", empty, "--corpus", corpus, "--json") == (0, "", "")
+    code, out, err = explain_command("--plan", empty, "--corpus", corpus)
+    assert (code, rows(out), err) == (0, [], "")
 
 
 def test_with_a_tokenizer_the_token_is_named_at_which_two_prompts_part(
@@ -595,94 +595,11 @@ def test_no_text_of_documents_questions_or_system_is_told(explain_command, tmp_p
 # usage
 
 
-def test_an_unknown_request_is_named(explain_command, plan, corpus):
-    assert explain_command("--plan", plan, "--corpus", corpus, "--request", "ghost") == (
-        2,
-        "",
-        f"ctxreuse: {plan}: there is no request 'ghost'; see its request_id fields\n",
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"request_id": 1', "broken JSON"),
-        ('{"blocks": []}', "field 'request_id' is missing; it must be str or int"),
-        (
-            '{"request_id": 1, "blocks": ["ghost"]}',
-            "block 'ghost' (str) is not in the corpus; pass the corpus that the plan was made with",
-        ),
-        (
-            '{"request_id": 1, "blocks": [], "after": "ghost"}',
-            "it continues request 'ghost', which does not stand before it",
-        ),
-        (
-            '{"request_id": 1, "blocks": [], "expected_cached_tokens": 1.5}',
-            "field 'expected_cached_tokens' is 1.5 (float); it must be int",
-        ),
-        (
-            '{"request_id": 1, "blocks": [], "expected_cached_tokens": -1}',
-            "field 'expected_cached_tokens' must be an integer from 0",
-        ),
-    ],
-)
 @pytest.mark.parametrize("options", [(), ("--json",), ("--request", "0")])
-def test_a_broken_plan_exits_with_2_and_prints_nothing(
-    explain_command, corpus, tmp_path, line, problem, options
-):
-    plan = write_jsonl(tmp_path / "plan.jsonl", {"request_id": 0, "blocks": [1]}, line)
+def test_a_broken_plan_exits_with_2_and_prints_nothing(explain_command, corpus, tmp_path, options):
+    lines = ({"request_id": 0, "blocks": [1]}, {"request_id": 1, "blocks": ["ghost"]})
+    plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
     code, out, err = explain_command("--plan", plan, "--corpus", corpus, *options)
     assert (code, out) == (2, "")
-    assert err.startswith(f"ctxreuse: {plan}:2: {problem}")
+    assert err.startswith(f"ctxreuse: {plan}:2: block 'ghost' (str) is not in the corpus; ")
     assert err.count("\n") == 1
-
-
-def test_files_that_cannot_be_read_are_named(explain_command, plan, corpus, tmp_path):
-    missing = str(tmp_path / "missing.jsonl")
-    error = f"ctxreuse: {missing}: cannot be read: No such file or directory\n"
-    assert explain_command("--plan", missing, "--corpus", corpus) == (2, "", error)
-    assert explain_command("--plan", plan, "--corpus", missing) == (2, "", error)
-    assert explain_command("--plan", "-", "--corpus", "-") == (
-        2,
-        "",
-        "ctxreuse: only one file can be read from standard input ('-')\n",
-    )
-
-
-def test_a_file_that_is_no_tokenizer_exits_with_2(explain_command, plan, corpus):
-    pytest.importorskip("tokenizers")
-    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mentioned"),
-    [
-        (("--plan", "p"), "--corpus"),
-        (("--corpus", "c"), "--plan"),
-        (("--plan", "p", "--corpus", "c", "--worst", "-1"), "--worst"),
-        (("--plan", "p", "--corpus", "c", "--all"), "--all"),
-    ],
-)
-def test_wrong_usage_exits_with_2_and_says_what_is_wrong(explain_command, arguments, mentioned):
-    code, out, err = explain_command(*arguments)
-    assert (code, out) == (2, "")
-    assert mentioned in words(err)
-
-
-def test_help_mentions_every_option(explain_command, run):
-    code, out, err = explain_command("--help")
-    assert (code, err) == (0, "")
-    for option in (
-        "--plan",
-        "--corpus",
-        "--request",
-        "--worst",
-        "--tokenizer",
-        "--json",
-        "standard input",
-        "Say why requests hit or miss the prefix cache.",
-    ):
-        assert option in words(out)
-    assert "ctxreuse explain --plan OUT.jsonl --corpus C.jsonl" in words(run("--help")[1])

@@ -19,15 +19,11 @@ def user(content):
     return {"role": "user", "content": content}
 
 
-def test_a_derived_id_is_the_same_in_every_process():
+def test_a_derived_id_is_the_same_in_every_process_and_when_it_is_given_by_hand():
     block = ContextBlock(text="A")
     assert block.id == "sha-f96658555f24a7608e17d9d14603e79c"
     assert block.key.hex() == "4b7dbcb258d862bb4db147e6978b68a6"
     assert ContextBlock(text="A", id=5).key.hex() == "072e3109d6ccafe842b7e77b5943a4d1"
-
-
-def test_a_derived_id_given_by_hand_names_the_same_block():
-    block = ContextBlock(text="A")
     assert ContextBlock(text="A", id=block.id).key == block.key
 
 
@@ -64,11 +60,8 @@ def test_equal_integers_of_any_type_are_the_same_block(one, two):
     assert ContextBlock(id=one, text="x").key == ContextBlock(id=two, text="x").key
 
 
-def test_id_and_text_do_not_run_into_each_other():
+def test_the_identity_is_of_id_and_text_apart_and_not_of_the_token_count():
     assert ContextBlock(id="ab", text="c").key != ContextBlock(id="a", text="bc").key
-
-
-def test_the_token_count_is_no_part_of_the_identity():
     assert ContextBlock(id=1, text="x", tokens=5).key == ContextBlock(id=1, text="x").key
 
 
@@ -136,24 +129,18 @@ def test_unique_blocks_are_the_first_of_each_identity_in_the_retrievers_order(pa
     assert unique == list(dict.fromkeys(pairs))
 
 
-def test_plain_strings_become_blocks_with_derived_ids():
+def test_any_iterable_of_strings_and_blocks_becomes_blocks():
     request = ContextRequest(["A", ContextBlock(id=1, text="B"), ""])
     assert request.blocks == (
         ContextBlock(id="sha-f96658555f24a7608e17d9d14603e79c", text="A"),
         ContextBlock(id=1, text="B"),
         ContextBlock(text=""),
     )
-
-
-def test_what_is_not_given_has_the_documented_default():
-    assert dataclasses.astuple(ContextRequest([])) == ((), "", None, None, None, "", None, (), None)
-
-
-def test_any_iterable_of_blocks_will_do():
     assert ContextRequest(text for text in "ab") == ContextRequest(("a", "b"))
 
 
-def test_an_empty_history_is_not_the_same_as_none():
+def test_what_is_not_given_has_the_documented_default_which_is_not_the_same_as_empty():
+    assert dataclasses.astuple(ContextRequest([])) == ((), "", None, None, None, "", None, (), None)
     assert ContextRequest([], history=[]).history == ()
     assert ContextRequest([], history=None).history is None
 
@@ -172,14 +159,12 @@ def test_what_the_caller_does_to_his_lists_later_changes_nothing():
     assert request == ContextRequest(before[0], history=before[1])
 
 
-def test_values_cannot_be_changed():
+def test_values_cannot_be_changed_but_copied_pickled_and_replaced_in_part():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ContextRequest([]).query = "other"
     with pytest.raises(dataclasses.FrozenInstanceError):
         ContextBlock(text="x").text = "other"
 
-
-def test_values_can_be_copied_pickled_and_replaced_in_part():
     request = ContextRequest(
         [ContextBlock(id=HUGE, text="\ud800")], "Why?", history=[user("q")], conversation_id=1
     )

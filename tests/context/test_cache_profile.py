@@ -14,15 +14,13 @@ def test_each_ready_profile_says_when_and_where_its_values_were_read(name):
     assert cache_profile(profile) is profile
 
 
-def test_marks_have_the_prices_of_their_time_to_live():
+def test_marks_and_readable_parts_are_those_of_the_profile():
     five_minutes = cache_profile("anthropic")
     hour = cache_profile(" Anthropic( minimum=4_096, life='1h' ) ")
     assert (five_minutes.write_factor, five_minutes.lifetime, five_minutes.marks) == (1.25, 300, 4)
     assert (hour.write_factor, hour.lifetime, hour.minimum) == (2.0, 3600, 4096)
     assert (cache_profile("openai").look_back, hour.look_back) == (0, 20)
 
-
-def test_the_readable_part_of_a_prefix_is_cut_to_whole_steps_from_the_minimum_on():
     assert [DEFAULT_CACHE.readable(tokens) for tokens in (15, 16, 47)] == [0, 16, 32]
     before = cache_profile("openai-before-5.6")
     assert [before.readable(tokens) for tokens in (1023, 1024, 1300)] == [0, 1024, 1280]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap, TenantShares
 
 
-def test_the_least_recently_used_goes_first():
+def test_the_least_recently_used_goes_first_and_what_is_missing_is_made_once():
     recent = LRUMap[str, int](2)
     assert recent.put("a", 1) == []
     assert recent.put("b", 2) == []
@@ -15,6 +15,9 @@ def test_the_least_recently_used_goes_first():
     assert (list(recent), list(recent.values())) == (["a", "c"], [1, 3])
     assert recent.peek("a") == 1
     assert recent.put("d", 4) == [("a", 1)], "a peek is no use"
+    made = LRUMap[str, list[int]](2)
+    first = made.get_or_make("a", list)
+    assert made.get_or_make("a", lambda: [1]) is first
 
 
 def test_weights_bound_it_but_for_the_newest():
@@ -28,12 +31,6 @@ def test_weights_bound_it_but_for_the_newest():
     assert texts.weight == 1
     assert texts.pop(3) == "b"
     assert (texts.pop(3), texts.weight, 3 in texts) == (None, 0, False)
-
-
-def test_what_is_missing_is_made_once():
-    made = LRUMap[str, list[int]](2)
-    first = made.get_or_make("a", list)
-    assert made.get_or_make("a", lambda: [1]) is first
 
 
 operations = st.lists(st.tuples(st.sampled_from("pgx"), st.integers(0, 5), st.integers(0, 9)))
@@ -74,13 +71,21 @@ def test_the_tenant_that_holds_most_forgets_first():
     assert list(shared.of("nobody")) == []
 
 
-def test_what_alone_is_more_than_all_may_weigh_takes_nothing_from_others():
+def test_what_is_taken_out_or_weighs_more_than_all_takes_nothing_from_others():
     shared = TenantLRUMap[str, str](max_weight=10, weight_of=len)
     shared.put("small", "a", "123")
     assert shared.put("large", "b", "1" * 11) == [("large", "b", "1" * 11)]
     assert (len(shared), shared.tenants, shared.weight_size) == (1, 1, PartSize(3, 10))
     assert shared.put("small", "c", "1" * 11) == [("small", "a", "123")]
     assert shared.weight == 11, "the newest stays where there is nobody else"
+
+    shared = TenantLRUMap[str, str](max_weight=5, weight_of=len)
+    shared.put("a", "x", "12")
+    shared.put("b", "y", "123")
+    assert shared.pop("a", "x") == "12"
+    assert (shared.pop("a", "x"), shared.pop("nobody", "x")) == (None, None)
+    assert (shared.tenants, shared.weight) == (1, 3)
+    assert shared.put("a", "z", "12") == []
 
 
 @given(
@@ -101,16 +106,6 @@ def test_a_tenant_within_its_share_loses_nothing(steps):
         assert len(shared) == len(own) + len(others) <= 10
         assert shared.weight == sum(own.values()) + sum(others)
         assert shared.weight <= 20 or len(shared) == 1
-
-
-def test_what_is_taken_out_makes_room():
-    shared = TenantLRUMap[str, str](max_weight=5, weight_of=len)
-    shared.put("a", "x", "12")
-    shared.put("b", "y", "123")
-    assert shared.pop("a", "x") == "12"
-    assert (shared.pop("a", "x"), shared.pop("nobody", "x")) == (None, None)
-    assert (shared.tenants, shared.weight) == (1, 3)
-    assert shared.put("a", "z", "12") == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.booleans())))

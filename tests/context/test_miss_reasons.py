@@ -66,16 +66,18 @@ def test_each_providers_terms_have_a_word_of_the_vocabulary(response, said):
     assert miss.agrees_with(None) is False
 
 
-def test_openais_input_holds_the_system_text_too():
+def test_objects_are_read_as_dicts_are_and_openais_terms_agree_with_our_reasons():
     assert reported_miss(openai("input_changed")).agrees_with(MissReason.system) is True
 
-
-def test_what_is_not_in_the_requests_agrees_with_requests_that_do_not_differ():
     same = reported_miss({"prompt_cache_diagnostics": {"type": "cache_hit"}})
     assert str(same) == "no difference"
     for ours in (None, MissReason.expired, MissReason.below_minimum, MissReason.never_written):
         assert same.agrees_with(ours) is True
     assert same.agrees_with(MissReason.system) is False
+    reason = SimpleNamespace(type="tools_changed", cache_missed_input_tokens=7)
+    response = SimpleNamespace(diagnostics=SimpleNamespace(cache_miss_reason=reason))
+    assert reported_miss(response) == ReportedMiss("tools_changed", (MissReason.tools,), 7)
+    assert reported_miss(response.diagnostics) == reported_miss(response)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +108,6 @@ def test_a_provider_that_cannot_tell_neither_agrees_nor_disagrees(response, term
 )
 def test_an_answer_without_diagnostics_says_nothing(response):
     assert reported_miss(response) is None
-
-
-def test_objects_are_read_as_dicts_are():
-    reason = SimpleNamespace(type="tools_changed", cache_missed_input_tokens=7)
-    response = SimpleNamespace(diagnostics=SimpleNamespace(cache_miss_reason=reason))
-    assert reported_miss(response) == ReportedMiss("tools_changed", (MissReason.tools,), 7)
-    assert reported_miss(response.diagnostics) == reported_miss(response)
 
 
 def test_the_terms_of_anthropics_own_types_are_known():

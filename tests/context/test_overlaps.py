@@ -23,9 +23,6 @@ def test_the_repeated_beginning_is_counted_in_characters():
     assert repeated_length("x" * 100, "x" * 100) == 99
     assert repeated_length("a" * SHORTEST_OVERLAP, "a" * SHORTEST_OVERLAP + "b") == SHORTEST_OVERLAP
     assert repeated_length("a" * 39, "a" * 39 + "b") == 0
-
-
-def test_a_text_that_repeats_itself_is_given_up_on_after_some_tries():
     assert repeated_length("a" * 1_000_000, "a" * 999_999 + "b") == 4_000
 
 
@@ -37,32 +34,25 @@ def test_what_is_left_out_stands_at_the_end_of_the_earlier_text(before, shared, 
     assert length < len(shared + after)
 
 
-def test_overlaps_are_shown_whole_by_default():
+def test_an_overlap_is_shown_whole_by_default_and_where_it_comes_first():
     (content,) = contents(ReusePlanner(), [FIRST, SECOND])
     assert content == f"[Doc_1] {FIRST.text}\n\n[Doc_2] {SECOND.text}\n\nQ?"
+    (content,) = contents(ReusePlanner(trim_overlaps=True), [SECOND, FIRST])
+    assert content == f"[Doc_1] {SECOND.text}\n\n[Doc_2] {FIRST.text}\n\nQ?"
 
 
-def test_only_the_rendering_leaves_the_repeated_part_out():
+def test_only_the_rendering_leaves_the_repeated_part_out_and_common_first_bytes_stay():
     planner = ReusePlanner(trim_overlaps=True)
     plan = planner.plan(ContextRequest([FIRST, SECOND], "Q?"))
     assert plan.blocks == (FIRST, SECOND)
     assert plan.content == (
         f"[Doc_1] {FIRST.text}\n\n[Doc_2] (continues [Doc_1]) The second chunk.\n\nQ?"
     )
-
-
-def test_prompts_with_the_same_first_blocks_have_the_same_first_bytes():
-    planner = ReusePlanner(trim_overlaps=True)
     alone, both = contents(planner, [FIRST, SECOND], [FIRST, SECOND, OTHER])
     assert both.startswith(alone.removesuffix("Q?"))
 
 
-def test_a_chunk_that_comes_before_the_one_it_continues_is_whole():
-    (content,) = contents(ReusePlanner(trim_overlaps=True), [SECOND, FIRST])
-    assert content == f"[Doc_1] {SECOND.text}\n\n[Doc_2] {FIRST.text}\n\nQ?"
-
-
-def test_an_overlap_with_an_earlier_turn_is_left_out_too():
+def test_what_repeats_an_earlier_turn_is_left_out_and_never_referred_to():
     chat = ReusePlanner(trim_overlaps=True).conversation("c")
     chat.plan([FIRST], "One?")
     chat.record("Yes.")
@@ -70,8 +60,6 @@ def test_an_overlap_with_an_earlier_turn_is_left_out_too():
         "[Doc_2] (continues [Doc_1]) The second chunk.\n\nTwo?"
     )
 
-
-def test_a_chunk_that_was_not_shown_whole_is_never_referred_to():
     chat = ReusePlanner(trim_overlaps=True).conversation("c")
     chat.plan([FIRST, SECOND], "One?")
     chat.record("Yes.")

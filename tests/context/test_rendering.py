@@ -24,13 +24,10 @@ PARTS = (
 )
 
 
-def test_a_turn_is_blocks_and_references_then_annotation_then_question():
+def test_a_turn_is_blocks_and_references_then_annotation_and_question_in_either_order():
     assert render_turn(PARTS, "Order.", "Why?", DEFAULT_TEMPLATES) == (
         "[Doc_3] first\n\nSee [Doc_1].\n\n[Doc_4] second\n\nOrder.\n\nWhy?"
     )
-
-
-def test_the_order_annotation_may_stand_behind_the_question():
     words = Templates(order_position="after_question", separator="\n---\n")
     assert render_turn(PARTS, "Order.", "Why?", words) == (
         "[Doc_3] first\n---\nSee [Doc_1].\n---\n[Doc_4] second\n---\nWhy?\n---\nOrder."

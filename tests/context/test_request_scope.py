@@ -23,16 +23,16 @@ settings = st.fixed_dictionaries(
 )
 
 
-def test_nobody_said_anything_by_default():
-    assert current_scope() is NO_SCOPE
-    assert (NO_SCOPE.tenant, NO_SCOPE.conversation_id, NO_SCOPE.history) == (None, None, None)
-
-
-def test_what_is_said_holds_inside_and_only_there():
+async def test_what_is_said_holds_inside_across_awaits_and_only_there():
     with request_context(tenant="a", conversation_id="c", history=HELLO) as scope:
         assert scope == RequestScope("a", "c", HELLO)
         assert current_scope() is scope
     assert current_scope() is NO_SCOPE
+    with request_context(tenant="a"):
+        await asyncio.sleep(0)
+        assert current_scope() == RequestScope("a")
+    assert current_scope() is NO_SCOPE
+    assert (NO_SCOPE.tenant, NO_SCOPE.conversation_id, NO_SCOPE.history) == (None, None, None)
 
 
 def test_each_thing_can_be_said_alone():
@@ -89,14 +89,12 @@ def test_inner_scopes_inherit_what_they_do_not_say():
         assert current_scope() == RequestScope("a", "c", HELLO)
 
 
-def test_tenant_conversation_and_history_can_be_said_one_after_the_other():
+def test_a_scope_is_a_frozen_value_that_is_said_at_once_or_one_after_the_other():
     said = [{"tenant": "a"}, {"conversation_id": "c"}, {"history": HELLO}]
     for first, second, third in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
         scope = NO_SCOPE.inside(**said[first]).inside(**said[second]).inside(**said[third])
         assert scope == RequestScope("a", "c", HELLO)
 
-
-def test_a_scope_is_a_frozen_value():
     scope = RequestScope("a", "c", HELLO)
     assert scope.inside(tenant="b") == RequestScope("b")
     assert scope == RequestScope("a", "c", HELLO)
@@ -145,13 +143,6 @@ def test_a_wrong_argument_is_named_and_changes_nothing(said, message):
             raise AssertionError("the code inside must not run")
         assert str(caught.value) == message
         assert current_scope() is scope
-
-
-async def test_the_scope_holds_across_awaits():
-    with request_context(tenant="a"):
-        await asyncio.sleep(0)
-        assert current_scope() == RequestScope("a")
-    assert current_scope() is NO_SCOPE
 
 
 async def test_concurrent_tasks_each_have_their_own_scope():
@@ -273,7 +264,12 @@ def test_an_error_thrown_in_from_another_context_is_not_swallowed(kind):
     assert current_scope() is NO_SCOPE
 
 
-async def test_a_thread_of_asyncio_sees_the_scope_and_keeps_its_own_to_itself():
+async def test_a_thread_sees_the_scope_only_if_it_copies_the_context_as_those_of_asyncio_do():
+    with request_context(tenant="a") as scope, ThreadPoolExecutor(1) as pool:
+        copied = contextvars.copy_context()
+        assert pool.submit(copied.run, current_scope).result() is scope
+        assert pool.submit(current_scope).result() is NO_SCOPE
+
     def serve():
         with request_context(conversation_id="c") as scope:
             return scope
@@ -281,10 +277,3 @@ async def test_a_thread_of_asyncio_sees_the_scope_and_keeps_its_own_to_itself():
     with request_context(tenant="a") as outer:
         assert await asyncio.to_thread(serve) == RequestScope("a", "c")
         assert current_scope() is outer
-
-
-def test_a_thread_sees_the_scope_only_if_it_copies_the_context():
-    with request_context(tenant="a") as scope, ThreadPoolExecutor(1) as pool:
-        copied = contextvars.copy_context()
-        assert pool.submit(copied.run, current_scope).result() is scope
-        assert pool.submit(current_scope).result() is NO_SCOPE

@@ -179,15 +179,12 @@ def test_a_template_that_is_no_string_is_refused(name):
         Templates(**{name: None})
 
 
-def test_an_unknown_position_of_the_order_annotation_is_refused():
+def test_templates_have_known_positions_and_cannot_be_changed_later():
     with pytest.raises(InvalidRequestError) as caught:
         Templates(order_position="last")
     assert str(caught.value) == (
         "order_position is 'last' (str); choose 'before_question' or 'after_question'"
     )
-
-
-def test_templates_cannot_be_changed_later():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT_TEMPLATES.label = "({ordinal})"
 

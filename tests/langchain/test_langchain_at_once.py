@@ -51,7 +51,7 @@ async def test_a_chains_batch_is_planned_together_where_it_retrieves(late):
     assert [one.to_string()[7:10] for one in prompts] == TOGETHER
 
 
-async def test_calls_at_once_go_on_in_the_planned_order():
+async def test_calls_at_once_go_on_in_the_planned_order_and_who_is_alone_does_not_wait():
     async def ask(word: str) -> None:
         gone.append(letters_of(await retriever.ainvoke(word)))
 
@@ -61,8 +61,6 @@ async def test_calls_at_once_go_on_in_the_planned_order():
         await asyncio.gather(*map(ask, WORDS))
     assert gone == ["abc", "abc", "abc", "xyz", "xyz"]
 
-
-async def test_who_comes_alone_does_not_wait():
     retriever = reusing()
     async with asyncio.timeout(30):
         await retriever.ainvoke("abc")

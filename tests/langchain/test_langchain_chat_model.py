@@ -56,14 +56,6 @@ class TestContexts:
             "[Doc_3] > [Doc_1] > [Doc_2] and answer the question.\n\nWhich?"
         )
 
-    async def test_async_calls_send_what_sync_ones_send(self):
-        sync, asynchronous = RecordingModel(), RecordingModel()
-        one, other = model(sync), model(asynchronous)
-        for letters in ("abc", "cab", "bde", "eb"):
-            one.invoke(question(letters))
-            await other.ainvoke(question(letters))
-        assert [call.text for call in sync.calls] == [call.text for call in asynchronous.calls]
-
     def test_only_the_text_of_a_message_changes_and_not_in_the_callers(self):
         inner = RecordingModel()
         wrapper = model(inner)
@@ -77,13 +69,22 @@ class TestContexts:
         assert sent == message.model_copy(update={"content": sent.content})
         assert message == before
 
-    def test_messages_that_do_not_change_are_passed_on_themselves(self):
+    async def test_only_messages_that_change_are_others_and_async_calls_send_what_sync_ones_send(
+        self,
+    ):
         inner = RecordingModel()
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
         kept = SystemMessage("Be brief.")
         wrapper.invoke([kept, HumanMessage(question("cab"))])
         assert inner.calls[1].messages[0] is kept
+
+        sync, asynchronous = RecordingModel(), RecordingModel()
+        one, other = model(sync), model(asynchronous)
+        for letters in ("abc", "cab", "bde", "eb"):
+            one.invoke(question(letters))
+            await other.ainvoke(question(letters))
+        assert [call.text for call in sync.calls] == [call.text for call in asynchronous.calls]
 
     def test_text_parts_are_planned_and_other_parts_are_not_touched(self):
         inner = RecordingModel()
@@ -180,7 +181,7 @@ class TestContexts:
 
 
 class TestArguments:
-    def test_the_model_is_called_with_exactly_the_users_arguments(self):
+    def test_the_model_is_called_with_exactly_the_users_and_bound_arguments(self):
         inner = RecordingModel()
         wrapper = model(inner)
         with request_context(tenant="acme", conversation_id="c1"):
@@ -188,8 +189,6 @@ class TestArguments:
         arguments = inner.calls[0].arguments
         assert arguments.pop("run_manager") is not None
         assert arguments == {"stop": ["."], "temperature": 0.5}
-
-    def test_bound_arguments_reach_the_model(self):
         inner = RecordingModel()
         model(inner).bind(stop=["!"]).invoke("Hi")
         assert inner.calls[0].arguments["stop"] == ["!"]
@@ -223,7 +222,7 @@ class TestArguments:
                 {"cache_salt": "mine"},
             ]
 
-    def test_salts_of_tenants_differ_and_are_stable(self):
+    def test_salts_of_tenants_differ_and_sessions_are_named_on_request(self):
         inner = RecordingModel()
         for tenant, key in (("a", ""), ("b", ""), ("a", ""), ("a", "secret")):
             wrapper = model(inner, send_cache_salt=True, salt_key=key)
@@ -233,7 +232,6 @@ class TestArguments:
         assert salts[0] == salts[2]
         assert len(set(salts)) == 3
 
-    def test_a_session_is_named_on_request(self):
         inner = RecordingModel()
         wrapper = model(inner, send_session_id=True)
         wrapper.invoke("Hi", configured(thread_id="Größe\n1"), extra_headers={"X-Mine": "1"})
@@ -262,17 +260,9 @@ class TestArguments:
 
 
 class TestScope:
-    async def test_the_listeners_context_shows_nothing_of_a_stream(self):
-        wrapper = model(StreamingModel())
-        steps = wrapper.stream("Hello", configured(tenant="one"))
-        next(steps)
-        asteps = wrapper.astream("Hello", configured(tenant="one"))
-        await anext(asteps)
-        assert "tenant='one'" not in repr(list(copy_context().items()))
-        steps.close()
-        await asteps.aclose()
-
-    async def test_a_stream_may_be_ended_from_another_context(self):
+    async def test_a_stream_may_be_ended_from_another_context_and_shows_nothing_in_the_listeners(
+        self,
+    ):
         wrapper = model(StreamingModel())
         steps = wrapper.stream(question("abc", tenant="one"), configured(tenant="one"))
         copy_context().run(next, steps)
@@ -282,6 +272,15 @@ class TestScope:
         await asteps.aclose()
         assert letters_in(str(wrapper.invoke(question("cab")).content)) == ""
         assert wrapper.planner.statistics().requests == 3
+
+        wrapper = model(StreamingModel())
+        steps = wrapper.stream("Hello", configured(tenant="one"))
+        next(steps)
+        asteps = wrapper.astream("Hello", configured(tenant="one"))
+        await anext(asteps)
+        assert "tenant='one'" not in repr(list(copy_context().items()))
+        steps.close()
+        await asteps.aclose()
 
     def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self):
         inner = RecordingModel()
@@ -400,13 +399,17 @@ class TestToolsAndStructuredOutput:
         wrapper.invoke(question("cab"))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
-    def test_a_model_that_returns_itself_is_the_wrapper(self):
+    def test_a_model_that_returns_itself_is_the_wrapper_and_one_without_tools_says_so(self):
         class Same(RecordingModel):
             def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
                 return self
 
         wrapper = model(Same())
         assert wrapper.bind_tools([]) is wrapper
+        with pytest.raises(NotImplementedError):
+            model().bind_tools([])
+        with pytest.raises(NotImplementedError):
+            model().with_structured_output(Answer)
 
     def test_models_in_all_kinds_of_runnables_are_found(self):
         class Elaborate(RecordingModel):
@@ -444,12 +447,6 @@ class TestToolsAndStructuredOutput:
             assert wrapper.bind_tools([]).invoke("Hi").content == "Hi"
         assert "Hiding.bind_tools returned a RunnableLambda" in caplog.text
         assert "unplanned" in caplog.text
-
-    def test_a_model_without_tools_says_so_itself(self):
-        with pytest.raises(NotImplementedError):
-            model().bind_tools([])
-        with pytest.raises(NotImplementedError):
-            model().with_structured_output(Answer)
 
     def test_an_agent_calls_the_model_through_the_wrapper(self):
         def answer_to(body: Any) -> Any:

@@ -105,10 +105,14 @@ def test_threads_wait_for_those_before_them(method):
 
 
 @every_method
-def test_streaming_models_are_sent_in_the_planned_order(method):
+def test_batches_of_streaming_models_start_as_many_at_once_as_the_first_config_says(method):
     inner = StreamingModel()
     answers = run(method, model(inner), prompts(), {"max_concurrency": 1}, stream=True)
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert inner.sent == PLANNED
+    inner = RecordingModel()
+    configs = [{"max_concurrency": 1}, *[{"max_concurrency": 50}] * 5]
+    run(method, model(inner), prompts(), configs)
     assert inner.sent == PLANNED
 
 
@@ -131,14 +135,6 @@ def test_the_batch_starts_no_more_than_it_may(method):
 
     run(method, model(Entered(before_answer=enter)), prompts(), {"max_concurrency": 2})
     assert 1 <= most <= 2
-
-
-@every_method
-def test_the_first_config_says_how_many_at_once(method):
-    inner = RecordingModel()
-    configs = [{"max_concurrency": 1}, *[{"max_concurrency": 50}] * 5]
-    run(method, model(inner), prompts(), configs)
-    assert inner.sent == PLANNED
 
 
 @every_method
@@ -214,7 +210,7 @@ def test_an_exception_ends_the_batch_unless_it_is_to_be_returned(method):
 
 
 @every_method
-def test_inputs_that_are_no_prompts_fail_in_their_place(method):
+def test_inputs_that_are_no_prompts_fail_in_their_place_and_no_or_one_input_is_legal(method):
     inner = RecordingModel()
     inputs: list[Any] = [question("abc", "q0"), 7, question("cab", "q2"), [], {"x": 1}]
     answers = run(method, model(inner), inputs, return_exceptions=True)
@@ -223,9 +219,6 @@ def test_inputs_that_are_no_prompts_fail_in_their_place(method):
     assert isinstance(answers[4], Exception)
     assert [letters_in(call.text) for call in inner.calls[:2]] == ["abc", "abc"]
 
-
-@every_method
-def test_no_inputs_and_one_input_are_legal(method):
     inner = RecordingModel()
     wrapper = model(inner)
     assert run(method, wrapper, []) == []
@@ -437,7 +430,7 @@ def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan():
     assert other.planner.statistics().requests == 6
 
 
-def test_a_subclass_that_asks_something_else_first_is_still_planned():
+async def test_subclasses_that_ask_something_else_first_or_block_are_still_planned():
     class Careful(ReuseChatModel):
         def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:
             super().invoke("May I?", *args, **kwargs)
@@ -450,8 +443,6 @@ def test_a_subclass_that_asks_something_else_first_is_still_planned():
     assert [name for name in inner.sent if name != "May I?"] == PLANNED
     assert wrapper.planner.statistics().requests == 6
 
-
-async def test_a_subclass_whose_async_calls_block_does_not_hang():
     class Blocking(ReuseChatModel):
         async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
             await asyncio.sleep(0.01 if "q0" in args[0] else 0)

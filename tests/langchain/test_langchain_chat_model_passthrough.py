@@ -54,19 +54,18 @@ class TestCallbacks:
         _ = [step async for step in wrapper.astream("Hi", config)]
         assert handler.events == ["start", *["token"] * 4, "end"]
 
-    def test_errors_come_once(self):
-        handler = CountingHandler()
-        wrapper = model(RecordingModel(failing=lambda text: ValueError("no")), callbacks=[handler])
-        with pytest.raises(ValueError, match="no"):
-            wrapper.invoke("Hi")
-        assert handler.events == ["start", "error"]
-
-    def test_callbacks_see_the_prompt_as_given(self):
+    def test_callbacks_see_the_prompt_as_given_and_errors_once(self):
         handler = CountingHandler()
         wrapper = model(callbacks=[handler])
         wrapper.invoke(question("abc"))
         wrapper.invoke(question("cab"))
         assert handler.prompts == [question("abc"), question("cab")]
+
+        handler = CountingHandler()
+        wrapper = model(RecordingModel(failing=lambda text: ValueError("no")), callbacks=[handler])
+        with pytest.raises(ValueError, match="no"):
+            wrapper.invoke("Hi")
+        assert handler.events == ["start", "error"]
 
     def test_tags_and_metadata_of_both_models_are_kept(self):
         handler = CountingHandler()
@@ -78,7 +77,7 @@ class TestCallbacks:
         assert {name: start["metadata"][name] for name in "xy"} == {"x": 1, "y": 2}
         assert "langchain-core" in start["metadata"]["lc_versions"]
 
-    def test_traces_name_the_model_inside(self):
+    def test_traces_name_the_model_inside_or_its_class(self):
         handler = CountingHandler()
         wrapper = model(openai_model(EmulatedEngine(), temperature=0.3), callbacks=[handler])
         wrapper.invoke("Hi")
@@ -87,8 +86,6 @@ class TestCallbacks:
         assert start["metadata"]["ls_provider"] == "openai"
         assert start["metadata"]["ls_model_name"] == "emulated"
         assert start["metadata"]["ls_temperature"] == 0.3
-
-    def test_a_missing_model_name_is_the_class(self):
         assert model(FakeListChatModel(responses=["x"]))._get_ls_params()["ls_model_name"] == (
             "FakeListChatModel"
         )
@@ -96,13 +93,17 @@ class TestCallbacks:
 
 class TestCaching:
     @pytest.mark.usefixtures("global_cache")
-    async def test_a_cached_answer_does_not_reach_the_model(self):
+    async def test_cached_answers_do_not_reach_the_model_and_cost_no_plan(self):
         inner = RecordingModel()
         wrapper = model(inner)
         for letters in ("abc", "cab", "abc", "cab"):
             assert wrapper.invoke(question(letters)).content == "Which?"
             assert (await wrapper.ainvoke(question(letters))).content == "Which?"
         assert len(inner.calls) == 2
+        wrapper = model()
+        wrapper.invoke(question("bca"))
+        wrapper.invoke(question("bca"))
+        assert wrapper.planner.statistics().requests == 1
 
     def test_the_inner_models_cache_is_used(self):
         inner = RecordingModel(cache=InMemoryCache())
@@ -120,7 +121,7 @@ class TestCaching:
         assert len(inner.calls) == 2
 
     @pytest.mark.usefixtures("global_cache")
-    def test_other_inner_models_have_other_keys(self):
+    def test_other_inner_models_have_other_keys_which_wrappers_made_anew_find(self):
         class Other(RecordingModel):
             pass
 
@@ -129,8 +130,6 @@ class TestCaching:
             model(inner).invoke("Hi")
         assert [len(inner.calls) for inner in inners] == [1, 1, 1, 1]
 
-    @pytest.mark.usefixtures("global_cache")
-    def test_a_wrapper_made_anew_finds_the_answers(self):
         engine = EmulatedEngine()
         for _ in range(2):
             model(openai_model(engine)).invoke("Hi")
@@ -138,13 +137,6 @@ class TestCaching:
         model(openai_model(engine, temperature=0.5)).invoke("Hi")
         openai_model(engine).invoke("Hi")
         assert len(engine.requests) == 3
-
-    @pytest.mark.usefixtures("global_cache")
-    def test_a_cached_answer_costs_no_plan(self):
-        wrapper = model()
-        wrapper.invoke(question("abc"))
-        wrapper.invoke(question("abc"))
-        assert wrapper.planner.statistics().requests == 1
 
 
 class CountingLimiter(BaseRateLimiter):
@@ -198,15 +190,13 @@ class TestComposition:
         assert own.get_num_tokens("abc") == 1
         assert own.get_num_tokens_from_messages(messages) == 1
 
-    def test_settings_are_the_inner_models_unless_given(self):
-        inner = RecordingModel(output_version="v1", profile={"max_input_tokens": 9}, verbose=True)
-        wrapper = model(inner)
-        assert (wrapper.output_version, wrapper.verbose) == ("v1", True)
-        assert wrapper.profile == {"max_input_tokens": 9}
-        assert wrapper.invoke("Hi").content == [{"type": "text", "text": "Hi"}]
-        assert model(inner, output_version="v0").invoke("Hi").content == "Hi"
+    async def test_several_prompts_are_planned_together_and_combined_by_the_inner_model(self):
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.005)
+        prompts = [[HumanMessage(question(letters))] for letters in ("abc", "xyz", "cab")]
+        await wrapper.agenerate(prompts)
+        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "xyz"]
 
-    def test_outputs_of_several_prompts_are_combined_by_the_inner_model(self):
         class Combining(RecordingModel):
             def _combine_llm_outputs(self, outputs: Any, /) -> dict[str, Any]:
                 return {"asked": [output["asked"] for output in outputs]}
@@ -214,23 +204,23 @@ class TestComposition:
         out = model(Combining()).generate([[HumanMessage("a")], [HumanMessage("b")]])
         assert out.llm_output == {"asked": ["a", "b"]}
 
-    async def test_prompts_generated_together_are_planned_together(self):
-        inner = RecordingModel()
-        wrapper = model(inner, window_s=0.005)
-        prompts = [[HumanMessage(question(letters))] for letters in ("abc", "xyz", "cab")]
-        await wrapper.agenerate(prompts)
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "xyz"]
-
-    def test_it_can_be_dumped(self):
+    def test_it_can_be_dumped_and_settings_are_the_inner_models_unless_given(self):
         wrapper = model(openai_model(EmulatedEngine()))
         assert "not_implemented" in dumps(wrapper)
         assert "ReuseChatModel" in dumps(ChatPromptTemplate.from_template("{x}") | wrapper)
         assert wrapper.asdict()["_type"] == "openai-chat"
         assert wrapper.asdict()["model_name"] == "emulated"
 
+        inner = RecordingModel(output_version="v1", profile={"max_input_tokens": 9}, verbose=True)
+        wrapper = model(inner)
+        assert (wrapper.output_version, wrapper.verbose) == ("v1", True)
+        assert wrapper.profile == {"max_input_tokens": 9}
+        assert wrapper.invoke("Hi").content == [{"type": "text", "text": "Hi"}]
+        assert model(inner, output_version="v0").invoke("Hi").content == "Hi"
+
 
 class TestStreaming:
-    async def test_pieces_and_usage_come_through(self):
+    async def test_pieces_and_usage_come_through_also_to_those_who_listen_to_events(self):
         inner = StreamingModel()
         wrapper = model(inner)
         pieces = list(wrapper.stream(question("abc")))
@@ -242,12 +232,17 @@ class TestStreaming:
             ]
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
-    async def test_a_model_that_does_not_stream_answers_whole(self):
+        wrapper = model(StreamingModel())
+        step = RunnableLambda(lambda text: wrapper.invoke(text).content)
+        events = [event async for event in step.astream_events("Hi", version="v2")]
+        pieces = [event for event in events if event["event"] == "on_chat_model_stream"]
+        assert "".join(event["data"]["chunk"].content for event in pieces) == "Hi"
+
+    async def test_models_that_do_not_stream_or_only_synchronously_stream_in_tasks_too(self):
         wrapper = model(RecordingModel())
         assert [piece.content for piece in wrapper.stream("Hi")] == ["Hi"]
         assert [piece.content async for piece in wrapper.astream("Hi")] == ["Hi"]
 
-    async def test_a_model_with_only_a_sync_stream_streams_in_tasks_too(self):
         class SyncOnly(StreamingModel):
             _astream = BaseChatModel._astream
 
@@ -264,13 +259,6 @@ class TestStreaming:
         wrapper = model(StreamingModel(disable_streaming="tool_calling"))
         assert len(list(wrapper.stream("Hi"))) == 4
         assert len(list(wrapper.stream("Hi", tools=[{"name": "x"}]))) == 1
-
-    async def test_invoke_streams_for_those_who_listen_to_events(self):
-        wrapper = model(StreamingModel())
-        step = RunnableLambda(lambda text: wrapper.invoke(text).content)
-        events = [event async for event in step.astream_events("Hi", version="v2")]
-        pieces = [event for event in events if event["event"] == "on_chat_model_stream"]
-        assert "".join(event["data"]["chunk"].content for event in pieces) == "Hi"
 
     @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
     async def test_content_events_are_planned_for_the_right_tenant(self):

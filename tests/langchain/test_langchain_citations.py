@@ -184,11 +184,6 @@ class TestWholeAnswers:
         }
         assert json.loads(json.dumps(answer.response_metadata)) == answer.response_metadata
 
-    def test_an_answer_without_a_context_stays_as_it_is(self):
-        model = ReuseChatModel(inner=CitingModel(says=lambda labels, text: "[Doc_1]?"), window_s=0)
-        answer = model.invoke("Which?")
-        assert (answer.content, answer.response_metadata) == ("[Doc_1]?", {})
-
     def test_a_cached_answer_says_the_same(self):
         model = wrapped()
         model.cache = InMemoryCache()
@@ -215,24 +210,30 @@ class TestWholeAnswers:
         assert streamed == answer.content == "[Doc\\_2]"
         assert cited_documents(answer, documents("cab")) == documents("a")
 
-    def test_a_label_in_a_markdown_tool_call_is_read(self):
+    def test_labels_in_tool_calls_are_read_in_markdown_too(self):
+        answer = wrapped(calls_tool=True).invoke(prompt("cab"))
+        assert answer.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
+        [raw] = answer.additional_kwargs["tool_calls"]
+        assert json.loads(raw["function"]["arguments"]) == answer.tool_calls[0]["args"]
+
         says = lambda labels, text: labels["a"].replace("_", "\\_")  # noqa: E731
         answer = wrapped(says=says, calls_tool=True).invoke(prompt("cab"))
         raw = answer.additional_kwargs["tool_calls"][0]["function"]["arguments"]
         assert json.loads(raw) == answer.tool_calls[0]["args"]
         assert answer.tool_calls[0]["args"]["sources"] == ["[Doc\\_2]"]
 
-    def test_arguments_of_tool_calls_have_the_labels_given(self):
-        answer = wrapped(calls_tool=True).invoke(prompt("cab"))
-        assert answer.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
-        [raw] = answer.additional_kwargs["tool_calls"]
-        assert json.loads(raw["function"]["arguments"]) == answer.tool_calls[0]["args"]
-
-    def test_a_reasoning_that_is_signed_stays(self):
+    def test_parts_and_contents_of_other_kinds_stay(self):
         thought = {"type": "thinking", "thinking": "[Doc_1]", "signature": "x"}
         model = wrapped(message=lambda text: AIMessage([thought, {"type": "text", "text": text}]))
         answer = model.invoke(prompt("cab"))
         assert answer.content == [thought, {"type": "text", "text": "It is so [Doc_2]."}]
+        odd = {"type": "text", "text": "[Doc_1]"}
+        model = wrapped(message=lambda _: AIMessage("").model_copy(update={"content": odd}))
+        assert model.invoke(prompt("cab")).content == odd
+        assert is_reordered(model)
+        model = ReuseChatModel(inner=CitingModel(says=lambda labels, text: "[Doc_1]?"), window_s=0)
+        answer = model.invoke("Which?")
+        assert (answer.content, answer.response_metadata) == ("[Doc_1]?", {})
 
     @pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])
     def test_a_part_of_a_kind_that_nobody_knows_stays_beside_the_others(self, kind):
@@ -242,12 +243,6 @@ class TestWholeAnswers:
         assert answer.content[1] == {"type": "text", "text": "It is so [Doc_2]."}
         assert answer.content[0]["type"] == kind
         assert model.faults == 0
-
-    def test_a_content_that_is_no_list_of_parts_stays(self):
-        odd = {"type": "text", "text": "[Doc_1]"}
-        model = wrapped(message=lambda _: AIMessage("").model_copy(update={"content": odd}))
-        assert model.invoke(prompt("cab")).content == odd
-        assert is_reordered(model)
 
     def test_structured_output_has_the_labels_given(self):
         class Cited(BaseModel):
@@ -374,21 +369,19 @@ class TestStreams:
         assert text == "Good [Doc_2]." or end != " [Doc_1]."
         assert "".join(heard) == f"{text} END {text}"
 
-    async def test_events_have_the_labels_given(self):
+    async def test_events_of_all_versions_have_the_labels_given(self):
         model = wrapped()
         events = [one async for one in model.astream_events(prompt("cab"), version="v2")]
         texts = [one["data"]["chunk"].content for one in events if "stream" in one["event"]]
         assert "".join(texts) == "It is so [Doc_2]."
         assert events[-1]["data"]["output"].content == "It is so [Doc_2]."
-
-    def test_the_newest_event_stream_has_the_labels_given(self):
         model = wrapped()
         stream = model.stream_events(prompt("cab"), version="v3")
         assert str(stream.output.text) == "It is so [Doc_2]."
 
 
 class TestConversations:
-    def test_an_answer_goes_back_to_the_model_as_it_gave_it(self):
+    def test_answers_and_tool_calls_go_back_to_the_model_as_it_gave_them(self):
         model = wrapped()
         first = HumanMessage(prompt("cab"))
         answer = model.invoke([first])
@@ -398,7 +391,6 @@ class TestConversations:
         assert again[0] == model.inner.seen[-2][0]
         assert again[1].content == "It is so [Doc_1]."
 
-    def test_so_do_the_arguments_of_tool_calls_but_no_results(self):
         model = wrapped(calls_tool=True)
         first = HumanMessage(prompt("cab"))
         answer = model.invoke([first])

@@ -79,20 +79,15 @@ def compression_retriever(compressor: BaseDocumentCompressor, inner: Any = None)
     )
 
 
-def test_it_works_in_a_contextual_compression_retriever():
+async def test_it_works_in_compression_retrievers_and_behind_others_in_a_pipeline():
     retriever = compression_retriever(ReuseCompressor())
     assert letters_of(retriever.invoke("abc")) == "abc"
     assert letters_of(retriever.invoke("dba")) == "abdT", "T: The documents above are ..."
     assert retriever.invoke("") == []
-
-
-async def test_it_works_in_async_calls_of_a_contextual_compression_retriever():
     retriever = compression_retriever(ReuseCompressor(annotation="off"))
     assert letters_of(await retriever.ainvoke("abc")) == "abc"
     assert letters_of(await retriever.ainvoke("dba")) == "abd"
 
-
-def test_it_works_behind_other_compressors_in_a_pipeline():
     from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline
 
     pipeline = DocumentCompressorPipeline(transformers=[First(number=3), ReuseCompressor()])

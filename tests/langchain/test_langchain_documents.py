@@ -50,10 +50,11 @@ def places(found: list[Document]) -> list[DocumentPosition]:
     return [place for one in given if (place := position_of(one.metadata)) is not None]
 
 
-def test_what_it_exports_says_where_it_is_defined():
+def test_exports_and_representations_say_where_they_are_defined_and_no_planner():
     assert ReuseMiddleware.__module__ == "langchain_ctxreuse.agents.middleware"
     with pytest.raises(AttributeError, match="no attribute 'ReuseNothing'"):
         langchain_ctxreuse.ReuseNothing  # noqa: B018
+    assert "planner" not in repr(ReuseRetriever(retriever=LetterRetriever()))
 
 
 def test_documents_need_langchain_core_only():
@@ -89,25 +90,16 @@ def test_a_documents_identity_is_its_id_and_text():
     )
 
 
-def test_planned_documents_go_back_to_the_retrievers_order():
+def test_only_planned_documents_where_the_plan_put_them_go_back_to_the_retrievers_order():
     found = planned("cba")
     assert planned_document(found[-1]).is_annotation
     assert without_plan(found) == documents("cba")
     assert without_plan(found[1:]) == documents("cb"), "also where some were taken away"
-
-
-def test_planned_documents_that_a_reranker_moved_stay_in_its_order():
     a, b, c, _ = planned("cba")
     assert without_plan([b, a, c]) == documents("bac")
-
-
-def test_documents_of_two_plans_stay_in_the_order_given():
     a, b, _ = planned("ba")
     d, e, _ = planned("ed")
     assert without_plan([a, d, b, e]) == documents("adbe")
-
-
-def test_unplanned_documents_among_planned_ones_stay_in_the_order_given():
     a, b, _ = planned("ba")
     assert without_plan([a, document("x"), b]) == documents("axb")
 
@@ -123,28 +115,19 @@ def test_a_plan_that_left_something_out_is_not_made_anew():
     assert document_planner().plan(RetrievedItems(found, "?", NO_SCOPE)) == found
 
 
-def test_planning_twice_gives_one_plan_and_one_annotation():
+def test_planning_twice_gives_one_plan_and_changes_nothing_but_the_request():
     found = planned("cba")
     again = document_planner(planner=ReusePlanner()).plan(RetrievedItems(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
     assert [place.rank for place in places(again)] == [0, 1, 2]
     assert not any(planned_document(one).is_annotation for one in again)
 
-
-def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
     used = document_planner()
     for letters in ("abc", "cba"):
         once = used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE))
         twice = used.plan(RetrievedItems(once, "?", NO_SCOPE))
         assert [one.page_content for one in twice] == [one.page_content for one in once]
         assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
-
-
-def test_a_fault_in_replanning_leaves_the_earlier_plan():
-    found = planned("cba")
-    faulty = document_planner(planner=FaultyPlanner())
-    assert faulty.plan(RetrievedItems(found, "?", NO_SCOPE)) == found
-    assert faulty.faults == 1
 
 
 def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
@@ -156,9 +139,13 @@ def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
         assert without_plan([found]) == [Document("text")]
 
 
-def test_off_mode_keeps_the_annotation_out_of_the_metadata_too():
+def test_off_mode_keeps_the_annotation_out_of_the_metadata_and_a_fault_leaves_the_plan():
     found = planned("cba", "off")
     assert [place.plan["order_annotation"] for place in places(found)] == [None] * 3
+    found = planned("cba")
+    faulty = document_planner(planner=FaultyPlanner())
+    assert faulty.plan(RetrievedItems(found, "?", NO_SCOPE)) == found
+    assert faulty.faults == 1
 
 
 def test_a_mark_does_not_change_what_makes_documents_equal():
@@ -206,10 +193,6 @@ def test_copied_shares_no_dict_or_list():
     copy["a"][0]["b"].append(2)
     assert metadata["a"] == [{"b": [1]}]
     assert copy["handle"] is handle
-
-
-def test_the_retriever_shows_no_planner_in_its_repr():
-    assert "planner" not in repr(ReuseRetriever(retriever=LetterRetriever()))
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata", "off"])

@@ -57,12 +57,13 @@ def test_planned_documents_are_shown_as_the_plan_says(annotation):
     )
 
 
-def test_no_annotation_is_shown_where_annotations_are_off():
+def test_no_annotation_is_shown_where_it_is_off_or_the_order_is_the_retrievers():
     assert format_context(planned("cba", "off")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
-
-
-def test_documents_in_the_retrievers_order_have_no_annotation():
     assert format_context(planned("abc")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
+    assert format_context([]) == ""
+    found = planned("acb")
+    assert letters_of(found[:3]) == "abc"
+    assert format_context([found[0], found[1]]) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
 
 
 @given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
@@ -74,24 +75,28 @@ def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
         assert shown == render_turn(plan.parts, plan.order_annotation, "", plan.templates)
 
 
-def test_what_was_taken_away_is_missing_in_the_annotation_too():
+def test_what_was_taken_away_or_changed_since_is_shown_as_it_is_now():
     a, b, c, note = planned("cba")
     shown = partial(format_context, templates=PAPER_TEMPLATES)
     assert shown([a, c, note]) == f"[Doc_1] {A}\n\n[Doc_3] {C}\n\n{order(3, 1)}"
     assert shown([a, b]) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
     assert shown([b]) == f"[Doc_2] {B}"
 
+    a, b, c, note = planned("cba")
+    shorter = b.model_copy(update={"page_content": "b, in short"})
+    assert format_context([a, shorter, c, note]) == (
+        f"[Doc_1] {A}\n\n[Doc_2] b, in short\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
+    )
 
-def test_the_rest_needs_no_annotation_where_it_stands_in_the_retrievers_order():
-    found = planned("acb")
-    assert letters_of(found[:3]) == "abc"
-    assert format_context([found[0], found[1]]) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
 
-
-def test_left_out_blocks_are_pointed_to_where_they_stood():
+def test_what_was_left_out_is_pointed_to_where_it_stood_and_not_forgotten_when_sorted():
     expected = f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {C}"
     assert format_context(second_turn("bc")) == expected
     assert format_context(second_turn("bc", "metadata")) == expected
+    first, second, note = second_turn("cbd")
+    assert format_context([second, first, note]) == (
+        f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nPlease refer to [Doc_2] in the previous conversation."
+    )
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
@@ -102,33 +107,21 @@ def test_where_all_blocks_are_left_out_the_text_says_where_they_stand(annotation
     )
 
 
-def test_documents_that_were_sorted_again_are_shown_in_the_order_given_and_can_be_planned():
+def test_documents_in_another_order_are_shown_in_it_and_can_be_planned():
     a, b, c, note = planned("cba")
     shown = format_context([c, a, b, note])
     assert shown == f"[Doc_1] {C}\n\n[Doc_2] {A}\n\n[Doc_3] {B}"
     [found] = contexts_in(f"Use this:\n{shown}\n\nWhich?")
     assert [block.id for block in found.blocks] == ["id-c", "id-a", "id-b"]
+    shown = format_context(documents("ba"))
+    assert shown == f"[Doc_1] {B}\n\n[Doc_2] {A}"
+    assert len(contexts_in(shown)) == 1
 
-
-def test_sorted_again_nothing_that_was_left_out_is_forgotten():
-    first, second, note = second_turn("cbd")
-    assert format_context([second, first, note]) == (
-        f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nPlease refer to [Doc_2] in the previous conversation."
-    )
-
-
-def test_documents_of_two_plans_are_shown_in_the_order_given():
     a, b, _ = planned("ba")
     c, d, _ = planned("dc")
     assert format_context([a, b, c, d]) == (
         f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}\n\n[Doc_4] {D}"
     )
-
-
-def test_unplanned_documents_are_shown_in_the_order_given_and_can_be_planned():
-    shown = format_context(documents("ba"))
-    assert shown == f"[Doc_1] {B}\n\n[Doc_2] {A}"
-    assert len(contexts_in(shown)) == 1
 
 
 def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
@@ -139,38 +132,28 @@ def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_with
     assert found.blocks == ()
 
 
-def test_no_documents_make_no_text():
-    assert format_context([]) == ""
-
-
-def test_two_documents_with_one_text_are_shown_once():
+def test_two_documents_with_one_text_are_shown_once_unless_one_was_changed():
     used = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
     twins = [document("a", page=1), document("a", page=2), document("b")]
     found = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     assert len(found) == 3
     assert format_context(found) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
-
-
-def test_a_text_that_was_changed_since_is_shown_as_it_is_now():
-    a, b, c, note = planned("cba")
-    shorter = b.model_copy(update={"page_content": "b, in short"})
-    assert format_context([a, shorter, c, note]) == (
-        f"[Doc_1] {A}\n\n[Doc_2] b, in short\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
-    )
-
-
-def test_one_label_with_two_texts_is_no_plan():
-    used = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
     twins = [document("a", page=1), document("a", page=2)]
     one, other = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     changed = other.model_copy(update={"page_content": "now another"})
     assert format_context([one, changed]) == f"[Doc_1] {A}\n\n[Doc_2] now another"
 
 
-def test_plans_survive_json():
+def test_plans_survive_json_and_documents_are_not_changed():
     found = planned("cba")
     again = [Document(**json.loads(json.dumps(one.model_dump(exclude={"type"})))) for one in found]
     assert format_context(again) == format_context(found)
+
+    found = planned("cba")
+    before = deepcopy(found)
+    format_context(found)
+    format_context(found[::-1])
+    assert found == before
 
 
 def test_other_words_can_be_used():
@@ -196,12 +179,23 @@ def chunks() -> list[Document]:
     return used.plan(RetrievedItems(CHUNKS, "?", NO_SCOPE))
 
 
-def test_overlaps_are_left_out_as_the_plan_says():
+def test_overlaps_are_left_out_as_the_plan_says_with_the_history_too():
     first, second = CHUNKS
     assert format_context(chunks()) == (
         f"[Doc_1] {first.page_content}\n\n"
         f"[Doc_2] (continues [Doc_1]) {second.page_content[len(OVERLAP) :]}"
     )
+
+    used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
+    scope = RequestScope(conversation_id="t", history=())
+    first = format_context(used.plan(RetrievedItems(CHUNKS[:1], "?", scope)))
+    scope = scope.inside(history=[{"role": "user", "content": first}])
+    second = used.plan(RetrievedItems(CHUNKS[1:], "?", scope))
+    assert format_context(second) == (
+        f"[Doc_2] (continues [Doc_1]) {CHUNKS[1].page_content[len(OVERLAP) :]}"
+    )
+    changed = second[0].model_copy(update={"page_content": "another text" * 20})
+    assert format_context([changed]) == f"[Doc_2] {changed.page_content}"
 
 
 def test_an_overlap_is_shown_where_the_chunk_before_was_taken_away_or_changed():
@@ -215,27 +209,6 @@ def test_an_overlap_is_shown_where_the_chunk_before_was_taken_away_or_changed():
     assert format_context([first, changed]) == (
         f"[Doc_1] {first.page_content}\n\n[Doc_2] {changed.page_content}"
     )
-
-
-def test_an_overlap_with_the_history_is_left_out_as_the_plan_says():
-    used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
-    scope = RequestScope(conversation_id="t", history=())
-    first = format_context(used.plan(RetrievedItems(CHUNKS[:1], "?", scope)))
-    scope = scope.inside(history=[{"role": "user", "content": first}])
-    second = used.plan(RetrievedItems(CHUNKS[1:], "?", scope))
-    assert format_context(second) == (
-        f"[Doc_2] (continues [Doc_1]) {CHUNKS[1].page_content[len(OVERLAP) :]}"
-    )
-    changed = second[0].model_copy(update={"page_content": "another text" * 20})
-    assert format_context([changed]) == f"[Doc_2] {changed.page_content}"
-
-
-def test_documents_are_not_changed():
-    found = planned("cba")
-    before = deepcopy(found)
-    format_context(found)
-    format_context(found[::-1])
-    assert found == before
 
 
 def test_it_can_stand_in_a_chain():

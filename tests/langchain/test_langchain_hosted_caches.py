@@ -159,16 +159,6 @@ def test_images_names_and_fields_of_the_user_stay(openai_server):
     assert "Which?" in message["content"][-1]["text"]
 
 
-def test_an_implicit_mode_of_the_user_stays(openai_server):
-    options = {"mode": "implicit", "ttl": "30m"}
-    model = wrapped(
-        chat_openai(openai_server, prompt_cache_options=options), "openai", salt_key="s"
-    )
-    model.invoke(asked("Which?", "one", "two"), prompt_cache_key="mine")
-    assert openai_server.bodies[-1]["prompt_cache_options"] == options
-    assert openai_server.bodies[-1]["prompt_cache_key"] == "mine"
-
-
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_each_turn_of_a_conversation_reads_the_turn_before(kind):
     with caching_server(kind) as server:
@@ -183,13 +173,21 @@ def test_each_turn_of_a_conversation_reads_the_turn_before(kind):
             assert server.usages[-1].read == before
 
 
-def test_prompts_without_a_context_go_as_they_are(openai_server):
+def test_prompts_without_a_context_and_modes_of_the_user_go_as_they_are(openai_server):
     model = wrapped(chat_openai(openai_server), "openai")
     model.invoke([SystemMessage("Be brief."), HumanMessage("Hello?"), AIMessage("Yes?"),
                   HumanMessage("Well.")])  # fmt: skip
     body = openai_server.bodies[0]
     assert [one["content"] for one in body["messages"]] == ["Be brief.", "Hello?", "Yes?", "Well."]
     assert not any(key.startswith("prompt_cache") for key in body)
+
+    options = {"mode": "implicit", "ttl": "30m"}
+    model = wrapped(
+        chat_openai(openai_server, prompt_cache_options=options), "openai", salt_key="s"
+    )
+    model.invoke(asked("Which?", "one", "two"), prompt_cache_key="mine")
+    assert openai_server.bodies[-1]["prompt_cache_options"] == options
+    assert openai_server.bodies[-1]["prompt_cache_key"] == "mine"
 
 
 @pytest.mark.parametrize("header", ["X-Session-ID", "x-smg-routing-key", "x-session-affinity"])

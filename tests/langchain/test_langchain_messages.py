@@ -51,13 +51,11 @@ class TestMessageTexts:
         assert segments(PIXEL) == [image]
         assert segments(other) != [image]
 
-    def test_tool_calls_count(self):
+    def test_tool_calls_and_empty_messages_count(self):
         one = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])
         other = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 2}, "id": "1"}])
         assert prompt_texts([one], {}).parts != prompt_texts([other], {}).parts
         assert prompt_texts([one], {}).parts[0] == PromptPart("assistant", "")
-
-    def test_an_empty_message_is_a_segment(self):
         assert prompt_texts([AIMessage([])], {}).parts == (PromptPart("assistant", ""),)
 
     def test_texts_are_put_back_where_they_were(self):

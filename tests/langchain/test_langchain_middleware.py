@@ -151,14 +151,12 @@ def test_tools_that_are_called_together_have_labels_that_count_on():
     assert is_append_only(model.seen)
 
 
-def test_without_thread_and_checkpointer_a_run_still_shows_a_block_once():
+def test_a_run_shows_a_block_once_and_threads_know_nothing_of_each_other():
     model = Scripted(responses=[calls("ab"), calls("ba"), done()], seen=[])
     agent = create_agent(model, [search_tool()], middleware=[ReuseMiddleware()])
     messages = agent.invoke({"messages": [HumanMessage("First?")]})["messages"]
     assert results(sent(messages))[1] == f"{see(2)}\n\n{see(1)}"
 
-
-def test_threads_know_nothing_of_each_others_blocks():
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("ab"), done(), calls("ab"), done()], search_tool()
     )
@@ -278,18 +276,16 @@ def test_results_that_were_planned_are_not_planned_again():
     assert results(shown)[2:] == [f"{see(3)}\n\n[Doc_4] {D}"]
 
 
-def test_a_result_that_stands_before_a_planned_one_stays_as_it_is():
+def test_results_that_failed_or_stand_before_a_planned_one_stay_as_they_are():
+    failed = ToolMessage("one\n\ntwo", tool_call_id="c1", name="search", status="error", id="m1")
+    middleware = ReuseMiddleware(tools=["search"])
+    assert middleware.before_model({"messages": [failed]}, None) is None
+
     middleware = ReuseMiddleware()
     planned = middleware.before_model({"messages": [result("m2", "b")]}, None)
     assert planned is not None
     state: Any = {"messages": [result("m1", "a"), *planned["messages"]]}
     assert middleware.before_model(state, None) is None
-
-
-def test_a_failed_tools_message_is_not_touched():
-    failed = ToolMessage("one\n\ntwo", tool_call_id="c1", name="search", status="error", id="m1")
-    middleware = ReuseMiddleware(tools=["search"])
-    assert middleware.before_model({"messages": [failed]}, None) is None
 
 
 def memories(*texts: str) -> dict[str, Any]:
@@ -320,11 +316,17 @@ def test_memories_keep_a_stable_place_and_a_changed_one_is_shown_again():
     ]
 
 
-def test_a_memory_tool_may_return_the_result_itself():
+def test_memory_tools_may_return_the_result_and_several_texts_are_not_touched():
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("1"), done()], text_tool(lambda _: memories("tea is liked"))
     )
     assert results(ask(agent, "?")) == ['[Doc_1] {"id": "m-tea", "memory": "tea is liked"}']
+
+    parts = [{"type": "text", "text": "x\n\ny"}, {"type": "text", "text": "z"}]
+    middleware = ReuseMiddleware(tools=["search"])
+    agent, _ = agent_with(middleware, [calls("1"), done()], text_tool(lambda _: parts))
+    assert results(ask(agent, "?")) == [parts]
+    assert middleware.faults == 0
 
 
 def test_the_other_parts_of_a_result_survive():
@@ -339,14 +341,6 @@ def test_the_other_parts_of_a_result_survive():
         [PICTURE, {"type": "text", "text": f"{see(2)}\n\n[Doc_3] z", "extra": 1}],
     ]
     assert is_append_only(model.seen)
-
-
-def test_a_result_with_several_texts_is_not_touched():
-    parts = [{"type": "text", "text": "x\n\ny"}, {"type": "text", "text": "z"}]
-    middleware = ReuseMiddleware(tools=["search"])
-    agent, _ = agent_with(middleware, [calls("1"), done()], text_tool(lambda _: parts))
-    assert results(ask(agent, "?")) == [parts]
-    assert middleware.faults == 0
 
 
 def test_results_that_a_model_has_seen_are_never_touched():
@@ -416,7 +410,7 @@ def test_context_stands_before_the_newest_question_and_behind_the_history():
     assert [one.additional_kwargs["ctxreuse"]["question"] for one in messages[::2]] == ["ab", "bc"]
 
 
-def test_another_threads_first_context_shares_its_beginning():
+def test_threads_first_contexts_share_their_beginning_in_each_tenant():
     agent, model = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done()])
     ask(agent, "abc", "t1")
     [question, _] = ask(agent, "dba", "t2")
@@ -425,6 +419,12 @@ def test_another_threads_first_context_shares_its_beginning():
         "priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ndba"
     )
     assert [message["role"] for message in model.seen[1]] == ["system", "user"]
+
+    agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done(), done()])
+    ask(agent, "abc", "t1", tenant="one")
+    other = ask(agent, "cba", "t2", tenant="two")[0].content
+    assert other == f"[Doc_1] {C}\n\n[Doc_2] {B}\n\n[Doc_3] {A}\n\ncba"
+    assert ask(agent, "cba", "t3", tenant="one")[0].content != other
 
 
 def test_a_system_message_before_the_first_question_is_no_history():
@@ -443,12 +443,15 @@ def test_a_tool_result_does_not_repeat_the_context_of_the_question():
     assert results(sent(ask(agent, "ab"))) == [f"[Doc_3] {C}\n\n{see(2)}"]
 
 
-async def test_an_async_agent_retrieves_context_too():
+async def test_async_agents_retrieve_context_and_retrievers_may_return_iterators():
     middleware = ReuseMiddleware(retriever=LetterRetriever())
     agent, model = agent_with(middleware, [done()])
     config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
     await agent.ainvoke({"messages": [HumanMessage("ab")]}, config)
     assert model.seen[0][1]["content"] == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
+    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: map(document, query)))
+    agent, _ = agent_with(middleware, [done()])
+    assert ask(agent, "ab")[0].content == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
 
 
 def test_context_is_retrieved_once_for_a_question():
@@ -484,14 +487,12 @@ def test_nothing_is_retrieved_for_a_question_without_text(content):
     assert ask(agent, content)[0].content == content
 
 
-def test_a_question_for_which_nothing_is_found_stays_as_it_is():
+def test_a_question_for_which_nothing_is_found_stays_and_an_error_is_not_caught():
     agent, _ = agent_with(ReuseMiddleware(retriever=RunnableLambda(lambda _: [])), [done()])
     [question, _] = ask(agent, "ab")
     assert question.content == "ab"
     assert question.additional_kwargs == {}
 
-
-def test_an_error_of_the_retriever_is_not_caught():
     def retrieve(query: str) -> list[Document]:
         raise ConnectionError("no store")
 
@@ -508,12 +509,6 @@ def test_what_is_no_documents_is_named(found):
         ask(agent, "Which?")
 
 
-def test_a_retriever_may_return_an_iterator():
-    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: map(document, query)))
-    agent, _ = agent_with(middleware, [done()])
-    assert ask(agent, "ab")[0].content == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
-
-
 def test_a_reuse_retriever_may_retrieve_the_context():
     planner = ReusePlanner()
     retriever = ReuseRetriever(planner=planner, retriever=LetterRetriever())
@@ -525,14 +520,6 @@ def test_a_reuse_retriever_may_retrieve_the_context():
         f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read the context in the following "
         "priority order: [Doc_2] > [Doc_1] and answer the question.\n\nba"
     )
-
-
-def test_tenants_do_not_influence_each_others_order():
-    agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done(), done()])
-    ask(agent, "abc", "t1", tenant="one")
-    other = ask(agent, "cba", "t2", tenant="two")[0].content
-    assert other == f"[Doc_1] {C}\n\n[Doc_2] {B}\n\n[Doc_3] {A}\n\ncba"
-    assert ask(agent, "cba", "t3", tenant="one")[0].content != other
 
 
 def test_a_result_that_ended_a_run_is_planned_when_the_next_one_shows_it():

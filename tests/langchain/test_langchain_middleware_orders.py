@@ -428,7 +428,7 @@ class DropsTheStart(AgentMiddleware[Any, Any, Any]):
         return {"messages": [*dropped, HumanMessage("They talked about a and b.")]}
 
 
-def test_blocks_that_a_summary_cut_away_are_shown_where_they_were_pointed_to():
+def test_blocks_that_a_summary_cut_away_are_shown_once_where_they_were_pointed_to():
     agent, _ = agent_with(
         [DropsTheStart(at=5, number=3), ReuseMiddleware()],
         [calls("ab"), calls("cb"), calls("a"), done(), done()],
@@ -437,6 +437,15 @@ def test_blocks_that_a_summary_cut_away_are_shown_where_they_were_pointed_to():
     # after the second result: question, call, ab, call, cb; the first three go
     messages = ask(agent, "?")
     assert results(messages) == [f"[Doc_1] {C}\n\n[Doc_2] {B}", f"[Doc_3] {A}"]
+
+    agent, model = agent_with(
+        [DropsTheStart(at=7, number=3), ReuseMiddleware()],
+        [calls("a"), calls("ba"), calls("ac"), done()],
+        search_tool(),
+    )
+    ask(agent, "?")
+    shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
+    assert shown == [f"[Doc_2] {B}\n\n[Doc_1] {A}", f"{see(1)}\n\n[Doc_3] {C}"]
 
 
 def test_blocks_that_were_cut_away_later_come_back_under_their_label():
@@ -451,17 +460,6 @@ def test_blocks_that_were_cut_away_later_come_back_under_their_label():
     assert shown[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
     ask(agent, "And now?")
     assert is_append_only(model.seen[3:])
-
-
-def test_a_block_that_was_cut_away_comes_back_once():
-    agent, model = agent_with(
-        [DropsTheStart(at=7, number=3), ReuseMiddleware()],
-        [calls("a"), calls("ba"), calls("ac"), done()],
-        search_tool(),
-    )
-    ask(agent, "?")
-    shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert shown == [f"[Doc_2] {B}\n\n[Doc_1] {A}", f"{see(1)}\n\n[Doc_3] {C}"]
 
 
 def test_a_block_comes_back_behind_what_its_tool_says_first():

@@ -105,13 +105,19 @@ class MarksForOneClass(AgentMiddleware[Any, Any, Any]):
         return handler(request.override(model_settings=marks))
 
 
-def test_middleware_that_asks_for_the_class_sees_the_inner_one():
+def test_middleware_sees_the_inner_class_unless_it_has_slots_of_its_own():
     inner = RecordingModel()
     model = in_class(inner)
     agent = create_agent(model, middleware=[ReuseMiddleware(), MarksForOneClass()])
     agent.invoke({"messages": [HumanMessage(question("abc"))]})
     assert inner.calls[0].arguments["marked"]
     assert type(model).__qualname__ == "RecordingModel"
+
+    class Slotted(RecordingModel):
+        __slots__ = ("elsewhere",)
+
+    with pytest.raises(TypeError, match="Slotted has slots of its own"):
+        in_class(Slotted())
 
 
 def test_a_model_in_its_own_class_is_called_through_the_wrapper_however_it_is_called():
@@ -156,7 +162,7 @@ def test_copies_of_it_are_the_same(copied):
     assert model.invoke("Which?").content == "first"
 
 
-def test_settings_take_effect_on_it_on_the_inner_one_and_on_copies():
+def test_copies_have_settings_of_their_own_which_take_effect_on_the_inner_one():
     server = Server()
     inner = gpt(server)
     model = in_class(inner)
@@ -166,13 +172,11 @@ def test_settings_take_effect_on_it_on_the_inner_one_and_on_copies():
     model.invoke("Cold?")
     assert [one["temperature"] for one in server.sent] == [0.5, 0.25]
 
-
-def test_a_model_with_slots_of_its_own_has_no_other_class():
-    class Slotted(RecordingModel):
-        __slots__ = ("elsewhere",)
-
-    with pytest.raises(TypeError, match="Slotted has slots of its own"):
-        in_class(Slotted())
+    server = Server()
+    model = wrapped(gpt(server))
+    model.model_copy(update={"temperature": 0.5}).invoke("Warm?")
+    model.invoke("As it was?")
+    assert [one.get("temperature") for one in server.sent] == [0.5, None]
 
 
 class BoundByMethod(RecordingModel):
@@ -194,14 +198,6 @@ def test_what_a_method_of_the_inner_model_makes_is_called_through_the_wrapper():
     assert inner.calls[0].arguments["effort"] == "high"
     assert model.prompt_statistics.planned == 1
     assert isinstance(model.as_copy(), ReuseChatModel)
-
-
-def test_a_copy_takes_the_inner_models_settings():
-    server = Server()
-    model = wrapped(gpt(server))
-    model.model_copy(update={"temperature": 0.5}).invoke("Warm?")
-    model.invoke("As it was?")
-    assert [one.get("temperature") for one in server.sent] == [0.5, None]
 
 
 class ChatAnthropic(RecordingModel):

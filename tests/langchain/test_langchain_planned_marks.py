@@ -122,7 +122,7 @@ def test_an_unchanged_stuff_chain_sends_the_marks_of_the_retrievers_plan(server)
     assert not server.refusals
 
 
-async def test_a_stuff_chain_with_a_format_of_its_own_does_so_too(server):
+async def test_stuff_chains_and_compressors_send_the_marks_of_their_plans(server):
     planner = planner_for(server)
     retriever = ReuseRetriever(retriever=Named(), planner=planner, annotation="metadata")
     shape = PromptTemplate.from_template("<doc>{page_content}</doc>")
@@ -134,8 +134,6 @@ async def test_a_stuff_chain_with_a_format_of_its_own_does_so_too(server):
         [piece async for piece in chain.astream({"input": query})]
     assert server.usages[-1].read > 1_600
 
-
-def test_a_compressors_plan_is_sent_with_its_marks(server):
     planner = planner_for(server)
     retriever = ContextualCompressionRetriever(
         base_retriever=Named(), base_compressor=ReuseCompressor(planner=planner)

@@ -294,13 +294,21 @@ def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read()
 class TestHonestPrograms:
     """What programs do with a rendered context besides showing it once."""
 
-    def test_a_context_that_was_rendered_once_serves_many_questions(self):
+    def test_contexts_that_were_rendered_once_or_are_tried_again_are_planned_again(self):
         application = Application()
         application.ask(documents("abc"), "One?")
         context = format_context(documents("cab"))
         for number in range(4):
             application.model.invoke(f"{context}\n\nQuestion {number}?")
         assert application.sent == ["abc"] * 5
+
+        application = Application()
+        application.ask(documents("abc"), "One?")
+        failures = [TimeoutError("down"), TimeoutError("down")]
+        application.inner.failing = lambda text: failures.pop() if failures else None
+        chain = application.model.with_retry(wait_exponential_jitter=False)
+        chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
+        assert application.sent == ["abc"] * 4
 
     def test_a_fallback_model_plans_the_same_prompt(self):
         application = Application()
@@ -316,16 +324,7 @@ class TestHonestPrograms:
         application.ask(documents("cab"), "Two?")
         assert application.sent == ["abc", "abc"]
 
-    def test_a_retry_is_planned_again(self):
-        application = Application()
-        application.ask(documents("abc"), "One?")
-        failures = [TimeoutError("down"), TimeoutError("down")]
-        application.inner.failing = lambda text: failures.pop() if failures else None
-        chain = application.model.with_retry(wait_exponential_jitter=False)
-        chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
-        assert application.sent == ["abc"] * 4
-
-    def test_a_tool_may_render_a_context(self):
+    def test_tools_may_render_contexts_and_find_the_same(self):
         application = Application()
         call = AIMessage("", tool_calls=[{"name": "find", "args": {}, "id": "1"}])
         for letters in ("abc", "cab"):
@@ -336,7 +335,6 @@ class TestHonestPrograms:
             application.model.invoke(messages)
         assert application.sent == ["abc"] * 4
 
-    def test_two_tool_calls_of_one_step_may_find_the_same(self):
         application = Application()
         calls = [{"name": "search", "args": {}, "id": one} for one in "12"]
         messages: list[BaseMessage] = [HumanMessage("Which?"), AIMessage("", tool_calls=calls)]

@@ -141,11 +141,6 @@ def test_the_annotation_has_the_metadata_names_that_all_documents_have():
     }
 
 
-def test_a_document_without_an_id_keeps_none():
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: [Document("text")]))
-    assert [one.id for one in retriever.invoke("q")] == [None]
-
-
 def test_metadata_that_cannot_be_copied_goes_through_as_retrieved_and_is_counted():
     deep: list[Any] = []
     for _ in range(5_000):
@@ -159,26 +154,29 @@ def test_metadata_that_cannot_be_copied_goes_through_as_retrieved_and_is_counted
     assert retriever.faults == 1
 
 
-def test_any_runnable_from_a_string_to_documents_can_be_inside():
+def test_anything_from_a_string_to_documents_can_be_inside():
     retriever = ReuseRetriever(retriever=RunnableLambda(documents))
     assert letters_of(retriever.invoke("abc")) == "abc"
-
-
-def test_the_number_of_results_can_be_given_at_the_call():
     retriever = ReuseRetriever(retriever=letter_store().as_retriever())
     assert letters_of(retriever.invoke("aab", k=2)) == "ab"
-
-
-def test_a_retriever_that_takes_no_further_arguments_can_be_inside():
     assert letters_of(reuse_retriever().invoke("abc", k=2)) == "abc"
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: [Document("text")]))
+    assert [one.id for one in retriever.invoke("q")] == [None]
 
 
-def test_the_config_reaches_the_retriever_inside():
+def test_config_and_errors_of_the_retriever_inside_pass_through():
     inner = letter_store().as_retriever(search_kwargs={"k": 3})
     configurable = inner.configurable_fields(search_kwargs=ConfigurableField(id="search"))
     retriever = ReuseRetriever(retriever=configurable)
     config: RunnableConfig = {"configurable": {"search": {"k": 1}}}
     assert letters_of(retriever.invoke("aab", config)) == "a"
+
+    runs = Runs()
+    retriever = ReuseRetriever(retriever=BrokenRetriever())
+    with pytest.raises(ConnectionError, match="no store for !"):
+        retriever.invoke("!", {"callbacks": [runs]})
+    assert [str(error) for _, error in runs.ended] == ["no store for !", "no store for !"]
+    assert retriever.faults == 0
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -201,15 +199,6 @@ class BrokenRetriever(LetterRetriever):
         return super()._get_relevant_documents(query, run_manager=run_manager)
 
 
-def test_an_error_of_the_retriever_inside_is_not_caught():
-    runs = Runs()
-    retriever = ReuseRetriever(retriever=BrokenRetriever())
-    with pytest.raises(ConnectionError, match="no store for !"):
-        retriever.invoke("!", {"callbacks": [runs]})
-    assert [str(error) for _, error in runs.ended] == ["no store for !", "no store for !"]
-    assert retriever.faults == 0
-
-
 def test_a_batch_is_planned_as_one_and_answered_in_the_callers_order():
     planner = ReusePlanner()
     found = reuse_retriever(planner=planner, annotation="metadata").batch(["abc", "xyz", "dcb"])
@@ -225,9 +214,12 @@ def test_a_batch_is_planned_as_one_and_answered_in_the_callers_order():
     assert planned != ["abc", "xyz", "dcb"], "otherwise this shows nothing"
 
 
-async def test_an_async_batch_gives_what_a_batch_gives():
+async def test_an_async_batch_gives_what_a_batch_gives_which_reaches_it_in_chains():
     queries = ["abc", "xyz", "dcb", "", "bca"]
     assert await reuse_retriever().abatch(queries) == reuse_retriever().batch(queries)
+    chain = reuse_retriever() | format_context
+    first, _, last = chain.batch(["abc", "xyz", "dcb"])
+    assert first.split("\n\n")[:2] == last.split("\n\n")[:2]
 
 
 def test_a_batchs_callbacks_see_the_documents_as_retrieved():
@@ -236,7 +228,7 @@ def test_a_batchs_callbacks_see_the_documents_as_retrieved():
     assert [letters_of(found) for _, found in runs.ended] == ["abc", "abc", "dcb", "dcb"]
 
 
-def test_a_batch_returns_exceptions_where_it_is_asked_to():
+async def test_batches_return_exceptions_where_they_are_asked_to():
     retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
     first, error, last = retriever.batch(["abc", "!", "dcb"], return_exceptions=True)
     assert isinstance(error, ConnectionError)
@@ -244,16 +236,13 @@ def test_a_batch_returns_exceptions_where_it_is_asked_to():
     assert letters_of(last)[:2] == letters_of(first)[:2], "planned together"
     with pytest.raises(ConnectionError):
         retriever.batch(["abc", "!"])
-
-
-async def test_an_async_batch_returns_exceptions_where_it_is_asked_to():
     retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
     first, error = await retriever.abatch(["abc", "!"], return_exceptions=True)
     assert isinstance(error, ConnectionError)
     assert letters_of(first) == "abc"
 
 
-def test_tenants_in_one_batch_do_not_influence_each_other():
+async def test_tenants_are_those_of_the_config_in_batches_and_chains():
     configs: list[RunnableConfig] = [
         {"configurable": {"tenant": tenant}} for tenant in ("one", "two", "one")
     ]
@@ -261,22 +250,6 @@ def test_tenants_in_one_batch_do_not_influence_each_other():
     assert letters_of(found[1]) == "dcb"
     assert letters_of(found[2]) != "dcb"
 
-
-def test_a_planning_fault_lets_a_batch_through_as_retrieved():
-    retriever = reuse_retriever(planner=FaultyPlanner())
-    found = retriever.batch(["abc", "dcb"])
-    assert [letters_of(one) for one in found] == ["abc", "dcb"]
-    assert all("ctxreuse" not in one.metadata for one in found[0])
-    assert retriever.faults == 1
-
-
-def test_results_that_are_no_documents_go_through_as_retrieved():
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: ["just text"]))
-    assert retriever.invoke("q") == ["just text"]
-    assert retriever.faults == 1
-
-
-async def test_the_config_of_the_chain_around_it_says_whose_request_it_is():
     retriever = reuse_retriever(annotation="metadata")
     # a function in a chain calls the retriever without a config
     chain = RunnableLambda(lambda query: query) | RunnableLambda(lambda q: retriever.invoke(q))
@@ -284,6 +257,26 @@ async def test_the_config_of_the_chain_around_it_says_whose_request_it_is():
     assert letters_of(chain.invoke("cba", {"configurable": {"tenant": "two"}})) == "cba"
     found = await chain.ainvoke("cba", {"configurable": {"tenant": "one"}})
     assert letters_of(found) != "cba"
+
+
+def test_what_cannot_be_planned_goes_through_as_retrieved():
+    retriever = reuse_retriever(planner=FaultyPlanner())
+    found = retriever.batch(["abc", "dcb"])
+    assert [letters_of(one) for one in found] == ["abc", "dcb"]
+    assert all("ctxreuse" not in one.metadata for one in found[0])
+    assert retriever.faults == 1
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: ["just text"]))
+    assert retriever.invoke("q") == ["just text"]
+    assert retriever.faults == 1
+
+    class Strict(list[Document]):
+        def __iter__(self) -> Any:
+            raise PermissionError("only by position")
+
+    found = Strict([document("a"), document("b")])
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
+    assert retriever.invoke("ab") is found
+    assert retriever.faults == 1
 
 
 CONVERSATION: RunnableConfig = {"configurable": {"thread_id": "t1", "history": []}}
@@ -306,17 +299,6 @@ def test_documents_that_can_be_read_only_once_are_planned_and_all_come_back():
     assert retriever.faults == 0
 
 
-def test_a_list_that_cannot_be_copied_comes_back_as_it_is():
-    class Strict(list[Document]):
-        def __iter__(self) -> Any:
-            raise PermissionError("only by position")
-
-    found = Strict([document("a"), document("b")])
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever.invoke("ab") is found
-    assert retriever.faults == 1
-
-
 def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_stands():
     found = second_turn(reuse_retriever(), "cb")
     assert [one.page_content for one in found] == [
@@ -326,13 +308,10 @@ def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_
     assert found[0].metadata["ctxreuse"]["label"] == "[Doc_3]"
 
 
-def test_where_the_history_shows_everything_one_document_says_so_in_metadata_mode_too():
+def test_where_the_history_shows_everything_one_document_with_their_names_says_so():
     [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
     assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
     assert planned_document(only).is_annotation
-
-
-def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_names():
     inner = LetterRetriever(store={"b": document("b", source="b.txt")})
     [only] = second_turn(ReuseRetriever(retriever=inner), "b")
     assert only.metadata["source"] == ""
@@ -345,14 +324,11 @@ def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found
     assert retriever.faults == 1
 
 
-def test_something_else_than_a_retriever_is_refused_with_the_remedy():
+def test_other_things_than_retrievers_and_misspelt_options_are_refused():
     with pytest.raises(ValueError, match=r"pass its as_retriever\(\)"):
         ReuseRetriever(retriever=letter_store())
     with pytest.raises(ValueError, match="pass a retriever or a runnable"):
         ReuseRetriever(retriever="store")
-
-
-def test_misspelt_options_are_refused():
     with pytest.raises(ValueError, match="annotations"):
         reuse_retriever(annotations="off")
 
@@ -410,9 +386,3 @@ def test_an_lcel_chain_with_format_context_shows_labels_blocks_and_annotation():
         f"Use this:\n[Doc_1] {a}\n\n[Doc_2] {b}\n\nPlease read the context in the following "
         "priority order: [Doc_2] > [Doc_1] and answer the question.\nba"
     )
-
-
-def test_a_chains_batch_reaches_the_batch_of_the_retriever():
-    chain = reuse_retriever() | format_context
-    first, _, last = chain.batch(["abc", "xyz", "dcb"])
-    assert first.split("\n\n")[:2] == last.split("\n\n")[:2]

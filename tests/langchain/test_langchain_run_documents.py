@@ -296,13 +296,12 @@ class TestNested:
                 assert [one.page_content for one in found] == expected
                 assert not any("ctxreuse" in one.metadata for one in found)
 
-    def test_around_another_one_it_plans(self):
+    def test_around_another_one_it_plans_and_the_outermost_ones_documents_are_found(self):
         for outer in self.outer(LetterRetriever()):
             ours = ReuseRetriever(retriever=outer)
             ours.invoke("abc")
             assert all("ctxreuse" in one.metadata for one in ours.invoke("cab"))
 
-    def test_the_outermost_ones_documents_are_found_in_the_prompt(self):
         for outer in self.outer(ReuseRetriever(retriever=LetterRetriever())):
             inner = RecordingModel()
             model = wrapped(inner)
@@ -415,14 +414,11 @@ def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned():
     assert model.prompt_statistics.planned == 2
 
 
-def test_a_copy_can_switch_it_on():
+def test_copies_may_switch_it_on_and_share_the_handler():
     inner = RecordingModel()
     model = wrapped(inner, find_retrieved=False).model_copy(update={"find_retrieved": True})
     with_lcel(model, LetterRetriever()).invoke("abc")
     assert model.prompt_statistics.planned == 1
-
-
-def test_copies_of_the_handler_are_the_handler():
     handler = run_documents()
     assert copy.deepcopy(handler) is handler
     assert pickle.loads(pickle.dumps(handler)) is handler
@@ -461,7 +457,7 @@ def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format):
     assert [b in text for text in results(state)] == [True, True, False], "the state is whole"
 
 
-def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is():
+def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_or_is_not_looked_for():
     @tool
     def search(query: str) -> str:
         """Find documents."""
@@ -470,6 +466,13 @@ def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is():
     agent, model = agent_with(ReuseMiddleware(), [calls("ab"), done()], search)
     ask(agent, "Which?")
     assert tool_texts(model.seen[-1]) == [f"Found: {text_of('a')}\n\n{text_of('b')}"]
+
+    middleware = ReuseMiddleware(find_retrieved=False)
+    agent, model = agent_with(
+        middleware, [calls("ab"), done()], search_tool(response_format="content")
+    )
+    ask(agent, "Which?")
+    assert tool_texts(model.seen[-1]) == [f"{text_of('a')}\n\n{text_of('b')}"]
 
 
 def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one():
@@ -485,15 +488,6 @@ def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one(
     ask(agent, "Which?")
     ask(agent, "Again?")
     assert tool_texts(model.seen[-1])[1] == f"{text_of('a')}\n\n{text_of('b')}"
-
-
-def test_the_middleware_looks_for_nothing_that_was_retrieved_if_told_so():
-    middleware = ReuseMiddleware(find_retrieved=False)
-    agent, model = agent_with(
-        middleware, [calls("ab"), done()], search_tool(response_format="content")
-    )
-    ask(agent, "Which?")
-    assert tool_texts(model.seen[-1]) == [f"{text_of('a')}\n\n{text_of('b')}"]
 
 
 def test_an_agents_retriever_tool_is_planned_by_the_model_and_replayed_in_later_calls():

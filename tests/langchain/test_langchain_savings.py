@@ -45,22 +45,18 @@ async def test_the_usage_of_each_answer_is_counted_once(way):
     assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
 
 
-async def test_it_counts_for_the_tenants_class():
+async def test_tenants_classes_streams_and_prompts_without_a_context_are_counted():
     engine, planner, llm = wrapped()
     prompt = question("abc", tenant="acme")
     await calls(llm, [prompt], "invoke", configured(tenant="acme"))
     assert planner.savings.by_class["paid"].reported.prompt_tokens == engine.usage.prompt_tokens
 
-
-async def test_a_stream_that_is_left_early_has_no_usage():
     _, planner, llm = wrapped()
     stream = llm.stream(question("abc"))
     next(stream)
     stream.close()
     assert planner.savings.reported.answers == 0
 
-
-def test_prompts_without_a_context_are_counted():
     engine, planner, llm = wrapped()
     for _ in range(3):
         llm.invoke("Where is Paris?")

@@ -17,12 +17,6 @@ def config(**configurable: object) -> RunnableConfig:
     return {"configurable": configurable}
 
 
-def test_nothing_said_is_no_scope():
-    assert scope_from_config(None) == NO_SCOPE
-    assert scope_from_config({}) == NO_SCOPE
-    assert scope_from_config(config(checkpoint_ns="")) == NO_SCOPE
-
-
 def test_the_config_names_tenant_conversation_and_history():
     history = [HumanMessage("Which?"), {"role": "assistant", "content": "This."}]
     assert scope_from_config(config(tenant="acme", thread_id="t1", history=history)) == (
@@ -37,22 +31,19 @@ def test_the_config_names_tenant_conversation_and_history():
     )
 
 
-def test_the_config_refines_what_the_request_context_says():
+def test_a_config_refines_what_is_said_around_it_as_text():
     with ctxreuse.request_context(tenant="acme", conversation_id="t1"):
         assert scope_from_config(None) == RequestScope("acme", "t1")
         assert scope_from_config(config(thread_id="t2")) == RequestScope("acme", "t2")
         assert scope_from_config(config(tenant="other")) == RequestScope("other", None)
-
-
-def test_the_config_of_the_chain_around_a_call_counts():
-    chain = RunnableLambda(lambda _: scope_from_config(None)) | (lambda scope: scope)
-    assert chain.invoke("x", config(tenant="acme", thread_id="t1")) == RequestScope("acme", "t1")
-
-
-def test_values_of_another_type_count_as_their_text():
     thread = UUID(int=1)
     assert scope_from_config(config(tenant=5, thread_id=thread)) == RequestScope("5", str(thread))
     assert scope_from_config(config(thread_id=7)) == RequestScope(None, 7)
+    chain = RunnableLambda(lambda _: scope_from_config(None)) | (lambda scope: scope)
+    assert chain.invoke("x", config(tenant="acme", thread_id="t1")) == RequestScope("acme", "t1")
+    assert scope_from_config(None) == NO_SCOPE
+    assert scope_from_config({}) == NO_SCOPE
+    assert scope_from_config(config(checkpoint_ns="")) == NO_SCOPE
 
 
 @pytest.mark.parametrize("history", [3, [object()], [{"no": "role"}]])
@@ -62,15 +53,7 @@ def test_a_history_that_cannot_be_read_is_not_used_and_never_raises(history, cap
         assert scope_from_config(said) == RequestScope("acme", "t1", None)
 
 
-def test_a_history_has_no_system_message():
-    messages = [SystemMessage("Be brief."), HumanMessage("Which?")]
-    assert history_as_openai(messages) == [{"role": "user", "content": "Which?"}]
-    assert scope_from_config(config(history=messages)).history == (
-        {"role": "user", "content": "Which?"},
-    )
-
-
-def test_a_history_may_be_pairs_and_texts_as_langchain_takes_them():
+def test_a_history_is_what_langchain_takes_without_system_messages():
     said = [("user", "Which?"), ("ai", "This."), "And why?", ["system", "Be brief."]]
     history = (
         {"role": "user", "content": "Which?"},
@@ -79,8 +62,11 @@ def test_a_history_may_be_pairs_and_texts_as_langchain_takes_them():
     )
     assert scope_from_config(config(history=said)).history == history
 
-
-def test_results_of_several_tools_in_one_message_all_count():
+    messages = [SystemMessage("Be brief."), HumanMessage("Which?")]
+    assert history_as_openai(messages) == [{"role": "user", "content": "Which?"}]
+    assert scope_from_config(config(history=messages)).history == (
+        {"role": "user", "content": "Which?"},
+    )
     found = [{"type": "tool_result", "tool_use_id": one, "content": f"{one} is so"} for one in "ab"]
     history = history_as_openai([HumanMessage([*found, {"type": "text", "text": "Which?"}])])
     assert [one["content"] for one in history] == ["Which?", "a is so", "b is so"]

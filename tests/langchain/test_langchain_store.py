@@ -79,7 +79,7 @@ def test_memories_of_earlier_turns_are_laid_out_anew_once_they_make_prompts_too_
     assert [one.content for one in messages if one.type == "human"] == ["a", "b", "c"]
 
 
-def test_it_is_the_wrapped_store_for_all_else():
+def test_it_is_the_wrapped_store_for_all_else_and_keeps_parts_of_a_question():
     wrapped = store(PORTO)
     assert isinstance(copy(wrapped).store, InMemoryStore)
     item = wrapped.get(ALICE, "0")
@@ -87,6 +87,13 @@ def test_it_is_the_wrapped_store_for_all_else():
     assert item.value == PORTO
     assert [one.value for one in wrapped.search(("memories",))] == [PORTO]
     assert wrapped.list_namespaces() == [ALICE]
+
+    parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://x"}]
+    [sent] = store(CELLO).messages(ALICE, [HumanMessage(parts)])
+    assert sent.content == [{"type": "text", "text": CELLO["data"]}, *parts]
+    for wrong in (3, store()):
+        with pytest.raises(InvalidRequestError, match="store"):
+            ReuseStore(wrong)
 
 
 def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what_is_shown():
@@ -98,19 +105,7 @@ def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what
     assert shown.messages(ALICE, [("user", "q?")])[-1].content == "lives in Porto\n\nq?"
 
 
-def test_a_question_of_several_parts_keeps_them():
-    parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://x"}]
-    [sent] = store(CELLO).messages(ALICE, [HumanMessage(parts)])
-    assert sent.content == [{"type": "text", "text": CELLO["data"]}, *parts]
-
-
 @pytest.mark.parametrize("messages", [[], [("assistant", "So.")], "Where?"])
 def test_a_question_is_needed(messages):
     with pytest.raises(InvalidRequestError):
         store().messages(ALICE, messages)
-
-
-def test_only_a_store_is_wrapped_and_once():
-    for wrong in (3, store()):
-        with pytest.raises(InvalidRequestError, match="store"):
-            ReuseStore(wrong)

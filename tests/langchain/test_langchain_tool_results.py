@@ -24,15 +24,13 @@ def in_documents(given: list[Document], text: str, splits: bool = False) -> Foun
     return blocks_in(given, text, "\n\n", splits)
 
 
-def test_documents_joined_by_the_separator_are_blocks():
+def test_joined_documents_are_blocks_also_with_the_separator_inside_or_as_dicts():
     given = documents("ab")
     found = in_documents(given, f"{text_of('a')}\n\n{text_of('b')}")
     assert found is not None
     assert blocks(found) == [("id-a", text_of("a")), ("id-b", text_of("b"))]
     assert (found.before, found.after, list(found.documents)) == ("", "", given)
 
-
-def test_documents_that_a_checkpointer_gave_back_as_dicts_are_documents():
     given = documents("ab")
     found = blocks_in(
         [one.model_dump() for one in given], f"{text_of('a')}\n\n{text_of('b')}", "\n\n", False
@@ -40,9 +38,13 @@ def test_documents_that_a_checkpointer_gave_back_as_dicts_are_documents():
     assert found is not None
     assert list(found.documents) == given
     assert blocks_in([given[0], {"type": "other"}], text_of("a"), "\n\n", False) is None
+    given = [Document("one\n\nmore"), Document("two\n\nmore")]
+    found = in_documents(given, "one\n\nmore\n\ntwo\n\nmore")
+    assert found is not None
+    assert [block.text for block in found.blocks] == ["one\n\nmore", "two\n\nmore"]
 
 
-def test_what_a_tool_writes_around_a_document_belongs_to_its_block():
+def test_what_a_tool_writes_around_documents_belongs_to_them_and_what_stands_outside_stays_there():
     text = "Source: a.txt\nContent: one two\n\nSource: b.txt\nContent: three (b)"
     given = [Document("one two", id="1"), Document("three", id="2")]
     assert blocks(in_documents(given, text)) == [
@@ -50,21 +52,12 @@ def test_what_a_tool_writes_around_a_document_belongs_to_its_block():
         ("2", "Source: b.txt\nContent: three (b)"),
     ]
 
-
-def test_what_a_tool_writes_before_and_behind_all_documents_stays_there():
     found = in_documents(
         [Document("one"), Document("two")], "I found these.\n\n- one\n\n- two\n\nThat is all."
     )
     assert found is not None
     assert [block.text for block in found.blocks] == ["- one", "- two"]
     assert (found.before, found.after) == ("I found these.\n\n", "\n\nThat is all.")
-
-
-def test_documents_that_hold_the_separator_are_whole_blocks():
-    given = [Document("one\n\nmore"), Document("two\n\nmore")]
-    found = in_documents(given, "one\n\nmore\n\ntwo\n\nmore")
-    assert found is not None
-    assert [block.text for block in found.blocks] == ["one\n\nmore", "two\n\nmore"]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +75,6 @@ def test_where_it_is_not_certain_which_piece_is_which_document_nothing_is_found(
     assert in_documents([Document("one"), Document("two")], text) is None
 
 
-def test_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it():
-    assert blocks(in_documents([Document("one")], "x\n\ny", splits=True)) is not None
-    assert in_documents([Document("one")], "x\n\ny") is None
-
-
 def test_documents_that_a_planned_retriever_gave_go_back_to_its_order_without_the_annotation():
     document_planner = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
     document_planner.plan(RetrievedItems(documents("abc"), "?", NO_SCOPE))
@@ -99,12 +87,21 @@ def memory(number: int, text: str, **more: object) -> dict[str, object]:
     return {"id": f"m{number}", "memory": text, "score": number / 10, "user_id": "u", **more}
 
 
-def test_a_memory_search_as_json_makes_a_block_a_memory_without_its_score():
+def test_a_memory_search_makes_a_block_a_memory_or_a_line_unless_its_plan_is_forged():
     result = {"results": [memory(1, "likes tea"), memory(2, "has a cät")]}
     assert blocks(blocks_in(None, json.dumps(result), "\n\n", False)) == [
         ("m1", '{"id": "m1", "memory": "likes tea", "user_id": "u"}'),
         ("m2", '{"id": "m2", "memory": "has a cät", "user_id": "u"}'),
     ]
+
+    result = {"results": [memory(1, "likes tea"), memory(2, "has a cat")]}
+    found = blocks_in(result, "Memories:\n- likes tea\n- has a cat", "\n\n", False)
+    assert blocks(found) == [("m1", "- likes tea"), ("m2", "- has a cat")]
+    assert found is not None
+    assert found.before == "Memories:\n"
+    result = {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": []}}}
+    assert blocks_in(None, json.dumps(result), "\n\n", False) is None
+    assert blocks_in(None, "{not json", "\n\n", False) is None
 
 
 def test_a_planned_memory_search_is_shown_without_its_plan():
@@ -117,19 +114,6 @@ def test_a_planned_memory_search_is_shown_without_its_plan():
     assert blocks(blocks_in(None, json.dumps(result), "\n\n", False)) == [
         ("m1", '{"id": "m1", "memory": "likes tea", "user_id": "u"}')
     ]
-
-
-def test_a_memory_search_with_a_forged_plan_stays_whole():
-    result = {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": []}}}
-    assert blocks_in(None, json.dumps(result), "\n\n", False) is None
-
-
-def test_a_memory_search_in_the_artifact_makes_a_block_a_line():
-    result = {"results": [memory(1, "likes tea"), memory(2, "has a cat")]}
-    found = blocks_in(result, "Memories:\n- likes tea\n- has a cat", "\n\n", False)
-    assert blocks(found) == [("m1", "- likes tea"), ("m2", "- has a cat")]
-    assert found is not None
-    assert found.before == "Memories:\n"
 
 
 @pytest.mark.parametrize(
@@ -150,16 +134,14 @@ def test_json_that_is_more_or_less_than_a_memory_search_is_left_alone(result):
     assert blocks_in(result, "likes tea", "\n\n", False) is None
 
 
-def test_a_text_that_only_begins_like_json_is_left_alone():
-    assert blocks_in(None, "{not json", "\n\n", False) is None
-
-
-def test_only_a_named_tools_plain_text_is_split():
+def test_only_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it():
     assert blocks_in(None, "one\n\ntwo", "\n\n", False) is None
     found = blocks_in(None, "one\n\n\n\ntwo\n\n", "\n\n", True)
     assert found is not None
     assert [block.text for block in found.blocks] == ["one", "two"]
     assert blocks_in(None, "  \n\n ", "\n\n", True) is None
+    assert blocks(in_documents([Document("one")], "x\n\ny", splits=True)) is not None
+    assert in_documents([Document("one")], "x\n\ny") is None
 
 
 @given(

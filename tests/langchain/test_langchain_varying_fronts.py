@@ -75,7 +75,7 @@ def test_the_same_words_before_the_documents_are_fine(template, caplog):
     assert not said(caplog)
 
 
-def test_a_prompt_for_each_tenant_is_fine(caplog):
+def test_prompts_for_each_tenant_and_a_few_templates_are_fine(caplog):
     wrapped = model()
     for _ in range(2):
         for one in range(30):
@@ -83,6 +83,12 @@ def test_a_prompt_for_each_tenant_is_fine(caplog):
             wrapped.invoke(text, configured(tenant=str(one)))
     assert wrapped.prompt_statistics.planned == 60
     assert wrapped.prompt_statistics.varying_front == 0
+    assert not said(caplog)
+
+    wrapped = model()
+    for one in range(60):
+        wrapped.invoke(f"Task {one % 10}:\n\n{question('abc')}")
+    assert wrapped.prompt_statistics.varying_front == 9
     assert not said(caplog)
 
 
@@ -95,12 +101,4 @@ def test_later_turns_of_conversations_begin_as_they_should(caplog):
         wrapped.invoke([("user", turn), answer, ("user", question("cde", "And then?"))], config)
     assert wrapped.prompt_statistics.planned == 60
     assert wrapped.prompt_statistics.varying_front == 0
-    assert not said(caplog)
-
-
-def test_a_few_templates_are_fine(caplog):
-    wrapped = model()
-    for one in range(60):
-        wrapped.invoke(f"Task {one % 10}:\n\n{question('abc')}")
-    assert wrapped.prompt_statistics.varying_front == 9
     assert not said(caplog)

@@ -67,7 +67,7 @@ def ids(documents: list[Document]) -> list[str | None]:
 
 
 class TestRetriever:
-    async def test_it_finds_what_faiss_finds_however_it_is_asked(self):
+    async def test_it_finds_what_faiss_finds_in_batches_that_the_engine_gets_at_once(self):
         retriever = WorkflowRetriever(engine=engine_of(), k=3)
         queries = [f"question {number}" for number in range(8)]
         wanted = [plain_ids(query, 3) for query in queries]
@@ -77,7 +77,6 @@ class TestRetriever:
         assert [ids(one) for one in retriever.batch(queries)] == wanted
         assert ids(retriever.invoke(queries[0])) == wanted[0]
 
-    def test_a_batch_is_given_to_the_engine_at_once(self):
         engine = engine_of(workers=1)
         WorkflowRetriever(engine=engine).batch([f"question {number}" for number in range(64)])
         metrics = engine.metrics()
@@ -108,13 +107,11 @@ class TestRetriever:
         found[0].metadata["page"].append(8)
         assert store[nearest].metadata == {"page": [7]}
 
-    def test_the_call_may_want_another_number(self):
+    async def test_the_call_may_want_another_number_and_another_retriever(self):
         retriever = WorkflowRetriever(engine=engine_of(), k=3)
         assert ids(retriever.invoke("red", k=1)) == plain_ids("red", 1)
         with pytest.raises(TypeError, match="unknown"):
             retriever.invoke("red", unknown=1)
-
-    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self):
         words = CallableRetriever(lambda query, k: [query] * k)
         engine = WorkflowEngine(retriever={"words": words})
         found = await WorkflowRetriever(engine=engine, retriever="words", k=1).ainvoke("red")
@@ -568,7 +565,7 @@ class TestRunnable:
         assert engine.metrics().in_flight == 0
         assert await runnable.abatch([]) == []
 
-    async def test_a_run_may_have_a_deadline(self):
+    async def test_a_run_has_a_deadline_and_inputs_that_the_engine_does_not_take_for_itself(self):
         async def never(query: str, k: int) -> list[str]:
             await asyncio.Event().wait()
             return []
@@ -576,6 +573,10 @@ class TestRunnable:
         engine = engine_of(answering(), CallableRetriever(never))
         with pytest.raises(DeadlineError):
             await WorkflowRunnable(engine, asked(), deadline_s=0.001).ainvoke("red")
+        graph = WorkflowGraph(inputs=("input", "tenant")).add_function("one", lambda state: 1)
+        graph.add_edge(START, "one").add_edge("one", END)
+        with pytest.raises(GraphError, match="has the input 'tenant', which the engine's"):
+            WorkflowRunnable(engine_of(), graph)
 
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
@@ -594,12 +595,6 @@ class TestRunnable:
     def test_wrong_arguments_are_refused(self, arguments, error, message):
         with pytest.raises(error, match=message):
             WorkflowRunnable(**{"engine": engine_of(), "graph": one_shot(), **arguments})
-
-    def test_an_input_that_the_engine_takes_for_itself_is_refused(self):
-        graph = WorkflowGraph(inputs=("input", "tenant")).add_function("one", lambda state: 1)
-        graph.add_edge(START, "one").add_edge("one", END)
-        with pytest.raises(GraphError, match="has the input 'tenant', which the engine's"):
-            WorkflowRunnable(engine_of(), graph)
 
 
 async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_time():

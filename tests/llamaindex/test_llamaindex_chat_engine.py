@@ -20,6 +20,7 @@ from llamaindex_helpers import (
     CountingPlanner,
     LetterRetriever,
     RecordingLLM,
+    grow,
     letter_nodes,
     letter_text,
 )
@@ -59,10 +60,6 @@ async def ask(way: str, chat: ReuseChatEngine, message: str) -> str:
     return str(await ASYNC_WAYS[way](chat, message))
 
 
-def grow(prompts: list[str]) -> bool:
-    return all(later.startswith(earlier) for earlier, later in itertools.pairwise(prompts))
-
-
 class TestPrompts:
     @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
     async def test_a_conversation_is_sent_in_full(self, way):
@@ -81,24 +78,26 @@ class TestPrompts:
         ]
         assert chat.faults == 0
 
-    def test_the_first_turns_of_conversations_share_their_order(self):
+    def test_first_turns_share_their_order_within_a_tenant(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner).chat("abc one?")
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
         assert inner.prompts[1] == (f"{opening}Read documents 3, 2, 1 first.\n\ncba one?</>")
 
-    def test_tenants_do_not_see_each_others_order(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         for tenant in ("one", "two", "one"):
             with request_context(tenant=tenant):
                 engine(inner, planner=planner).chat("abc?" if len(inner.prompts) < 1 else "cba?")
         assert ["Read documents" in prompt for prompt in inner.prompts] == [False, False, True]
 
-    def test_nothing_retrieved_leaves_the_question(self):
+    def test_nothing_retrieved_leaves_the_question_and_metadata_is_shown_as_the_mode_says(self):
         inner = RecordingLLM()
         engine(inner).chat(" hello?")
         assert inner.prompts == ["<user> hello?</>"]
+        inner = RecordingLLM()
+        engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
+        assert "[Doc_1] source: a.txt\n\na says" in inner.prompts[0]
 
     def test_a_cache_serves_all_of_the_turn_before(self):
         inner = RecordingLLM()
@@ -111,11 +110,6 @@ class TestPrompts:
             cached.append(usage.cached_tokens)
         lengths = [len(ENGINE_TOKENIZER.ids(prompt)) for prompt in inner.prompts]
         assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
-
-    def test_metadata_is_shown_as_the_mode_says(self):
-        inner = RecordingLLM()
-        engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
-        assert "[Doc_1] source: a.txt\n\na says" in inner.prompts[0]
 
     async def test_planned_nodes_are_planned_once(self):
         inner, planner = RecordingLLM(), ReusePlanner()
@@ -201,7 +195,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
 
-    def test_an_edited_history_is_taken_as_it_is(self):
+    def test_what_the_caller_does_to_a_history_changes_nothing_until_it_is_handed_in(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -211,7 +205,6 @@ class TestHistory:
             f"<user>hello</><assistant>hi</><user>[Doc_1] {letter_text('b')}\n\nb two?</>"
         )
 
-    def test_what_the_caller_does_to_it_changes_nothing(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -274,7 +267,7 @@ class TestHistory:
             "cd two?",
         ]
 
-    def test_a_model_that_streams_the_answer_so_far_is_understood(self):
+    def test_what_was_streamed_so_far_is_understood_and_white_space_around_it_kept(self):
         class Cumulative(RecordingLLM):
             def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
                 return (ChatResponse(message=_said(text)) for text in ("ans", "answer"))
@@ -283,7 +276,6 @@ class TestHistory:
         "".join(chat.stream_chat("ab one?").response_gen)
         assert [message.content for message in chat.said] == ["ab one?", "answer"]
 
-    def test_white_space_around_a_streamed_answer_is_kept(self):
         inner = RecordingLLM(answer="  an answer\n")
         chat = engine(inner)
         "".join(chat.stream_chat("ab one?").response_gen)
@@ -351,12 +343,18 @@ class TestWindow:
         assert "context_window of 300" in caplog.text
         assert "one?" not in caplog.text
 
-    def test_a_model_that_says_nothing_of_its_answers_length_keeps_room_for_one(self):
+    def test_models_without_a_length_and_histories_without_a_question_are_cut_too(self):
         inner = RecordingLLM(context_window=500, num_output=-1)
         chat = engine(inner, token_counter=lambda text: len(text) // 4)
         for letters in ("a", "b", "c"):
             chat.chat(f"{letters}?")
         assert max(len(prompt) // 4 for prompt in inner.prompts) <= 250
+
+        inner = RecordingLLM(context_window=500, num_output=100)
+        given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
+        chat = engine(inner, chat_history=given)
+        chat.chat("a one?")
+        assert inner.prompts[0].startswith("<user>hi</><assistant>ho</><user>[Doc_1]")
 
     def test_a_turn_that_fails_drops_no_older_ones(self):
         def fails(prompt: str) -> Exception | None:
@@ -370,13 +368,6 @@ class TestWindow:
         with pytest.raises(TimeoutError):
             chat.chat("ghij fail?")
         assert chat.chat_history == before
-
-    def test_a_history_that_does_not_begin_with_a_question_can_be_cut_too(self):
-        inner = RecordingLLM(context_window=500, num_output=100)
-        given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
-        chat = engine(inner, chat_history=given)
-        chat.chat("a one?")
-        assert inner.prompts[0].startswith("<user>hi</><assistant>ho</><user>[Doc_1]")
 
 
 class TestResponses:

@@ -49,13 +49,20 @@ class TestChatEngine:
         assert texts(prompt) == "ab"
         assert prompt.rindex("ab first?") > prompt.index("b says")
 
-    async def test_an_awaited_answer_is_the_same(self, kind):
+    async def test_answers_and_streams_are_the_same_when_they_are_awaited(self, kind):
         waited, asked = RecordingLLM(), RecordingLLM()
         response = await engine(kind, waited).achat("ab first?")
         engine(kind, asked).chat("ab first?")
         assert str(response) == "answer 1"
         assert waited.prompts == asked.prompts
         assert [one.node_id for one in response.source_nodes] == ["id-a", "id-b"]
+
+        llm = RecordingLLM()
+        chat = engine(kind, llm)
+        streamed = await chat.astream_chat("ab first?")
+        assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 1"
+        assert str(await chat.achat("bc second?")) == "answer 2"
+        assert "answer 1" in llm.prompts[1]
 
     def test_a_streamed_answer_is_the_same(self, kind):
         llm = RecordingLLM()
@@ -65,14 +72,6 @@ class TestChatEngine:
         assert str(streamed) == "answer 1"
         assert [one.node_id for one in streamed.source_nodes] == ["id-a", "id-b"]
         assert str(chat.chat("bc second?")) == "answer 2"
-        assert "answer 1" in llm.prompts[1]
-
-    async def test_an_awaited_stream_is_the_same(self, kind):
-        llm = RecordingLLM()
-        chat = engine(kind, llm)
-        streamed = await chat.astream_chat("ab first?")
-        assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 1"
-        assert str(await chat.achat("bc second?")) == "answer 2"
         assert "answer 1" in llm.prompts[1]
 
     def test_the_next_turn_knows_the_one_before(self, kind):
@@ -101,7 +100,7 @@ class TestChatEngine:
         assert "ab first?" not in llm.prompts[1]
         assert "Be brief." in llm.prompts[1]
 
-    def test_a_given_history_takes_the_place_of_the_engines(self, kind):
+    def test_a_given_history_takes_the_place_of_the_engines_and_is_not_written_into(self, kind):
         llm = RecordingLLM()
         chat = engine(kind, llm)
         chat.chat("ab first?")
@@ -111,7 +110,6 @@ class TestChatEngine:
         assert len(chat.chat_history) == 4
         assert chat.chat_history[0].content == "Hello"
 
-    def test_the_callers_history_is_not_written_into(self, kind):
         given = [user("Hello"), assistant("Hi")]
         chat = engine(kind, RecordingLLM())
         chat.chat("ab first?", chat_history=given)

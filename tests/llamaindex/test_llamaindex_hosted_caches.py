@@ -225,7 +225,7 @@ def test_a_streaming_query_engine_sends_them_too(is_async):
         assert server.usages[-1].read > 1_600
 
 
-def test_format_context_keeps_the_marks_of_the_plan():
+def test_contexts_and_chat_engines_send_the_marks_of_their_plans():
     with caching_server("anthropic") as server:
         shared = planner()
         retriever, llm = ReuseRetriever(Named(), planner=shared), wrapped(server, shared)
@@ -234,8 +234,6 @@ def test_format_context_keeps_the_marks_of_the_plan():
             llm.chat([ChatMessage(content=f"{context}\n\n{query}?")])
         assert server.usages[-1].read > 1_600
 
-
-def test_a_chat_engines_plan_is_sent_with_its_marks():
     with caching_server("anthropic") as server:
         shared = planner()
         llm = wrapped(server, shared)

@@ -205,7 +205,7 @@ class Seen(BaseEventHandler):
 
 
 class TestMessages:
-    def test_only_recognised_contexts_are_altered(self):
+    def test_the_callers_messages_and_what_is_no_context_are_not_changed(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         llm.chat(question("ab"))
@@ -217,7 +217,6 @@ class TestMessages:
             llm.chat([ChatMessage(role="user", content=text)])
             assert inner.chats[-1] == [ChatMessage(role="user", content=text)]
 
-    def test_the_callers_messages_are_not_changed(self):
         llm = ReuseLLM(inner=RecordingLLM(), window_s=0)
         llm.chat(question("abc"))
         messages = question("cba")
@@ -307,17 +306,6 @@ class TestMessages:
         assert sent_words(own) == ["klm", "klm"]
         assert sent_words(shared) == ["klm", "mkl"]
 
-    def test_tenants_do_not_see_each_others_order(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        with request_context(tenant="one"):
-            llm.chat(question("abc"))
-        with request_context(tenant="two"):
-            llm.chat(question("cba"))
-        with request_context(tenant="one"):
-            llm.chat(question("cba"))
-        assert sent_words(inner) == ["abc", "cba", "abc"]
-
 
 class TestTheInnerModel:
     def test_what_is_set_on_the_wrapper_is_set_on_the_model_inside(self):
@@ -351,22 +339,18 @@ class TestTheInnerModel:
             ReuseLLM(inner=inner, planner=None, window_s=0).chat(question(word))
         assert sent_words(inner) == ["abc", "cba"]
 
-    def test_it_has_a_stable_name(self):
+    def test_it_has_a_stable_name_and_takes_no_tools_or_structured_model(self):
         assert ReuseLLM.class_name() == "ReuseLLM"
         assert ReuseLLM(inner=MockLLM()).to_dict()["inner"]["class_name"] == "MockLLM"
-
-    def test_a_model_without_tools_says_so(self):
         with pytest.raises(NotImplementedError, match="MockLLM takes no tools"):
             ReuseLLM(inner=MockLLM()).chat_with_tools([], "q")
+        with pytest.raises(ValueError, match=r"ReuseLLM\(inner=llm\)\.as_structured_llm"):
+            ReuseLLM(inner=MockLLM().as_structured_llm(City))
 
     @pytest.mark.parametrize("inner", [None, "gpt", object()])
     def test_a_model_that_is_none_is_refused(self, inner):
         with pytest.raises(ValueError, match="inner must be a LlamaIndex LLM"):
             ReuseLLM(inner=inner)
-
-    def test_a_structured_model_is_refused_with_the_way_to_have_one(self):
-        with pytest.raises(ValueError, match=r"ReuseLLM\(inner=llm\)\.as_structured_llm"):
-            ReuseLLM(inner=MockLLM().as_structured_llm(City))
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -396,10 +380,14 @@ def test_a_model_in_another_process_has_a_planner_of_its_own():
 
 
 class TestWhatTheEngineIsTold:
-    def test_nothing_by_default(self):
+    def test_nothing_by_default_and_without_tenant_and_conversation(self):
         inner = RecordingLLM()
         with request_context(tenant="one", conversation_id="c"):
             ReuseLLM(inner=inner, window_s=0).chat(question("a"))
+        assert inner.options == [{}]
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, send_session_id=True)
+        llm.chat(question("a"))
         assert inner.options == [{}]
 
     async def test_salt_and_session_go_with_every_kind_of_call(self):
@@ -419,13 +407,7 @@ class TestWhatTheEngineIsTold:
         assert inner.options[0]["extra_headers"]["X-Mine"] == "1"
         assert inner.options[1]["temperature"] == 0
 
-    def test_without_tenant_and_conversation_there_is_nothing_to_tell(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, send_session_id=True)
-        llm.chat(question("a"))
-        assert inner.options == [{}]
-
-    def test_what_the_user_sets_stays(self):
+    def test_what_the_user_sets_stays_however_a_header_is_written(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         mine = {"cache_salt": "mine", "top_k": 5}
@@ -434,7 +416,6 @@ class TestWhatTheEngineIsTold:
         assert inner.options == [{"extra_body": {"cache_salt": "mine", "top_k": 5}}]
         assert mine == {"cache_salt": "mine", "top_k": 5}
 
-    def test_a_session_that_the_user_names_stays_however_the_header_is_written(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_session_id=True)
         with request_context(conversation_id="c"):

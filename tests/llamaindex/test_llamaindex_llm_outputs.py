@@ -149,7 +149,7 @@ class TestStructuredOutput:
         shown = f"[Doc_3] {letter_text('c')}\n\nSee also [Doc_2], [Doc_1] above.\n\nWhich city?"
         assert shown in behind
 
-    def test_the_callers_template_and_arguments_are_not_changed(self):
+    def test_templates_and_arguments_are_not_changed_and_errors_in_them_the_callers(self):
         served = Served()
         template = PromptTemplate("{context}")
         options = {"temperature": 0.5}
@@ -157,7 +157,6 @@ class TestStructuredOutput:
         assert template.output_parser is None
         assert options == {"temperature": 0.5}
 
-    def test_a_variable_that_is_missing_is_the_callers_error(self):
         def fails(**kwargs: Any) -> str:
             raise KeyError("context")
 
@@ -176,18 +175,17 @@ class TestStructuredOutput:
         assert planned("abc", "321") in served.prompt_of(second)
         assert second["cache_salt"] == first["cache_salt"]
 
-    def test_a_fault_sends_the_prompt_as_given(self):
+    def test_programs_that_are_given_the_wrapper_work_and_faults_send_prompts_as_given(self):
+        inner = Served(is_function_calling_model=True)
+        llm = ReuseLLM(inner=inner.bare, window_s=0)
+        llm.pydantic_program_mode = PydanticProgramMode.LLM
+        assert STRUCTURED["structured_predict"](llm, context("ab")) == City(name="Rome")
+
         served = Served()
         llm = ReuseLLM(inner=served.bare, planner=FaultyPlanner(), window_s=0)
         assert STRUCTURED["structured_predict"](llm, context("ba")) == City(name="Rome")
         assert planned("ba") in served.prompt_of(served.requests()[0])
         assert llm.faults == 1
-
-    def test_programs_that_are_given_the_wrapper_work(self):
-        inner = Served(is_function_calling_model=True)
-        llm = ReuseLLM(inner=inner.bare, window_s=0)
-        llm.pydantic_program_mode = PydanticProgramMode.LLM
-        assert STRUCTURED["structured_predict"](llm, context("ab")) == City(name="Rome")
 
 
 class TestTools:
@@ -239,12 +237,11 @@ class TestTools:
         assert sent[2][:5] == sent[1]
         assert str(sent[1][4]).startswith("[Doc_3] c says")
 
-    def test_predict_and_call_runs_the_tool(self):
+    def test_tools_run_and_mock_models_with_tools_can_be_wrapped(self):
         tool = FunctionTool.from_defaults(lambda name, city: f"sunny in {city}", name="weather")
         answer = Served(is_function_calling_model=True).llm.predict_and_call([tool], "Weather?")
         assert str(answer) == "sunny in Rome"
 
-    def test_a_mock_model_with_tools_can_be_wrapped(self):
         llm = ReuseLLM(inner=MockFunctionCallingLLM(is_chat_model=True), window_s=0)
         response = llm.chat_with_tools([Weather.tool], "Weather?")
         assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == [
@@ -291,13 +288,6 @@ class TestConcurrentCalls:
                 one.result()
         assert sizes == [4]
 
-    async def test_a_synchronous_call_on_the_event_loop_never_waits_for_the_loop(self):
-        llm = ReuseLLM(inner=RecordingLLM(), window_s=0.01)
-        task = asyncio.create_task(llm.achat(question("abc")))
-        await asyncio.sleep(0)  # the task has opened a window that only the loop can close
-        assert llm.chat(question("xyz")).message.content == "answer 1"
-        assert (await task).message.content == "answer 2"
-
     async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self):
         planner = ReusePlanner()
         llm = ReuseLLM(inner=RecordingLLM(), planner=planner, window_s=0.01)
@@ -323,12 +313,20 @@ class TestConcurrentCalls:
         assert sent_words(inner) == ["abc", "abc", "cba"]
         assert salts[0] == salts[1] != salts[2]
 
-    def test_threads_that_copy_the_context_keep_the_tenant(self):
+    async def test_threads_that_copy_the_context_keep_the_tenant_and_sync_calls_wait_for_no_loop(
+        self,
+    ):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
             pool.submit(copy_context().run, llm.chat, question("abc")).result()
         assert "cache_salt" in inner.options[0]["extra_body"]
+
+        llm = ReuseLLM(inner=RecordingLLM(), window_s=0.01)
+        task = asyncio.create_task(llm.achat(question("abc")))
+        await asyncio.sleep(0)  # the task has opened a window that only the loop can close
+        assert llm.chat(question("xyz")).message.content == "answer 1"
+        assert (await task).message.content == "answer 2"
 
 
 class TestBatches:
@@ -403,13 +401,14 @@ class TestBatches:
         with pytest.raises(TypeError, match="not iterable"):
             await llm.achat(chat)
 
-    async def test_errors_can_take_their_answers_place(self):
+    async def test_errors_take_their_answers_place_and_an_empty_batch_has_none(self):
         inner = RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None)
         answers = await ReuseLLM(inner=inner).achat_batch(
             [question(word, word) for word in ("abc", "xyz", "cba")], return_exceptions=True
         )
         assert isinstance(answers[1], OSError)
         assert [answers[n].message.content for n in (0, 2)] == ["answer 1", "answer 2"]
+        assert await ReuseLLM(inner=RecordingLLM()).achat_batch([]) == []
 
     async def test_a_large_batch_is_planned_off_the_event_loop_in_its_tenants_name(self):
         threads: list[Thread] = []
@@ -435,9 +434,6 @@ class TestBatches:
         await llm.achat_batch([question(word) for word in ("abc", "xyz", "cab")], workers=1)
         assert sent_words(inner) == ["abc", "xyz", "cab"]
         assert llm.faults == 1
-
-    async def test_an_empty_batch_has_no_answers(self):
-        assert await ReuseLLM(inner=RecordingLLM()).achat_batch([]) == []
 
     @pytest.mark.parametrize("workers", [0, -1, True, "two"])
     async def test_a_number_of_workers_that_is_none_is_refused(self, workers):

@@ -114,11 +114,13 @@ class TestReuseMemoryBlock:
                 f"[Doc_2] {'new ' * 100}\n\n[Doc_2] replaces [Doc_1]."
             )
 
-    async def test_the_same_text_under_two_ids_is_shown_once(self):
+    async def test_memories_are_shown_once_and_their_metadata_as_the_mode_says(self):
         mem0 = FakeMemory([memory("1", "tea"), memory("2", "tea"), memory("3", "coffee")])
         assert await ReuseMemoryBlock(memory=mem0).aget([user("q")]) == (
             "[Doc_1] tea\n\n[Doc_2] coffee"
         )
+        block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
+        assert (await block.aget([user("a")])).startswith("[Doc_1] source: a.txt\n\na says")
 
     async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self):
         plan = ReusePlanner().plan(ContextRequest(["of b", "of a"]))
@@ -240,10 +242,6 @@ class TestReuseMemoryBlock:
         assert len(store.asked[0].query_embedding) == 4
         assert block.faults == 0
 
-    async def test_metadata_is_shown_as_the_mode_says(self):
-        block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
-        assert (await block.aget([user("a")])).startswith("[Doc_1] source: a.txt\n\na says")
-
     async def test_messages_are_handed_to_mem0_with_its_users_name(self):
         mem0 = LetterMemory()
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice", "kind": "food"})
@@ -267,13 +265,9 @@ class TestReuseMemoryBlock:
         await ReuseMemoryBlock(memory=mem0, searched_messages=2).aget(messages)
         assert mem0.queries == ["four", "two four"]
 
-    async def test_without_a_question_nothing_is_searched_for(self):
-        block = ReuseMemoryBlock(memory=FailingMemory())
-        assert await block.aget() == ""
-        assert await block.aget([assistant("hello")]) == ""
-        assert block.faults == 0
-
-    async def test_a_memory_that_fails_leaves_the_conversation_without_memories(self, caplog):
+    async def test_a_memory_that_fails_or_is_not_asked_leaves_the_conversation_without_memories(
+        self, caplog
+    ):
         block = ReuseMemoryBlock(memory=FailingMemory())
         with caplog.at_level(logging.WARNING, "ctxreuse"):
             for _ in range(2):
@@ -282,6 +276,10 @@ class TestReuseMemoryBlock:
         assert block.faults == 4
         assert len(caplog.records) == 2, "searching and adding, once each"
         assert "secret" not in caplog.text
+        block = ReuseMemoryBlock(memory=FailingMemory())
+        assert await block.aget() == ""
+        assert await block.aget([assistant("hello")]) == ""
+        assert block.faults == 0
 
     @pytest.mark.parametrize(
         "broken", [None, "text", {}, {"id": "x"}, {"id": "x", "memory": None}, {"memory": ["text"]}]

@@ -50,7 +50,7 @@ async def test_memories_stand_where_they_are_wanted_each_once(placement, is_stor
     assert [one.content for one in second[: len(first)]] == [one.content for one in first]
 
 
-async def test_the_system_message_keeps_its_text():
+async def test_other_memory_blocks_and_the_system_message_keep_their_text():
     block = ReuseMemoryBlock(memory=LetterMemory(), placement="system")
     memory = plain_memory(block)
     await memory.aput(ChatMessage(role="system", content="Be brief."))
@@ -59,6 +59,13 @@ async def test_the_system_message_keeps_its_text():
     assert (second[0].content or "").startswith("Be brief.")
     memory.forget(["id-a"])
     assert shown(await memory.aget())[0] == ("system", "b")
+
+    block = ReuseMemoryBlock(memory=LetterMemory())
+    await turns(reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=True)
+    fixed = StaticMemoryBlock(name="about", static_content="Alice is a user.")
+    memory = reuse_memory(block, fixed, chat_store=ListChatStore())
+    *_, third = await turns(memory, ["ab one?", "cd two?", "gef three?"], is_stored=True)
+    assert [text for _, text in shown(third)] == ["", "", "", "", "efg"]
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
@@ -81,15 +88,6 @@ async def test_laid_out_anew_memories_open_the_conversation_where_others_have_be
     assert [one.content for one in fourth[: len(third)]] == [one.content for one in third]
     assert "".join(text for _, text in shown(fourth)) == "efg"
     assert await memory.aget() == await memory.aget()
-
-
-async def test_with_other_memory_blocks_they_stand_behind_what_was_said():
-    block = ReuseMemoryBlock(memory=LetterMemory())
-    await turns(reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=True)
-    fixed = StaticMemoryBlock(name="about", static_content="Alice is a user.")
-    memory = reuse_memory(block, fixed, chat_store=ListChatStore())
-    *_, third = await turns(memory, ["ab one?", "cd two?", "gef three?"], is_stored=True)
-    assert [text for _, text in shown(third)] == ["", "", "", "", "efg"]
 
 
 @pytest.mark.parametrize("wrong", ["user", 3, None])

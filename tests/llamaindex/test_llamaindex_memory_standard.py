@@ -97,7 +97,10 @@ class TestMemory:
         ]
         assert await kept.aget_all() == await kept.aget()
 
-    async def test_set_replaces_and_reset_forgets(self, kind):
+    async def test_a_given_history_is_the_beginning_until_it_is_set_or_reset(self, kind):
+        kept = memory(kind, chat_history=[user("Hello"), assistant("Hi")])
+        assert roles(kept.get()) == [("user", "Hello"), ("assistant", "Hi")]
+
         kept = memory(kind, TextMemory())
         await kept.aput(user("Hello"))
         await kept.aget()
@@ -106,10 +109,6 @@ class TestMemory:
         assert "Another" in all_texts(await kept.aget())
         await kept.areset()
         assert await kept.aget_all() == []
-
-    def test_a_given_history_is_the_beginning(self, kind):
-        kept = memory(kind, chat_history=[user("Hello"), assistant("Hi")])
-        assert roles(kept.get()) == [("user", "Hello"), ("assistant", "Hi")]
 
     async def test_text_and_content_blocks_stand_in_the_users_message(self, kind):
         kept = memory(kind, TextMemory(), BlocksMemory())
@@ -132,11 +131,17 @@ class TestMemory:
         assert "as I said" not in str(question.content)
         assert "a text that is known" in str(question.content)
 
-    async def test_messages_of_a_block_alone_leave_the_question_as_it_is(self, kind):
+    async def test_a_question_keeps_its_kinds_of_content_beside_messages_of_a_block(self, kind):
         kept = memory(kind, ExamplesMemory())
         await kept.aput(user("And 2 + 2?"))
         assert roles(await kept.aget())[-1] == ("user", "And 2 + 2?")
         assert len(await kept.aget()) == 3
+
+        image = ImageBlock(image=b"png", image_mimetype="image/png")
+        kept = memory(kind, TextMemory())
+        await kept.aput(ChatMessage(role="user", blocks=[TextBlock(text="Look"), image]))
+        [message] = await kept.aget()
+        assert [type(one) for one in message.blocks[-2:]] == [TextBlock, ImageBlock]
 
     async def test_blocks_are_shown_before_anything_was_said(self, kind):
         [shown] = await memory(kind, TextMemory()).aget()
@@ -147,14 +152,13 @@ class TestMemory:
         static = memory(kind, StaticMemoryBlock(static_content="the same"))
         assert "the same" in all_texts(await static.aget())
 
-    async def test_blocks_are_shown_where_no_user_has_spoken(self, kind):
+    async def test_blocks_are_shown_wherever_the_history_ends(self, kind):
         kept = memory(kind, TextMemory())
         await kept.aput(ChatMessage(role="system", content="Be brief."))
         shown = await kept.aget()
         assert [one.role.value for one in shown] == ["system", "user"]
         assert "a text that is known" in str(shown[-1].content)
 
-    async def test_blocks_are_shown_behind_an_answer(self, kind):
         kept = memory(kind, TextMemory(), ExamplesMemory())
         await kept.aput_messages([user("Hello"), assistant("Hi")])
         shown = await kept.aget()
@@ -162,7 +166,6 @@ class TestMemory:
         assert ("assistant", "It is 2, as I said.") in roles(shown)
         assert roles(shown)[-1] == ("assistant", "Hi")
 
-    async def test_blocks_are_shown_between_a_tools_result_and_the_answer(self, kind):
         kept = memory(kind, TextMemory())
         called = ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": []})
         said = ChatMessage(role="tool", content="42", additional_kwargs={"tool_call_id": "1"})
@@ -172,7 +175,13 @@ class TestMemory:
         assert "a text that is known" in str(shown[0].content)
         assert shown[2].additional_kwargs == {"tool_call_id": "1"}
 
-    async def test_a_question_may_be_given_beside_the_history(self, kind):
+    async def test_a_block_is_asked_once_with_all_that_was_said_and_the_arguments(self, kind):
+        block = TextMemory()
+        kept = memory(kind, block)
+        await kept.aput_messages([user("Hello"), assistant("Hi"), user("Again")])
+        await kept.aget()
+        assert block.asked[-1][0] == ["Hello", "Hi", "Again"]
+
         block = TextMemory()
         kept = memory(kind, block)
         shown = await kept.aget(input="Hello")
@@ -180,31 +189,20 @@ class TestMemory:
         assert "Hello" not in all_texts(shown), "the engine adds it"
         assert block.asked[-1][0] == ["Hello"]
 
-    async def test_a_block_is_asked_with_all_that_was_said_once(self, kind):
-        block = TextMemory()
-        kept = memory(kind, block)
-        await kept.aput_messages([user("Hello"), assistant("Hi"), user("Again")])
-        await kept.aget()
-        assert block.asked[-1][0] == ["Hello", "Hi", "Again"]
-
-    async def test_arguments_reach_the_blocks_with_the_session(self, kind):
         block = TextMemory(text="known of {topic}")
         kept = memory(kind, block, session_id="s")
         await kept.aput(user("Hello"))
         assert "known of rivers" in all_texts(await kept.aget(topic="rivers"))
         assert block.asked[-1][1] == {"session_id": "s", "topic": "rivers"}
 
-    async def test_a_block_that_knows_nothing_is_not_shown(self, kind):
+    async def test_blocks_that_know_nothing_are_not_shown_and_two_of_one_name_are_refused(
+        self, kind
+    ):
         kept = memory(kind, TextMemory(text=""))
         await kept.aput(user("Hello"))
         assert roles(await kept.aget()) == [("user", "Hello")]
-
-    async def test_other_kinds_of_content_stay_in_the_history(self, kind):
-        image = ImageBlock(image=b"png", image_mimetype="image/png")
-        kept = memory(kind, TextMemory())
-        await kept.aput(ChatMessage(role="user", blocks=[TextBlock(text="Look"), image]))
-        [message] = await kept.aget()
-        assert [type(one) for one in message.blocks[-2:]] == [TextBlock, ImageBlock]
+        with pytest.raises(ValueError, match="unique names"):
+            memory(kind, TextMemory(), TextMemory())
 
     async def test_what_is_too_long_is_truncated_by_priority(self, kind):
         kept = memory(
@@ -245,10 +243,6 @@ class TestMemory:
         kept.reset()
         assert kept.get_all() == []
 
-    async def test_two_blocks_of_one_name_are_refused(self, kind):
-        with pytest.raises(ValueError, match="unique names"):
-            memory(kind, TextMemory(), TextMemory())
-
     async def test_what_comes_back_may_be_written_over(self, kind):
         kept = memory(kind, ExamplesMemory(), BlocksMemory())
         await kept.aput(user("Hello"))
@@ -288,14 +282,13 @@ class TestReplaying:
         assert prompts[0].startswith(begun)
         assert prompts[1].startswith(prompts[0])
 
-    async def test_an_answered_turn_that_was_served_gets_nothing_new(self):
+    async def test_served_turns_and_forgotten_messages_stay_as_they_were_shown(self):
         block = TextMemory()
         kept = memory(ReplayMemory, block)
         [prompt] = await self.prompts(kept, "one")
         assert as_prompt(await kept.aget()) == f"{prompt}<assistant>Answer to one</>"
         assert len(block.asked) == 1
 
-    async def test_messages_of_a_block_are_forgotten_like_its_texts(self):
         kept = memory(ReplayMemory, ExamplesMemory())
         await self.prompts(kept, "one")
         assert isinstance(kept, ReplayMemory)

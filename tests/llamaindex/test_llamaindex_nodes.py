@@ -151,7 +151,7 @@ class TestReuseRetriever(NodesConform):
 
 
 class TestPlannedNodes:
-    def test_scores_stay_with_their_nodes(self):
+    def test_scores_stay_with_their_nodes_if_they_have_any(self):
         postprocessor = ReusePostprocessor()
         postprocessor.postprocess_nodes(letter_nodes("abc"))
         planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
@@ -160,6 +160,19 @@ class TestPlannedNodes:
             ("b", 0.9),
             ("d", 1.0),
         ]
+
+        postprocessor = ReusePostprocessor()
+        for word in ("abc", "dba"):
+            nodes = [NodeWithScore(node=one.node) for one in letter_nodes(word)]
+            planned = postprocessor.postprocess_nodes(nodes)
+        assert [one.score for one in planned] == [None] * 3
+
+        [node] = letter_nodes("a")
+        planned = ReusePostprocessor().postprocess_nodes(
+            [node, NodeWithScore(node=node.node, score=0.2)]
+        )
+        assert [one.score for one in planned] == [1, 0.2]
+        assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_1]"}
 
     def test_the_text_that_models_and_embeddings_see_is_unchanged(self):
         [before] = letter_nodes("a")
@@ -198,26 +211,18 @@ class TestPlannedNodes:
         for mode in (MetadataMode.LLM, MetadataMode.EMBED):
             assert annotation.node.get_content(mode) == annotation.text
 
-    def test_without_a_planner_each_makes_its_own(self):
+    def test_without_a_planner_each_makes_its_own_as_in_another_process(self):
         for word in ("abc", "cba"):
             planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
             assert letters(planned) == word
             assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
 
-    def test_a_copy_in_another_process_has_a_planner_of_its_own(self):
         postprocessor = ReusePostprocessor(annotation="metadata")
         again = pickle.loads(pickle.dumps(postprocessor))
         assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
         assert again.planner is not postprocessor.planner
         assert again.annotation == "metadata"
         assert letters(again.postprocess_nodes(letter_nodes("ab"))) == "ab"
-
-    def test_nodes_without_scores_are_planned_without_scores(self):
-        postprocessor = ReusePostprocessor()
-        for word in ("abc", "dba"):
-            nodes = [NodeWithScore(node=one.node) for one in letter_nodes(word)]
-            planned = postprocessor.postprocess_nodes(nodes)
-        assert [one.score for one in planned] == [None] * 3
 
     def test_planned_nodes_are_planned_anew_from_the_order_in_which_they_were_retrieved(self):
         first, second, alone = (ReusePostprocessor() for _ in range(3))
@@ -289,18 +294,6 @@ class TestPlannedNodes:
             assert postprocessor.postprocess_nodes([text])[0].text.startswith("Please refer")
             assert isinstance(postprocessor.postprocess_nodes([image])[0].node, ImageNode)
 
-    def test_the_same_node_with_two_scores_comes_back_with_both(self):
-        [node] = letter_nodes("a")
-        planned = ReusePostprocessor().postprocess_nodes(
-            [node, NodeWithScore(node=node.node, score=0.2)]
-        )
-        assert [one.score for one in planned] == [1, 0.2]
-        assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_1]"}
-
-    def test_a_query_may_be_missing(self):
-        assert letters(ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))) == "ab"
-        assert ReusePostprocessor().postprocess_nodes([]) == []
-
     async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self):
         threads: list[Thread] = []
 
@@ -336,9 +329,11 @@ class TestPlannedNodes:
         with pytest.raises(ValueError, match=r"MetadataMode\.LLM"):
             ReusePostprocessor(metadata_mode=mode)
 
-    def test_an_unknown_argument_is_refused(self):
+    def test_an_unknown_argument_is_refused_and_a_query_may_be_missing(self):
         with pytest.raises(ValueError, match="anotation"):
             ReusePostprocessor(anotation="off")
+        assert letters(ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))) == "ab"
+        assert ReusePostprocessor().postprocess_nodes([]) == []
 
     def test_long_context_reorder_before_it_does_no_harm(self):
         postprocessor = ReusePostprocessor()
@@ -385,7 +380,7 @@ class TestRetriever:
         release.set()
         assert letters(await task) == "a"
 
-    def test_links_to_other_objects_are_followed_inside(self):
+    def test_links_prompts_and_careless_classes_inside_will_do(self):
         class Linking(BaseRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 there = letter_nodes("b")[0].node
@@ -394,7 +389,6 @@ class TestRetriever:
 
         assert letters(ReuseRetriever(Linking()).retrieve("q")) == "ab"
 
-    def test_a_retriever_that_does_not_call_its_base_class_will_do(self):
         class Careless(BaseRetriever):
             def __init__(self) -> None:
                 pass
@@ -403,8 +397,6 @@ class TestRetriever:
                 return letter_nodes("ab")
 
         assert letters(ReuseRetriever(Careless()).retrieve("q")) == "ab"
-
-    def test_prompts_inside_can_be_reached(self):
         assert ReuseRetriever(LetterRetriever()).get_prompts() == {}
         assert isinstance(ReuseRetriever(LetterRetriever()).retriever, LetterRetriever)
 
@@ -421,13 +413,11 @@ class TestRetriever:
 
 
 class TestFormatContext:
-    def test_nodes_that_nobody_planned_are_labelled_from_1_and_remembered(self):
+    def test_nodes_that_nobody_planned_are_labelled_from_1_with_metadata_as_the_mode_says(self):
         text = format_context(letter_nodes("ab"), MetadataMode.NONE)
         assert text == f"[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}"
         [found] = contexts_in(f"Context:\n{text}\nQuestion?")
         assert [block.id for block in found.blocks] == ["id-a", "id-b"]
-
-    def test_metadata_is_shown_as_the_mode_says(self):
         [node] = letter_nodes("a")
         assert format_context([node]) == f"[Doc_1] source: a.txt\n\n{letter_text('a')}"
 

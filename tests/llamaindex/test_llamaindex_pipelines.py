@@ -198,35 +198,30 @@ class TestScopeInLlamaIndexsExecutors:
         await asyncio.sleep(0)
         return current_scope().tenant
 
-    def test_asyncio_run_without_a_loop(self):
+    def test_asyncio_run_without_a_loop_in_a_thread_and_in_async_tasks(self):
         with request_context(tenant="one"):
             assert asyncio_run(self.tenant()) == "one"
 
-    async def test_asyncio_run_inside_a_loop(self):
-        with request_context(tenant="one"):
-            assert asyncio_run(self.tenant()) == "one"
-
-    def test_asyncio_run_in_a_thread_of_llamaindexs(self):
         seen: list[str | None] = []
         with request_context(tenant="one"):
             thread = Thread(target=lambda: seen.append(asyncio_run(self.tenant())))
         thread.start()
         thread.join()
         assert seen == ["one"]
+        with request_context(tenant="one"):
+            assert run_async_tasks([self.tenant(), self.tenant()]) == ["one", "one"]
+        with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
+            assert pool.submit(current_scope).result().tenant is None
+
+    async def test_asyncio_run_inside_a_loop(self):
+        with request_context(tenant="one"):
+            assert asyncio_run(self.tenant()) == "one"
 
     @pytest.mark.parametrize("show_progress", [True, False])
     async def test_run_jobs(self, show_progress):
         with request_context(tenant="one"):
             jobs = [self.tenant() for _ in range(3)]
             assert await run_jobs(jobs, show_progress=show_progress) == ["one"] * 3
-
-    def test_run_async_tasks(self):
-        with request_context(tenant="one"):
-            assert run_async_tasks([self.tenant(), self.tenant()]) == ["one", "one"]
-
-    def test_a_plain_thread_pool_loses_it(self):
-        with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
-            assert pool.submit(current_scope).result().tenant is None
 
 
 class TestOnAnEngine:

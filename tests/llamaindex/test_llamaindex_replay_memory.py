@@ -1,7 +1,6 @@
 import itertools
 import pickle
 import re
-from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any
 
@@ -19,6 +18,7 @@ from llamaindex_helpers import (
     ListChatStore,
     RecordingLLM,
     as_prompt,
+    grow,
     letter_text,
 )
 from llamaindex_memory_helpers import (
@@ -58,11 +58,6 @@ class OneWordBlock(BaseMemoryBlock[str]):
         return f"word {next(self.number)}"
 
     async def _aput(self, messages: list[ChatMessage]) -> None: ...
-
-
-def grow(prompts: Sequence[str]) -> bool:
-    """Return whether each prompt begins with the whole prompt before it."""
-    return all(later.startswith(earlier) for earlier, later in itertools.pairwise(prompts))
 
 
 class TestReplayMemory:
@@ -120,7 +115,7 @@ class TestReplayMemory:
         assert shown == [("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"), ("5", "e")]
         assert grow(prompts)
 
-    async def test_asking_again_in_the_same_turn_gives_the_same(self):
+    async def test_asking_again_gives_the_same_whether_a_question_was_added_or_not(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aput(user("abc one?"))
@@ -128,6 +123,21 @@ class TestReplayMemory:
         assert await memory.aget() == first
         await memory.aput(assistant("OK."))
         assert (await memory.aget())[:1] == first
+        assert mem0.queries == ["abc one?"]
+
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        asked = await memory.aget(input="abc one?")
+        await memory.aput(user("abc one?"))
+        assert await memory.aget() == [*asked, user("abc one?")]
+        assert mem0.queries == ["abc one?"]
+
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        await memory.aput_messages([user("abc one?"), assistant("OK.")])
+        first = await memory.aget()
+        assert [labelled("abc") in (one.content or "") for one in first] == [True, False]
+        assert await memory.aget() == first
         assert mem0.queries == ["abc one?"]
 
     async def test_engines_that_ask_before_they_add_the_question_are_served(self):
@@ -144,22 +154,13 @@ class TestReplayMemory:
         assert histories[2].count("says:") == 5
         assert all(history.endswith("?</>") for history in histories)
 
-    async def test_a_question_that_was_asked_before_it_was_added_is_served_once(self):
-        mem0 = LetterMemory()
-        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
-        asked = await memory.aget(input="abc one?")
-        await memory.aput(user("abc one?"))
-        assert await memory.aget() == [*asked, user("abc one?")]
-        assert mem0.queries == ["abc one?"]
-
-    async def test_a_question_that_was_added_may_be_named_too(self):
+    async def test_a_question_that_was_added_may_be_named_and_one_that_was_not_leaves_nothing(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput(user("abc one?"))
         [sent] = await memory.aget(input="abc one?")
         assert labelled("abc") in (sent.content or "")
         assert await memory.aget(input=user("abc one?")) == [sent]
 
-    async def test_a_question_that_was_never_added_leaves_nothing_behind(self):
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aget(input="abc one?")
@@ -167,16 +168,7 @@ class TestReplayMemory:
         assert "x says" in (sent.content or "")
         assert "a says" not in (sent.content or "")
 
-    async def test_an_answered_turn_that_was_not_served_is_served_once(self):
-        mem0 = LetterMemory()
-        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
-        await memory.aput_messages([user("abc one?"), assistant("OK.")])
-        first = await memory.aget()
-        assert [labelled("abc") in (one.content or "") for one in first] == [True, False]
-        assert await memory.aget() == first
-        assert mem0.queries == ["abc one?"]
-
-    async def test_an_edited_history_is_shown_as_it_is(self):
+    async def test_an_edited_history_is_shown_as_it_is_and_its_blocks_again(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput(user("abc one?"))
         await memory.aget()
@@ -184,7 +176,6 @@ class TestReplayMemory:
         sent = await memory.aget()
         assert [one.content for one in sent[:2]] == ["abc another?", "OK."]
 
-    async def test_a_block_of_an_edited_history_is_sent_again(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         await memory.aput_messages([user("abc one?")])
         await memory.aget()

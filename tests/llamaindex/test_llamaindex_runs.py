@@ -125,18 +125,16 @@ class TestQueryEngines:
         assert statistics.planned_before == 1, "the first has no words that rank it"
         assert (statistics.without_context, statistics.not_recognised) == (1, 0)
 
-    def test_labels_in_an_answer_are_places_among_the_source_nodes(self):
-        _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
-        response = asked(model, "abc first?", "cba second?")[1]
-        assert str(response) == "It is so [Doc_3]."
-        assert response.source_nodes[2].node_id == "id-a"
-
-    def test_an_index_needs_nothing_else(self):
+    def test_an_index_needs_nothing_else_and_labels_in_answers_are_places_among_its_nodes(self):
         nodes = [one.node for one in letter_nodes("abc")]
         inner, model = reusing()
         SummaryIndex(nodes).as_query_engine(llm=model).query("first?")
         SummaryIndex(nodes[::-1]).as_query_engine(llm=model).query("second?")
         assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1]
+        _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
+        response = asked(model, "abc first?", "cba second?")[1]
+        assert str(response) == "It is so [Doc_3]."
+        assert response.source_nodes[2].node_id == "id-a"
 
     def test_it_can_be_switched_off(self):
         plain, sent, model = both(
@@ -188,7 +186,7 @@ class TestQueryEngines:
         assert all(shown("abc") in one for one in inner.prompts)
         assert model.prompt_statistics.planned == 9
 
-    def test_what_postprocessors_leave_is_planned_in_their_order(self):
+    def test_postprocessors_order_is_planned_unless_scores_contradict_it(self):
         def program(llm: Any) -> None:
             behind = [SimilarityPostprocessor(similarity_cutoff=0.3)]
             asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
@@ -197,7 +195,6 @@ class TestQueryEngines:
         assert len(sent[1]) > len(plain[1])
         assert model.prompt_statistics.planned == 2
 
-    def test_an_order_that_scores_contradict_is_no_ranking_and_stays(self):
         def program(llm: Any) -> None:
             behind = [LongContextReorder()]
             asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)

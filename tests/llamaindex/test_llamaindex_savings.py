@@ -41,14 +41,12 @@ async def test_the_usage_of_each_answer_is_counted_once(way):
     assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
 
 
-def test_completions_are_counted_as_well():
+def test_completions_are_counted_and_failures_of_planning():
     served = Served(is_chat_model=False)
     llm = ReuseLLM(inner=served.bare, window_s=0)
     llm.complete(f"{context('abc')}\n\nWhich?")
     assert llm.planner.savings.reported.prompt_tokens == served.engine.usage.prompt_tokens
 
-
-def test_failures_of_planning_are_counted():
     planner = FaultyPlanner()
     llm = ReuseLLM(inner=Served().bare, planner=planner, window_s=0)
     llm.chat(question("abc"))

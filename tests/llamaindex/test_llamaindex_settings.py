@@ -65,7 +65,7 @@ def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given():
         made.model_copy(update={"annotation": "on"})
 
 
-def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
+def test_a_copy_of_a_model_has_the_planner_and_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReuseLLM(inner=MockLLM(), planner=first, window_s=0)
     changed = made.model_copy(update={"planner": second})
@@ -74,8 +74,6 @@ def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
     with pytest.raises(InvalidRequestError, match="window"):
         made.model_copy(update={"window_s": -1})
 
-
-def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given():
     inner = MockLLM(max_tokens=5)
     made = ReuseLLM(inner=inner, window_s=0)
     changed = made.model_copy(update={"max_tokens": 2, "window_s": 0.001})
@@ -83,13 +81,22 @@ def test_a_copy_of_a_model_has_the_inner_models_settings_that_it_is_given():
     assert (changed.window_s, inner.max_tokens) == (0.001, 5)
 
 
-def test_settings_of_the_inner_model_are_read_through_the_wrapper_and_set_on_it():
+def test_settings_of_what_is_inside_are_read_through_the_wrapper_and_set_on_it():
     made = ReuseLLM(inner=MockLLM(max_tokens=5), window_s=0)
     for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert one.max_tokens == 5
     assert not hasattr(made, "no_such_setting")
     with pytest.raises(ValueError, match="no field"):
         made.max_tokens = 3
+
+    inside = SomeRetriever()
+    made = ReuseRetriever(inside)
+    assert made.similarity_top_k == 3
+    made.similarity_top_k = 1
+    assert inside.similarity_top_k == 1
+    assert len(made.retrieve("abc")) == 1
+    assert not hasattr(made, "no_such_setting")
+    assert copy.deepcopy(made).similarity_top_k == 1
 
 
 @pytest.mark.parametrize("made", [ReuseLLM(inner=MockLLM()), ReusePostprocessor()])
@@ -107,17 +114,6 @@ class SomeRetriever(LetterRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return super()._retrieve(query_bundle)[: self.similarity_top_k]
-
-
-def test_settings_of_a_retriever_are_read_from_and_set_on_the_one_inside():
-    inside = SomeRetriever()
-    made = ReuseRetriever(inside)
-    assert made.similarity_top_k == 3
-    made.similarity_top_k = 1
-    assert inside.similarity_top_k == 1
-    assert len(made.retrieve("abc")) == 1
-    assert not hasattr(made, "no_such_setting")
-    assert copy.deepcopy(made).similarity_top_k == 1
 
 
 async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given():

@@ -260,19 +260,12 @@ class TestWords:
 
 
 class TestBehindUs:
-    def test_a_cut_off_leaves_words_on_what_is_left(self):
+    def test_a_cut_off_leaves_words_on_what_is_left_but_for_one(self):
         llm = RecordingLLM()
         _, [prompt] = moved(llm, SimilarityPostprocessor(similarity_cutoff=0.85))
         assert "The documents above are [Doc_2], [Doc_3], in this order." in prompt
         assert "priority order: [Doc_3] > [Doc_2] and" in prompt
-
-    def test_a_cut_off_that_leaves_one_needs_no_words(self):
         _, [prompt] = moved(RecordingLLM(), SimilarityPostprocessor(similarity_cutoff=0.95))
-        assert "Doc_" not in prompt
-
-    def test_nodes_that_were_moved_since_get_no_words_that_are_false(self):
-        response, [prompt] = moved(RecordingLLM(), LongContextReorder())
-        assert letters(response.source_nodes) != "abc"
         assert "Doc_" not in prompt
 
     def test_nodes_that_others_stand_between_get_no_words_that_are_false(self):
@@ -299,10 +292,13 @@ class TestBehindUs:
         assert letters(response.source_nodes) == "abxc"
         assert "Doc_" not in llm.prompts[1]
 
-    def test_texts_that_were_replaced_keep_the_words(self):
+    def test_texts_that_were_replaced_keep_the_words_and_moved_nodes_get_none(self):
         _, [prompt] = moved(RecordingLLM(), MetadataReplacementPostProcessor("source"))
         assert "\nc.txt\n" in prompt
         assert WORDS in prompt
+        response, [prompt] = moved(RecordingLLM(), LongContextReorder())
+        assert letters(response.source_nodes) != "abc"
+        assert "Doc_" not in prompt
 
     def test_a_reranker_judges_documents_alone(self):
         judge = RecordingLLM(answer="Doc: 3, Relevance: 9\nDoc: 1, Relevance: 8")

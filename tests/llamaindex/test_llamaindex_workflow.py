@@ -80,26 +80,28 @@ class TestRetriever:
         found.node.metadata["pages"].append(8)
         assert store[found.node.node_id].metadata == {"pages": [7]}
 
-    async def test_another_retriever_of_the_engine_is_asked_by_name_and_says_no_score(self):
+    async def test_another_retriever_is_asked_by_name_and_what_is_no_node_is_refused(self):
         words = CallableRetriever(lambda query, k: [query] * k)
         engine = WorkflowEngine(retriever={"words": words})
         [found] = await WorkflowRetriever(engine, retriever="words", k=1).aretrieve("red")
         assert (found.text, found.score) == ("red", None)
+        retriever = WorkflowRetriever(engine_of(), node_of=lambda name: "text")
+        with pytest.raises(InvalidRequestError, match="node_of must return a node, not str"):
+            retriever.retrieve("red")
 
-    async def test_the_request_context_says_tenant_and_session(self):
+    async def test_it_stands_in_a_query_engine_and_the_context_says_tenant_and_session(self):
+        llm = RecordingLLM()
+        engine = RetrieverQueryEngine.from_args(WorkflowRetriever(engine_of(), k=2), llm=llm)
+        response = await engine.aquery("red")
+        assert (str(response), ids(response.source_nodes)) == ("answer 1", plain_ids("red", 2))
+        assert "\n\n".join(block.text for block in plain_search("red", 2)) in llm.prompts[0]
+
         engine = engine_of(speculation="always")
         query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
         for tenant in ("t1", "t2", "t1"):
             with request_context(tenant=tenant, conversation_id="c1"):
                 await asyncio.to_thread(query_engine.query, "red")
         assert engine.metrics().speculation.committed == 1
-
-    async def test_it_stands_in_a_query_engine_of_llamaindex(self):
-        llm = RecordingLLM()
-        engine = RetrieverQueryEngine.from_args(WorkflowRetriever(engine_of(), k=2), llm=llm)
-        response = await engine.aquery("red")
-        assert (str(response), ids(response.source_nodes)) == ("answer 1", plain_ids("red", 2))
-        assert "\n\n".join(block.text for block in plain_search("red", 2)) in llm.prompts[0]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -112,11 +114,6 @@ class TestRetriever:
     def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(InvalidRequestError, match=message):
             WorkflowRetriever(**{"engine": engine_of(), **arguments})
-
-    def test_what_is_no_node_is_refused(self):
-        retriever = WorkflowRetriever(engine_of(), node_of=lambda name: "text")
-        with pytest.raises(InvalidRequestError, match="node_of must return a node, not str"):
-            retriever.retrieve("red")
 
 
 PROMPT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
@@ -235,17 +232,15 @@ class TestSpeculativeRAGQueryEngine:
         await query_engine.aquery("red")
         assert [one.content for one in llm.chats[0]] == [f"Use:\n{shown('red')}", "Question: red"]
 
-    async def test_a_model_that_completes_is_asked_for_a_completion(self):
-        llm = RecordingLLM(is_chat_model=False)
-        template = PromptTemplate("{context}|{q}", template_var_mappings=_NAMES)
-        response = await linked(llm, text_qa_template=template).aquery("red")
-        assert (str(response), llm.prompts) == ("answer 1", [f"{shown('red')}|red"])
-
-    async def test_the_default_template_is_llamaindexs(self):
+    async def test_a_chat_model_gets_llamaindexs_default_template_and_another_a_completion(self):
         llm = RecordingLLM()
         await linked(llm).aquery("red")
         assert shown("red") in llm.prompts[0]
         assert "prior knowledge" in llm.prompts[0]
+        llm = RecordingLLM(is_chat_model=False)
+        template = PromptTemplate("{context}|{q}", template_var_mappings=_NAMES)
+        response = await linked(llm, text_qa_template=template).aquery("red")
+        assert (str(response), llm.prompts) == ("answer 1", [f"{shown('red')}|red"])
 
     async def test_a_right_guess_is_not_asked_again_and_a_wrong_one_changes_nothing(self):
         llm = RecordingLLM(answer="Yes.")
@@ -270,10 +265,14 @@ class TestSpeculativeRAGQueryEngine:
         assert ids(found.payload["nodes"]) == plain_ids("red", 2)
         assert len(debug.get_event_pairs(CBEventType.QUERY)) == 1
 
-    async def test_it_retrieves_without_an_answer_too(self):
+    async def test_it_retrieves_without_an_answer_and_from_llamaindexs_retrievers_too(self):
         query_engine = linked()
         assert ids(await query_engine.aretrieve(QueryBundle("red"))) == plain_ids("red", 2)
         assert ids(query_engine.retrieve(QueryBundle("red"))) == plain_ids("red", 2)
+        engine = WorkflowEngine(retriever=RetrieverStage(LetterRetriever()))
+        query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
+        response = await query_engine.aquery("ab which?")
+        assert ids(response.source_nodes) == ["id-a", "id-b"]
 
     @pytest.mark.parametrize("streaming", [False, True])
     async def test_a_failing_model_fails_the_query_with_its_error_as_the_cause(self, streaming):
@@ -288,12 +287,6 @@ class TestSpeculativeRAGQueryEngine:
         with pytest.raises(StageError, match="no such model") as caught:
             await text()
         assert isinstance(caught.value.__cause__, LookupError)
-
-    async def test_a_llamaindex_retriever_is_linked_through_an_engine(self):
-        engine = WorkflowEngine(retriever=RetrieverStage(LetterRetriever()))
-        query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
-        response = await query_engine.aquery("ab which?")
-        assert ids(response.source_nodes) == ["id-a", "id-b"]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

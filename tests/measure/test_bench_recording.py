@@ -117,15 +117,12 @@ def test_an_error_of_a_run_is_raised_as_it_is(served, monkeypatch):
         measured(runs_of(number=2))
 
 
-def test_the_models_answers_stand_in_the_history(served):
+def test_conversations_take_turns_and_the_models_answers_stand_in_the_history(served):
     emulated = served(answer="A bridge.")
     measured(runs_of(number=1))
     later = [body["messages"] for body in emulated.requests if len(body["messages"]) > 1]
     assert later
     assert all(messages[-2] == {"role": "assistant", "content": "A bridge."} for messages in later)
-
-
-def test_conversations_take_turns(served):
     emulated = served(answer="yes")
     results = measured(runs_of(at_once=3, number=3))
     assert {len(one.request_ids) for one in results} == {len(TRACE)}
@@ -144,17 +141,14 @@ def test_what_does_not_fit_ends_its_conversation(served):
         assert answered == sorted(answered, reverse=True)
 
 
-def test_a_server_that_does_not_say_what_it_had_cached_is_no_use(served):
-    served(answer="yes", prompt_tokens_details=False)
-    with pytest.raises(InvalidRequestError, match="--enable-prompt-tokens-details"):
-        measured(runs_of(number=1))
-
-
-def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some(served):
+def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some_or_is_no_use(served):
     served(answer="yes", prompt_tokens_details="if cached")
     (result,) = measured(runs_of(number=1))
     assert len(result.request_ids) == len(TRACE)
     assert not result.failures
+    served(answer="yes", prompt_tokens_details=False)
+    with pytest.raises(InvalidRequestError, match="--enable-prompt-tokens-details"):
+        measured(runs_of(number=1))
 
 
 def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch):

@@ -255,7 +255,15 @@ def test_a_bill_fits(run, folder, monkeypatch, width):
         assert "(continued)" not in shown
 
 
-def test_prompts_that_are_too_short_gain_nothing(run, folder):
+def test_a_cache_has_rows_for_marks_and_a_minimum_if_it_takes_them(run, folder):
+    _, out, _ = run("estimate", folder / "trace.jsonl", "--cache", "openai-before-5.6", "--json")
+    said = json.loads(out)
+    rows = [row["policy"] for row in said["bill"]["rows"]]
+    assert rows == ["as retrieved", "ctxreuse, online", "ctxreuse, batch"]
+    _, out, _ = run("estimate", folder / "trace.jsonl", "--cache", "openai-before-5.6")
+    assert "lower input bill than as retrieved with ctxreuse, online" in words(out)
+    assert "never" not in out
+
     _, out, _ = run("estimate", folder / "short.jsonl", "--cache", "openai")
     assert words(out).startswith(
         "Nothing to gain: prompts are shorter than the minimum of openai, 1,024 tokens; their "
@@ -264,16 +272,6 @@ def test_prompts_that_are_too_short_gain_nothing(run, folder):
     )
     _, out, _ = run("estimate", folder / "short.jsonl", "--cache", "anthropic(minimum=512)")
     assert words(out).startswith("70% lower input bill than as sent today with ctxreuse, online")
-
-
-def test_a_cache_without_marks_has_no_row_for_them(run, folder):
-    _, out, _ = run("estimate", folder / "trace.jsonl", "--cache", "openai-before-5.6", "--json")
-    said = json.loads(out)
-    rows = [row["policy"] for row in said["bill"]["rows"]]
-    assert rows == ["as retrieved", "ctxreuse, online", "ctxreuse, batch"]
-    _, out, _ = run("estimate", folder / "trace.jsonl", "--cache", "openai-before-5.6")
-    assert "lower input bill than as retrieved with ctxreuse, online" in words(out)
-    assert "never" not in out
 
 
 def test_results_and_page_say_the_same(run, folder):

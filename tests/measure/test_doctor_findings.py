@@ -95,16 +95,13 @@ def found(read: EngineReadings, check: str) -> Finding:
     return one
 
 
-def test_one_process_that_the_user_names_needs_no_counters() -> None:
+def test_readings_of_a_healthy_engine_are_well_and_one_named_process_needs_no_counters() -> None:
+    findings = [*engine_findings(healthy()), processes_finding(healthy(), None, None)]
+    assert {one.verdict for one in findings} == {Verdict.OK}
     silent = EngineReadings(host="engine:8000")
     assert processes_finding(silent, None, 1).found == (
         "1 process uses the engine, as --workers says"
     )
-
-
-def test_readings_of_a_healthy_engine_are_well() -> None:
-    findings = [*engine_findings(healthy()), processes_finding(healthy(), None, None)]
-    assert {one.verdict for one in findings} == {Verdict.OK}
 
 
 def test_metrics_count_for_a_prompt_only_if_they_count_nothing_else() -> None:

@@ -85,10 +85,13 @@ def test_a_document_is_no_front_although_all_are_alike(tmp_path):
     )
 
 
-def test_turns_of_conversations_begin_with_their_own_history():
+def test_turns_begin_with_their_history_and_tenants_may_have_texts_of_their_own():
     trace = with_systems([f"{HELP} You speak with user {number}." for number in range(20)])
     assert fronts_that_differ(trace) == 20
     assert fronts_that_differ([*trace, replace(trace[0], request_id="later", turn=1)]) is None
+    systems = [f"{HELP} You work for {one}." for one in "ababababab"]
+    assert check_fronts(with_systems(systems, "ababababab")).verdict is Verdict.OK
+    assert check_fronts(with_systems(systems[:4])).verdict is Verdict.PROBLEM
 
 
 def traced(texts: Iterable[str], *contents: str) -> list[TraceRequest]:
@@ -148,21 +151,15 @@ def test_what_varies_is_named_and_shown_with_the_words_before_it(systems, kind, 
     assert (found.figures["forms"], found.figures["requests"]) == (len(set(systems)), len(systems))
 
 
-def test_the_token_at_which_texts_part_is_counted_from_1():
-    found = check_fronts(with_systems([f"One two three {one}" for one in NAMES]))
-    assert found.figures["token"] == 4
-
-
-def test_texts_that_vary_in_several_places_part_at_the_first():
+def test_texts_that_vary_part_at_the_first_place_though_one_is_of_another_kind():
     systems = [f"Hello {one}. {HELP} Ticket {n}." for n, one in enumerate(NAMES)]
     found = check_fronts(with_systems(systems))
     assert "“Hello” is followed by “Alice.” and by “Bob.”" in found.found
-
-
-def test_one_text_of_another_kind_does_not_hide_where_the_others_part():
     odd = HELP.replace("You help people", "They assist all men")
     found = check_fronts(with_systems([*(f"{HELP} It is {n}:15." for n in range(10, 30)), odd]))
     assert "“alone. It is” is followed by “10:15.”" in found.found
+    found = check_fronts(with_systems([f"One two three {one}" for one in NAMES]))
+    assert found.figures["token"] == 4
 
 
 @pytest.mark.parametrize(
@@ -179,36 +176,24 @@ def test_what_varies_seldom_or_is_of_several_set_ups_is_well(systems):
     assert check_fronts(with_systems(systems)).verdict is Verdict.OK
 
 
-def test_tenants_may_each_have_a_text_of_their_own():
-    systems = [f"{HELP} You work for {one}." for one in "ababababab"]
-    assert check_fronts(with_systems(systems, "ababababab")).verdict is Verdict.OK
-    assert check_fronts(with_systems(systems[:4])).verdict is Verdict.PROBLEM
-
-
-def test_a_recording_of_retrievers_shows_no_system_text_and_says_what_does():
+def test_a_first_paragraph_that_varies_is_a_problem_and_recordings_of_retrievers_show_none():
+    openings = [f"Today is 2026-11-{day}. Answer from these documents:" for day in range(10, 30)]
+    found = check_fronts(traced(openings, "The Seine.", "The Loire."))
+    assert found.verdict is Verdict.PROBLEM
+    assert "20 forms of the first paragraph in 20 requests" in found.found
     found = check_fronts(with_systems([None] * 5))
     assert figures(found) == (Verdict.UNKNOWN, {"requests": 5})
     assert "--source openai" in found.remedy
     assert check_fronts([]).verdict is Verdict.UNKNOWN
 
 
-def test_a_first_paragraph_that_varies_stands_in_front_of_the_contexts_too():
-    openings = [f"Today is 2026-11-{day}. Answer from these documents:" for day in range(10, 30)]
-    found = check_fronts(traced(openings, "The Seine.", "The Loire."))
-    assert found.verdict is Verdict.PROBLEM
-    assert "20 forms of the first paragraph in 20 requests" in found.found
-
-
-def test_documents_that_are_retrieved_first_are_no_opening():
+def test_documents_and_history_in_front_are_no_openings():
     documents = [f"Product {n}: a fine thing for house and garden." for n in range(20)]
     requests = [
         TraceRequest(n, "?", (block(one), block(documents[n - 1]), block(documents[n - 2])))
         for n, one in enumerate(documents)
     ]
     assert check_fronts(requests).verdict is Verdict.UNKNOWN
-
-
-def test_later_turns_say_nothing_because_their_history_stands_in_front():
     requests = [TraceRequest(n, "?", (), turn=n, system=f"{HELP} {n}") for n in range(10)]
     assert check_fronts(requests).verdict is Verdict.OK
 

@@ -75,12 +75,9 @@ def test_a_summary_counts_each_block_once_a_request():
     assert TraceSummary.of([]).reuse_bound == 0.0
 
 
-def test_other_tenants_blocks_are_no_repetition():
+def test_other_tenants_blocks_are_no_repetition_and_sizes_less_than_what_is_sent():
     trace = [TraceRequest(number, "", (block(1, 100),), tenant=f"t{number}") for number in range(2)]
     assert TraceSummary.of(trace).repeated_tokens == 0
-
-
-def test_cache_sizes_are_less_than_what_is_sent():
     heavy = [TraceRequest(n, "", (ContextBlock(id=n, text="", tokens=200_000),)) for n in range(4)]
     assert TraceSummary.of(heavy).cache_sizes() == [None, 10_000, 30_000, 100_000, 300_000]
     assert TraceSummary.of(turns((1, 2))).cache_sizes() == [None]
@@ -133,12 +130,10 @@ def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
     assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
 
 
-def test_a_trace_that_is_not_there_is_named(run):
+def test_missing_traces_are_named_and_without_requests_there_is_nothing_to_save(run, tmp_path):
     code, _, err = run("estimate", "nowhere")
     assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
 
-
-def test_without_requests_there_is_nothing_to_save(run, tmp_path):
     write_jsonl(tmp_path / "corpus.jsonl")
     code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
     assert code == 0

@@ -189,48 +189,40 @@ def test_a_trace_is_its_retrievals_in_arrival_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("field", "value", "problem"),
     [
-        ({"request_id": None}, "field 'request_id' is None (NoneType); it must be str or int"),
-        ({"request_id": False}, "field 'request_id' is False (bool); it must be str or int"),
-        (
-            {"request_id": 0},
-            "request_id 0 (int) was there before; ids must be unique",
-        ),
-        ({"blocks": None}, "field 'blocks' is None (NoneType); it must be list"),
-        ({"blocks": "a"}, "field 'blocks' is 'a' (str); it must be list"),
-        ({"blocks": {"a": 1}}, "field 'blocks' is {'a': 1} (dict); it must be list"),
-        (
-            {"blocks": [1, True]},
-            "field 'blocks' holds True (bool); ids are strings or integers",
-        ),
-        (
-            {"blocks": [1, None]},
-            "field 'blocks' holds None (NoneType); ids are strings or integers",
-        ),
-        (
-            {"blocks": [1.0]},
-            "field 'blocks' holds 1.0 (float); ids are strings or integers",
-        ),
-        (
-            {"blocks": [1, "1"]},
-            "block '1' (str) is not in the corpus; "
-            "add it there, or pass the corpus that the trace was made with",
-        ),
-        ({"query": 7}, "field 'query' is 7 (int); it must be str"),
-        (
-            {"conversation_id": True},
-            "field 'conversation_id' is True (bool); it must be str or int",
-        ),
-        ({"turn": "1"}, "field 'turn' is '1' (str); it must be int"),
-        ({"tenant": 1}, "field 'tenant' is 1 (int); it must be str"),
-        ({"system": ["s"]}, "field 'system' is ['s'] (list); it must be str"),
+        ("request_id", None, "is None (NoneType); it must be str or int"),
+        ("request_id", False, "is False (bool); it must be str or int"),
+        ("blocks", None, "is None (NoneType); it must be list"),
+        ("blocks", "a", "is 'a' (str); it must be list"),
+        ("blocks", {"a": 1}, "is {'a': 1} (dict); it must be list"),
+        ("blocks", [1, True], "holds True (bool); ids are strings or integers"),
+        ("blocks", [1, None], "holds None (NoneType); ids are strings or integers"),
+        ("blocks", [1.0], "holds 1.0 (float); ids are strings or integers"),
+        ("query", 7, "is 7 (int); it must be str"),
+        ("conversation_id", True, "is True (bool); it must be str or int"),
+        ("turn", "1", "is '1' (str); it must be int"),
+        ("tenant", 1, "is 1 (int); it must be str"),
+        ("system", ["s"], "is ['s'] (list); it must be str"),
     ],
 )
-def test_a_broken_trace_line_names_the_value_and_the_remedy(tmp_path, fields, problem):
+def test_a_broken_trace_line_names_the_value_and_the_remedy(tmp_path, field, value, problem):
     good = {"request_id": 0, "query": "", "blocks": [1]}
-    path = write_jsonl(tmp_path / "trace.jsonl", good, {**good, "request_id": 1, **fields})
-    assert error_of("trace", path) == f"{path}:2: {problem}"
+    path = write_jsonl(tmp_path / "trace.jsonl", good, {**good, "request_id": 1, field: value})
+    assert error_of("trace", path) == f"{path}:2: field '{field}' {problem}"
+
+
+def test_ids_of_a_trace_are_told_apart_and_in_the_corpus(tmp_path):
+    good = {"request_id": 0, "query": "", "blocks": [1]}
+    path = write_jsonl(tmp_path / "trace.jsonl", good, good)
+    assert error_of("trace", path) == (
+        f"{path}:2: request_id 0 (int) was there before; ids must be unique"
+    )
+    path = write_jsonl(tmp_path / "trace.jsonl", {**good, "blocks": [1, "1"]})
+    assert error_of("trace", path) == (
+        f"{path}:1: block '1' (str) is not in the corpus; "
+        "add it there, or pass the corpus that the trace was made with"
+    )
 
 
 @pytest.mark.parametrize("field", ["request_id", "blocks"])
@@ -240,14 +232,6 @@ def test_a_trace_line_without_a_required_field_names_it(tmp_path, field):
     path = write_jsonl(tmp_path / "trace.jsonl", line)
     wanted = {"request_id": "str or int", "blocks": "list"}[field]
     assert error_of("trace", path) == f"{path}:1: field {field!r} is missing; it must be {wanted}"
-
-
-def test_long_values_are_shortened_in_messages(tmp_path):
-    path = write_jsonl(tmp_path / "trace.jsonl", {"request_id": 1, "blocks": ["x" * 1000]})
-    assert error_of("trace", path) == (
-        f"{path}:1: block '{'x' * 58}… (str) is not in the corpus; "
-        "add it there, or pass the corpus that the trace was made with"
-    )
 
 
 # plans
@@ -292,7 +276,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert read_plan(path)[2].place == f"{path}:3"
 
 
-def test_a_plan_from_elsewhere_needs_ids_only(tmp_path):
+def test_a_plan_from_elsewhere_needs_ids_only_and_long_values_are_shortened(tmp_path):
     path = write_jsonl(
         tmp_path / "plan.jsonl", {"request_id": 1, "blocks": ["b", 7], "parts": None}
     )
@@ -301,6 +285,12 @@ def test_a_plan_from_elsewhere_needs_ids_only(tmp_path):
     assert request.parts == (("[Doc_1]", "b", None), ("[Doc_2]", 7, None))
     assert (request.query, request.tenant, request.turn, request.after) == ("", "", 0, None)
     assert request.expected_cached_tokens is None
+
+    path = write_jsonl(tmp_path / "trace.jsonl", {"request_id": 1, "blocks": ["x" * 1000]})
+    assert error_of("trace", path) == (
+        f"{path}:1: block '{'x' * 58}… (str) is not in the corpus; "
+        "add it there, or pass the corpus that the trace was made with"
+    )
 
 
 def test_what_a_plan_expects_to_be_cached_may_be_unknown(tmp_path):
@@ -333,6 +323,10 @@ def test_what_a_plan_expects_to_be_cached_may_be_unknown(tmp_path):
         (
             {"expected_cached_tokens": True},
             "field 'expected_cached_tokens' is True (bool); it must be int",
+        ),
+        (
+            {"expected_cached_tokens": -1},
+            "field 'expected_cached_tokens' must be an integer from 0",
         ),
         (
             {"after": 9},

@@ -47,77 +47,56 @@ def cached(requests, *capacities, block_tokens=512):
 # reading
 
 
-def test_a_line_is_a_request(tmp_path):
+def test_a_line_is_a_request_whose_last_shorter_block_may_have_no_id(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", LINE, {**LINE, "timestamp": 6.5, "session": "x"})
     assert hashed_requests(read_lines(path)) == [
         hashed(1_100, 0, 1, 2, timestamp=5, output=9),
         hashed(1_100, 0, 1, 2, timestamp=6.5, output=9),
     ]
-
-
-def test_the_last_shorter_block_may_have_no_id(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", {**LINE, "hash_ids": [0, 1]})
     assert hashed_requests(read_lines(path)) == [hashed(1_100, 0, 1, timestamp=5, output=9)]
 
 
 ANOTHER_SIZE = "if the trace has blocks of another size, say which (--block-size)"
+MAKE_3 = f"1,100 tokens in blocks of 512 make 3; {ANOTHER_SIZE}"
+ARE_INTEGERS = "ids are integers from 0, of at most 100 digits"
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("field", "value", "problem"),
     [
-        ({"timestamp": None}, "field 'timestamp' is None (NoneType); it must be int or float"),
-        ({"timestamp": "5"}, "field 'timestamp' is '5' (str); it must be int or float"),
-        ({"timestamp": -1}, "field 'timestamp' is -1 (int); it must be milliseconds from 0"),
-        (
-            {"timestamp": float("nan")},
-            "field 'timestamp' is nan (float); it must be milliseconds from 0",
-        ),
-        (
-            {"timestamp": float("inf")},
-            "field 'timestamp' is inf (float); it must be milliseconds from 0",
-        ),
-        ({"input_length": "5"}, "field 'input_length' is '5' (str); it must be int"),
-        ({"input_length": 5.5}, "field 'input_length' is 5.5 (float); it must be int"),
-        ({"input_length": True}, "field 'input_length' is True (bool); it must be int"),
-        ({"input_length": -5}, "field 'input_length' must be an integer from 0"),
-        ({"output_length": -5}, "field 'output_length' must be an integer from 0"),
-        ({"output_length": [5]}, "field 'output_length' is [5] (list); it must be int"),
-        ({"hash_ids": "012"}, "field 'hash_ids' is '012' (str); it must be list"),
-        (
-            {"hash_ids": [0, "1", 2]},
-            "field 'hash_ids' holds '1' (str); ids are integers from 0, of at most 100 digits",
-        ),
-        (
-            {"hash_ids": [0, True, 2]},
-            "field 'hash_ids' holds True (bool); ids are integers from 0, of at most 100 digits",
-        ),
-        (
-            {"hash_ids": [0, -1, 2]},
-            "field 'hash_ids' holds -1 (int); ids are integers from 0, of at most 100 digits",
-        ),
-        (
-            {"hash_ids": [0]},
-            "field 'hash_ids' is of length 1, but 1,100 tokens in blocks of 512 make 3; "
-            f"{ANOTHER_SIZE}",
-        ),
-        (
-            {"hash_ids": [0, 1, 2, 3]},
-            "field 'hash_ids' is of length 4, but 1,100 tokens in blocks of 512 make 3; "
-            f"{ANOTHER_SIZE}",
-        ),
-        (
-            {"input_length": 0},
-            "field 'hash_ids' is of length 3, but 0 tokens in blocks of 512 make 0; "
-            f"{ANOTHER_SIZE}",
-        ),
+        ("timestamp", None, "is None (NoneType); it must be int or float"),
+        ("timestamp", "5", "is '5' (str); it must be int or float"),
+        ("timestamp", -1, "is -1 (int); it must be milliseconds from 0"),
+        ("timestamp", float("nan"), "is nan (float); it must be milliseconds from 0"),
+        ("timestamp", float("inf"), "is inf (float); it must be milliseconds from 0"),
+        ("input_length", "5", "is '5' (str); it must be int"),
+        ("input_length", 5.5, "is 5.5 (float); it must be int"),
+        ("input_length", True, "is True (bool); it must be int"),
+        ("input_length", -5, "must be an integer from 0"),
+        ("output_length", -5, "must be an integer from 0"),
+        ("output_length", [5], "is [5] (list); it must be int"),
+        ("hash_ids", "012", "is '012' (str); it must be list"),
+        ("hash_ids", [0, "1", 2], f"holds '1' (str); {ARE_INTEGERS}"),
+        ("hash_ids", [0, True, 2], f"holds True (bool); {ARE_INTEGERS}"),
+        ("hash_ids", [0, -1, 2], f"holds -1 (int); {ARE_INTEGERS}"),
+        ("hash_ids", [0], f"is of length 1, but {MAKE_3}"),
+        ("hash_ids", [0, 1, 2, 3], f"is of length 4, but {MAKE_3}"),
     ],
 )
-def test_a_broken_line_names_the_value_and_the_remedy(tmp_path, fields, problem):
-    path = write_jsonl(tmp_path / "t.jsonl", LINE, "", {**LINE, **fields})
+def test_a_broken_line_names_the_value_and_the_remedy(tmp_path, field, value, problem):
+    path = write_jsonl(tmp_path / "t.jsonl", LINE, "", {**LINE, field: value})
     with pytest.raises(InputFileError) as caught:
         hashed_requests(read_lines(path))
-    assert str(caught.value) == f"{path}:3: {problem}"
+    assert str(caught.value) == f"{path}:3: field '{field}' {problem}"
+
+
+def test_an_empty_prompt_has_no_ids(tmp_path):
+    path = write_jsonl(tmp_path / "t.jsonl", {**LINE, "input_length": 0})
+    problem = f"is of length 3, but 0 tokens in blocks of 512 make 0; {ANOTHER_SIZE}"
+    with pytest.raises(InputFileError) as caught:
+        hashed_requests(read_lines(path))
+    assert str(caught.value) == f"{path}:1: field 'hash_ids' {problem}"
 
 
 @pytest.mark.parametrize("field", LINE)
@@ -154,15 +133,7 @@ def test_full_blocks_behind_equal_ones_are_served():
     assert cached(requests) == [[0, 1_024, 1_024, 1_024, 1_536, 512, 0, 0]]
 
 
-def test_the_last_shorter_block_serves_nobody_and_is_not_kept():
-    requests = [hashed(600, 0, 1), hashed(1_200, 0, 1, 2), hashed(600, 0, 1)]
-    assert cached(requests) == [[0, 512, 512]]
-    # two blocks of room: after the first prompt one of them is free
-    small = [hashed(600, 0, 1), hashed(500, 2), hashed(600, 0, 1)]
-    assert cached(small, 1_024) == [[0, 0, 512]]
-
-
-def test_a_smaller_cache_keeps_the_newest_and_refuses_what_does_not_fit():
+def test_caches_keep_the_newest_full_blocks_behind_equal_ones():
     requests = [hashed(1_025, 0, 1, 2), hashed(1_025, 3, 4, 5), hashed(1_025, 0, 1, 2)]
     assert cached(requests, None, 3_072, 1_536, 1_024) == [
         [0, 0, 1_024],
@@ -170,19 +141,19 @@ def test_a_smaller_cache_keeps_the_newest_and_refuses_what_does_not_fit():
         [0, 0, 0],
         [0, 0, 0],
     ]
-
-
-def test_ids_that_stand_behind_others_than_before_are_no_hit():
     assert cached([hashed(1_025, 0, 1, 2), hashed(1_025, 3, 1, 2)]) == [[0, 0]]
 
+    requests = [hashed(600, 0, 1), hashed(1_200, 0, 1, 2), hashed(600, 0, 1)]
+    assert cached(requests) == [[0, 512, 512]]
+    # two blocks of room: after the first prompt one of them is free
+    small = [hashed(600, 0, 1), hashed(500, 2), hashed(600, 0, 1)]
+    assert cached(small, 1_024) == [[0, 0, 512]]
 
-def test_the_second_half_meets_what_the_first_has_sent():
+
+def test_the_second_half_is_counted_apart_and_progress_told():
     (result,) = simulate_hashed([hashed(513, 0, 1)] * 3, (None,))
     assert result.total == CacheUsage(1_539, 1_024)
     assert result.second_half == CacheUsage(1_026, 1_024)
-
-
-def test_progress_is_told_once_a_request_and_size():
     steps = []
     simulate_hashed([hashed(1, 0)] * 3, (None, 5), advance=lambda: steps.append(1))
     assert len(steps) == 6
@@ -245,18 +216,12 @@ def test_ids_count_prefixes_by_their_first_appearance():
     ]
 
 
-def test_blocks_without_tokens_part_prompts():
+def test_blocks_without_tokens_tenants_and_system_texts_part_prompts_and_turns_continue_them():
     plan = planned(("x", "bd", {}), ("y", "bdc", {}), ("z", "bc", {}))
     assert ids_of(plan, block_tokens=3) == [[0], [0, 1, 2, 3], [0, 4, 5, 6]]
-
-
-def test_a_turn_continues_the_prompt_before_it():
     a, b = {"conversation_id": "a"}, {"conversation_id": "b"}
     plan = planned(("a0", "a", a), ("b0", "a", b), ("a1", "b", a), ("b1", "b", b))
     assert ids_of(plan, block_tokens=4) == [[0, 1], [0, 1], [0, 2], [0, 3]]
-
-
-def test_tenants_and_system_texts_share_nothing():
     plan = planned(("x", "b", {}), ("y", "b", {"tenant": "t"}), ("z", "b", {"system": "s"}))
     assert ids_of(plan) == [[0], [1], [2]]
 
@@ -386,7 +351,7 @@ def trace(tmp_path):
     return write_jsonl(tmp_path / "mooncake.jsonl", *lines)
 
 
-def test_simulate_shows_cache_sizes_and_the_second_half(run, trace):
+def test_simulate_shows_cache_sizes_and_names_the_option_for_blocks_of_another_size(run, trace):
     code, out, err = run("simulate", "--plan", trace, "--block-size", 16)
     assert (code, err) == (0, "")
     assert words(out).startswith(
@@ -394,6 +359,13 @@ def test_simulate_shows_cache_sizes_and_the_second_half(run, trace):
         "all requests the second half 16,000 0.600 0.800 64,000 0.600 0.800 "
     )
     assert words(out).endswith("unlimited 0.600 0.800")
+
+    code, out, err = run("simulate", "--plan", trace)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"ctxreuse: {trace}:1: field 'hash_ids' is of length 2, but 20 tokens in blocks of "
+        f"512 make 1; {ANOTHER_SIZE}\n"
+    )
 
 
 def test_simulate_reads_a_hashed_trace_from_standard_input_with_sizes_of_ones_own(run, trace):
@@ -438,15 +410,6 @@ def test_simulate_refuses_texts_beside_a_hashed_trace(run, trace, option):
     assert (code, out) == (2, "")
     assert err == (
         f"ctxreuse: {trace}: a trace in Mooncake's format has no texts; leave out {option}\n"
-    )
-
-
-def test_simulate_of_blocks_of_another_size_names_the_option(run, trace):
-    code, out, err = run("simulate", "--plan", trace)
-    assert (code, out) == (2, "")
-    assert err == (
-        f"ctxreuse: {trace}:1: field 'hash_ids' is of length 2, but 20 tokens in blocks of "
-        f"512 make 1; {ANOTHER_SIZE}\n"
     )
 
 

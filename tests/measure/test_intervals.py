@@ -3,16 +3,13 @@ import pytest
 from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
 
 
-def test_the_interval_is_that_of_normal_theory_for_many_scores():
+def test_the_interval_is_that_of_normal_theory_and_equal_scores_have_no_spread():
     scores = [0.0, 1.0] * 200  # the mean's standard error is 0.5 / sqrt(400) = 0.025
     interval = bootstrap_interval(scores)
     assert interval == bootstrap_interval(scores)
     assert interval.mean == 0.5
     assert interval.low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.004)
     assert interval.high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.004)
-
-
-def test_equal_scores_have_no_spread():
     assert bootstrap_interval([0.25] * 3) == Interval(0.25, 0.25, 0.25)
     assert Interval(0.25, 0.125, 0.5).half_width == 0.1875
 

@@ -92,29 +92,23 @@ def test_a_recording_without_texts_shows_how_many_system_texts_there_are():
     assert "--hash-only" in one.remedy
 
 
-def test_the_question_before_the_documents_is_found_where_prompts_begin_with_it():
+def test_texts_in_front_are_found_where_prompts_begin_with_them_beside_other_system_texts():
     trace = [traced(n, "ab", system=None, sent=None, front=f"{n:016x}") for n in range(5)]
     one = the_finding(trace, vllm())
     assert (one.check, one.requests, one.tokens) == ("volatile text in front", 4, 4 * 1_200)
     assert one.found.startswith("5 texts before the documents of 5 prompts")
     assert "{context} must stand before {question}" in one.remedy
-
-
-def test_a_few_texts_before_the_documents_are_not_said_to_be_system_texts():
-    trace = [traced(n, "ab", system=None, sent=None, front=f"{n % 3:016x}") for n in range(60)]
-    one = the_finding(trace, vllm())
-    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 2, 2 * 1_200)
-    assert one.found.startswith("3 texts before the documents of 60 prompts")
-
-
-def test_another_system_text_is_found_although_texts_before_the_documents_vary_too():
     fronts, systems = ("0", "1", "0"), (None, None, "Be brief.")
     trace = [traced(n, "ab", system=systems[n], sent=None, front=fronts[n] * 16) for n in range(3)]
     checks = {one[0]: one[1] for one in found(trace, vllm())}
     assert checks == {"volatile text in front": 1, "another system text": 2}
 
 
-def test_one_text_before_the_documents_of_all_prompts_is_clean():
+def test_one_or_a_few_texts_before_the_documents_are_not_said_to_be_system_texts():
+    trace = [traced(n, "ab", system=None, sent=None, front=f"{n % 3:016x}") for n in range(60)]
+    one = the_finding(trace, vllm())
+    assert (one.check, one.requests, one.tokens) == ("volatile text in front", 2, 2 * 1_200)
+    assert one.found.startswith("3 texts before the documents of 60 prompts")
     trace = [traced(n, "ab", system=None, sent=None, front="0" * 16) for n in range(5)]
     assert found(trace, vllm()) == []
 
@@ -166,15 +160,12 @@ def test_marks_that_vanish_are_found(system):
     assert one.tokens == tokens + 1_200
 
 
-def test_a_mark_behind_the_system_text_that_vanishes_costs_where_nothing_looks_back():
+def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_found():
     marked = {"marks": (0,), "sent": {"marks": {"system": 1}, "system_tokens": 1_125}}
     unmarked = {"marks": (), "sent": {"marks": {"turn": 1}, "system_tokens": 1_125, "history": 2}}
     trace = [traced(0, "a", system=HELP, **marked), traced(1, "b", system=HELP, **unmarked)]
     assert found(trace, openai()) == [("lost marks", 1, 1, 1_125)]
     assert found(trace, anthropic()) == []
-
-
-def test_prompts_that_nobody_marks_are_found():
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
     assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
     assert the_finding(trace).cost_tokens == round(0.9 * 2 * 2_325)

@@ -610,11 +610,15 @@ def test_a_module_that_is_not_there_is_named_in_one_line(tmp_path: Path, name: s
     assert record(tmp_path, "--module", "app", "why").returncode == 3
 
 
-def test_an_unknown_source_is_named_before_anything_is_made(tmp_path: Path):
+def test_unknown_sources_and_missing_scripts_are_named_before_anything_is_made(tmp_path: Path):
     (tmp_path / "app.py").write_text("")
     done = record(tmp_path, "--source", "haystack", "app.py")
     assert done.stderr.startswith("ctxreuse: there is no source 'haystack'")
     assert not (tmp_path / "out").exists()
+    command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "missing.py: there is no such script" in done.stderr
 
 
 WITHOUT = """
@@ -652,13 +656,6 @@ def test_frameworks_that_are_not_installed_are_not_recorded(
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_command_says_what_is_wrong(tmp_path: Path):
-    command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "missing.py: there is no such script" in done.stderr
 
 
 def test_a_framework_that_is_broken_is_no_missing_one(monkeypatch):

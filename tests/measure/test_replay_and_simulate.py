@@ -167,13 +167,17 @@ def test_conversations_of_tenants_are_replayed_apart():
     assert served(planned[:3]) == [0, 0, 100]
 
 
-def test_blocks_without_a_token_count_weigh_the_estimate():
+def test_blocks_without_a_token_count_weigh_the_estimate_and_small_caches_serve_what_fits():
     corpus = {1: ContextBlock(id=1, text="x" * 41), 2: ContextBlock(id=2, text="y", tokens=0)}
     planned = [planned_from(1, [1, 2]), planned_from(2, [1, 2])]
     assert list(simulate_blocks(planned, corpus, BlockLevelCache())) == [
         CacheUsage(11, 0),
         CacheUsage(11, 11),
     ]
+    planned = [planned_from(n, ids) for n, ids in enumerate([(1, 2), (3,), (1, 2), (4, 5), (1, 2)])]
+    assert served(planned) == [0, 0, 200, 0, 200]
+    assert served(planned, capacity=300) == [0, 0, 200, 0, 100]
+    assert served(planned, capacity=0) == [0, 0, 0, 0, 0]
 
 
 def planned_from(name, ids, **fields):
@@ -190,13 +194,6 @@ def planned_from(name, ids, **fields):
     }
     parts = tuple((f"[Doc_{n}]", block_id, None) for n, block_id in enumerate(ids, start=1))
     return PlannedRequest(request_id=name, parts=parts, **{**defaults, **fields})
-
-
-def test_a_small_cache_serves_what_still_fits():
-    planned = [planned_from(n, ids) for n, ids in enumerate([(1, 2), (3,), (1, 2), (4, 5), (1, 2)])]
-    assert served(planned) == [0, 0, 200, 0, 200]
-    assert served(planned, capacity=300) == [0, 0, 200, 0, 100]
-    assert served(planned, capacity=0) == [0, 0, 0, 0, 0]
 
 
 def test_a_plan_that_names_a_block_the_corpus_lacks_is_named_by_its_line():
@@ -276,15 +273,13 @@ def tokenizer_file(tmp_path):
     return str(path)
 
 
-def test_a_tokenizer_file_is_loaded(tokenizer_file):
+def test_texts_of_any_characters_are_tokenized_with_a_file(tokenizer_file):
     planned = [planned_from(1, [1, 2], query="Why?"), planned_from(2, [1, 2], query="How?")]
     usages = simulate_tokens(
         planned, CORPUS, PrefixCacheSimulator(block_size=4), load_tokenizer(tokenizer_file)
     )
     assert list(usages) == [CacheUsage(11, 0), CacheUsage(11, 8)]
 
-
-def test_texts_of_any_characters_are_tokenized(tokenizer_file):
     corpus = {1: ContextBlock(id=1, text="lone \ud800 surrogate \x00")}
     planned = [planned_from(1, [1], query="\udfff", tenant="\ud800")]
     (usage,) = simulate_tokens(

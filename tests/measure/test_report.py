@@ -87,9 +87,10 @@ class Page(HTMLParser):
             self.marks[self._figure] = self.marks.get(self._figure, 0) + 1
 
 
-def test_results_survive_their_file(measured, tmp_path):
+def test_results_survive_their_file_and_make_the_same_page_each_time(measured, tmp_path):
     measured.write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json") == measured
+    assert page(measured) == page(measured)
 
 
 def test_a_page_holds_all_it_shows(measured):
@@ -157,13 +158,10 @@ def test_every_line_has_its_name_beside_it(measured):
         assert not chart.figure().legends
 
 
-def test_lines_that_coincide_share_a_name_that_says_so(measured):
+def test_lines_that_coincide_share_a_name_and_no_two_policies_look_alike(measured):
     chart = next(one for one in charts(measured) if one.name == "cache-size")
     names = [text.get_text() for text in chart.figure().axes[0].texts]
     assert any("\n= " in one for one in names)
-
-
-def test_no_two_policies_look_alike():
     styles = [*POLICY_STYLES.values(), *OTHER_STYLES]
     assert len({one.colour for one in styles}) == len(styles)
     assert len({one.dashes for one in styles}) == len(styles)
@@ -209,23 +207,17 @@ def test_people_read_questions_and_first_words_and_find_ids_where_they_point():
     assert "0a1b2c3d" not in seen
 
 
-def test_titles_name_blocks_where_they_have_any():
+def test_titles_name_blocks_and_misses_stand_under_their_cause_with_a_remedy():
     titles = {"0a1b2c3d-0": "Rivers: Seine", "0a1b2c3d-1": "Rivers: Tiber"}
     results = named_results([(0, 1, 2), (1, 0, 2)], titles)
     assert "then has “Rivers: Tiber” where that one has “Rivers: Seine”" in results.misses[0].place
     assert {child.label for child in results.tree.children} == {"Rivers: Seine", "Rivers: Tiber"}
 
-
-def test_misses_stand_under_their_cause_with_a_remedy():
     results = named_results([(0, 1, 2), (1, 0, 2), (0, 1, 2), (2, 1, 0)])
     assert results.causes[0].cause == "other order"
     text = page(results)
     heading = text.index("<h3>Other order: ")
     assert heading < text.index("Plan such requests together (plan_batch") < text.index('"misses"')
-
-
-def test_a_page_is_the_same_each_time(measured):
-    assert page(measured) == page(measured)
 
 
 def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):

@@ -64,15 +64,7 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
     assert said.as_json()["money_per_1000_requests"] == 0.06
 
 
-def test_documents_outside_of_runs_are_to_be_put_in_by_format_context():
-    measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
-    said = verdict(replace(measured, outside_runs=1))
-    assert (
-        "for LlamaIndex) and put the documents in with format_context; in your " in said.next_step
-    )
-
-
-def test_what_differs_in_front_comes_first():
+def test_what_differs_in_front_comes_first_and_documents_outside_of_runs_need_format_context():
     measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
     said = verdict(replace(measured, different_fronts=measured.trace.requests))
     number = measured.trace.requests
@@ -82,6 +74,12 @@ def test_what_differs_in_front_comes_first():
     )
     assert "{context} must stand before {question}" in said.next_step
     assert not said.is_gain
+
+    measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
+    said = verdict(replace(measured, outside_runs=1))
+    assert (
+        "for LlamaIndex) and put the documents in with format_context; in your " in said.next_step
+    )
 
 
 def test_what_de_duplication_gives_by_itself_is_said():

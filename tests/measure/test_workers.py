@@ -41,7 +41,7 @@ def cached(replayed: Replay, workers: int) -> dict[str, int]:
     return {f"{one.policy} {one.deduplicated}": one.total.cached_tokens for one in found}
 
 
-def test_workers_with_a_log_order_by_what_others_have_sent() -> None:
+def test_workers_order_by_logs_and_take_the_turns_of_their_conversations() -> None:
     others = ["uvw", "xyz"]
     contexts = ["abc", *others, "cab", *others, "bca", *others, "acb"]
     assert cached(replay(*contexts), 2) == {
@@ -49,19 +49,17 @@ def test_workers_with_a_log_order_by_what_others_have_sent() -> None:
         "2 workers, shared log False": 4 * 300 + 3 * 300,
     }
 
-
-def test_what_is_under_way_is_not_known_yet() -> None:
-    assert cached(replay("abc", "cab"), 2)["2 workers, shared log False"] == 0
-    assert cached(replay("abc", "xyz", "cab"), 2)["2 workers, shared log False"] == 300
-
-
-def test_turns_go_to_the_worker_of_their_conversation() -> None:
     by_name = cached(replay("abc", "xyz", "cab", "zxy", conversations=2), 3)
     assert by_name["3 workers, no log False"] == 600  # the histories
     assert by_name["3 workers, no log True"] == 6 * (100 + DEFAULT_TEMPLATES.label_tokens)
     [*_, last] = estimate_workers(replay("abc", "xyz", "cab", "zxy", conversations=2), [None], 3)
     again = 6 * DEFAULT_TEMPLATES.label_tokens  # of the first turns, in front of the later ones
     assert last.total.prompt_tokens == 4 * 300 + last.word_tokens + again
+
+
+def test_what_is_under_way_is_not_known_yet() -> None:
+    assert cached(replay("abc", "cab"), 2)["2 workers, shared log False"] == 0
+    assert cached(replay("abc", "xyz", "cab"), 2)["2 workers, shared log False"] == 300
 
 
 contexts = st.lists(st.integers(1, 8), min_size=1, max_size=5, unique=True)

@@ -39,7 +39,7 @@ def test_memories_stand_without_labels_and_ranking_unless_these_are_asked_for():
     assert second.messages() == [{"role": "user", "content": f"{plain('abd')}\n\nq?"}]
 
 
-def test_what_the_conversation_shows_without_labels_is_not_shown_again():
+def test_what_the_conversation_shows_is_found_without_labels_by_another_process_too():
     wrapped = ReuseMemory(FakeMemory(lettered("ab")))
     first = wrapped.messages("One?", history=[])
     wrapped.memory.found = lettered("cb")
@@ -49,8 +49,6 @@ def test_what_the_conversation_shows_without_labels_is_not_shown_again():
     third = wrapped.messages("Three?", history=[*second, ANSWER])
     assert third == [*second, ANSWER, {"role": "user", "content": "Three?"}]
 
-
-def test_another_process_finds_what_the_conversation_shows():
     options: dict[str, Any] = {"filters": {"user_id": "alice"}}
     first = ReuseMemory(FakeMemory(lettered("ab"))).messages("One?", **options)
     other = ReuseMemory(FakeMemory(lettered("cb")))
@@ -106,13 +104,6 @@ def test_a_context_is_the_text_and_the_annotation():
     assert [call["filters"] for call in wrapped.memory.calls] == [{"user_id": "alice"}] * 2
 
 
-def test_memories_without_text_get_no_label():
-    wrapped = finding(memory("blank", " \n"), *lettered("ab"), memory("empty", ""))
-    assert wrapped.messages("q?")[-1]["content"] == f"{shown('ab')}\n\nq?"
-    wrapped.memory.found = [memory("empty", "")]
-    assert wrapped.messages("q?")[-1]["content"] == "q?"
-
-
 def test_messages_are_system_history_and_this_turn():
     wrapped = finding(*lettered("abc"))
     history = [{"role": "user", "content": "Hello."}, {**ANSWER, "name": "bot"}]
@@ -153,7 +144,7 @@ async def test_awaited_contexts_and_messages_are_the_same():
             assert await awaited.messages("q?", **more) == wrapped.messages("q?", **more)
 
 
-def test_without_memories_there_is_no_context():
+def test_without_memories_or_texts_there_is_no_context():
     wrapped = finding()
     context = wrapped.context("q?")
     assert (str(context), context.annotation) == ("", None)
@@ -162,9 +153,13 @@ def test_without_memories_there_is_no_context():
         {"role": "user", "content": "q?"},
     ]
     assert wrapped.faults == 0
+    wrapped = finding(memory("blank", " \n"), *lettered("ab"), memory("empty", ""))
+    assert wrapped.messages("q?")[-1]["content"] == f"{shown('ab')}\n\nq?"
+    wrapped.memory.found = [memory("empty", "")]
+    assert wrapped.messages("q?")[-1]["content"] == "q?"
 
 
-def test_exact_duplicates_are_shown_once_in_the_place_of_the_best():
+def test_duplicates_are_shown_once_in_the_place_of_the_best_and_stale_hashes_are_none():
     found = [memory("1", "likes tea"), memory("2", "has cats"), memory("3", "likes tea")]
     context = finding(*found).context("q?")
     assert context.text == "[Doc_1] likes tea\n\n[Doc_2] has cats"
@@ -172,21 +167,22 @@ def test_exact_duplicates_are_shown_once_in_the_place_of_the_best():
     assert context.plan.labels == {"[Doc_1]": "1", "[Doc_2]": "2"}
     without_hash = [{"id": one["id"], "memory": one["memory"]} for one in found]
     assert finding(*without_hash).context("q?").text == context.text
-
-
-def test_a_stale_hash_makes_no_memory_disappear():
     stale = memory("1", "likes tea")["hash"]
     found = [memory("1", "likes tea"), {**memory("2", "likes coffee now"), "hash": stale}]
     assert finding(*found).context("q?").text == "[Doc_1] likes tea\n\n[Doc_2] likes coffee now"
 
 
-def test_a_memory_that_the_conversation_shows_is_referred_to():
+def test_a_memory_that_the_conversation_shows_is_referred_to_or_shown_again():
     wrapped = finding(*lettered("ab"))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = lettered("cb")
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[:-1] == [*first, ANSWER]
     assert second[-1]["content"] == (f"[Doc_3] {TEXTS['c']}\n\nSee also [Doc_2] above.\n\nTwo?")
+    wrapped = finding(*lettered("a"), planner=ReusePlanner(deduplicate=False))
+    first = wrapped.messages("One?", history=[], conversation_id="c")
+    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
+    assert second[-1]["content"] == f"[Doc_2] {TEXTS['a']}\n\nTwo?"
 
 
 def test_conversation_and_history_may_come_from_the_surroundings():
@@ -207,7 +203,7 @@ def test_conversation_and_history_may_come_from_the_surroundings():
     assert len(other) == 1, "another conversation's history is not this one's"
 
 
-def test_an_updated_memory_is_shown_and_not_referred_to():
+def test_updated_memories_are_shown_and_deleted_ones_not_mentioned():
     wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("1", "Alice lives in Lisbon."), memory("2", "Alice has a cat.")]
@@ -219,8 +215,6 @@ def test_an_updated_memory_is_shown_and_not_referred_to():
     third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")
     assert third[-1]["content"] == "See also [Doc_3], [Doc_2] above.\n\nThree?"
 
-
-def test_a_deleted_memory_is_not_mentioned():
     wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("2", "Alice has a cat.")]
@@ -229,13 +223,6 @@ def test_a_deleted_memory_is_not_mentioned():
     assert second.annotation is None
     alone = wrapped.context("Two?")
     assert str(alone) == "[Doc_1] Alice has a cat."
-
-
-def test_a_planner_that_keeps_repeats_shows_them_again():
-    wrapped = finding(*lettered("a"), planner=ReusePlanner(deduplicate=False))
-    first = wrapped.messages("One?", history=[], conversation_id="c")
-    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
-    assert second[-1]["content"] == f"[Doc_2] {TEXTS['a']}\n\nTwo?"
 
 
 def test_the_planners_templates_are_used():
@@ -319,7 +306,7 @@ def test_messages_share_nothing_that_can_change():
     )
 
 
-def test_what_was_returned_goes_in_as_the_history_of_the_next_turn():
+def test_a_returned_history_and_its_other_system_messages_go_in_again():
     wrapped = finding(*lettered("ab"))
     options: dict[str, Any] = {"system": "Be brief.", "conversation_id": "c"}
     first = wrapped.messages("q?", **options)
@@ -329,8 +316,6 @@ def test_what_was_returned_goes_in_as_the_history_of_the_next_turn():
     assert second[:3] == [*first, ANSWER]
     assert second[3]["content"] == "See also [Doc_2] above.\n\nAnd?"
 
-
-def test_another_system_message_in_the_history_stays():
     summary = {"role": "system", "content": "So far: a greeting."}
     sent = finding(*lettered("a")).messages("q?", system="Be brief.", history=[summary, ANSWER])
     assert [message["content"] for message in sent[:3]] == [

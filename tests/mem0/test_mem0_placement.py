@@ -130,16 +130,13 @@ async def test_faults_and_awaited_memories_keep_to_the_place(placement):
     assert await awaited.messages("q?", history=[], system="Be brief.") == plainly
 
 
-def test_prompts_in_different_places_share_no_order():
+def test_places_share_no_order_and_there_is_no_other():
     planner = ReusePlanner()
     before = ReuseMemory(FakeMemory(), planner=planner)
     within = ReuseMemory(FakeMemory(), planner=planner, placement="system")
     asked(before, "abc", None)
     assert asked(within, "cba", None)[0]["content"] == plain("cba")
     assert asked(within, "bac", None)[0]["content"] == plain("cba")
-
-
-def test_another_place_is_refused():
     with pytest.raises(InvalidRequestError, match="there is no placement 'user'"):
         ReuseMemory(FakeMemory(), placement="user")
 

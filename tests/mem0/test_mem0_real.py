@@ -123,12 +123,18 @@ def test_a_search_finds_what_the_unwrapped_memory_finds(memory, found):
     assert memory.faults == 0
 
 
-def test_get_all_is_the_unwrapped_memorys(memory):
+def test_everything_else_is_the_unwrapped_memorys(memory):
     for options in ({}, {"top_k": 2}, {"show_expired": True}):
         assert memory.get_all(filters=ALICE, **options) == memory.memory.get_all(
             filters=ALICE, **options
         )
     assert len(memory.get_all(filters=ALICE, top_k=2)["results"]) == 2
+
+    memory.delete_all(user_id="bob")
+    assert memory.get_all(filters=BOB) == {"results": []}
+    assert memory.get(id_of(memory, FACTS[0]))["memory"] == FACTS[0] + LONG
+    assert memory.config is memory.memory.config
+    assert memory.faults == 0
 
 
 def test_signatures_and_errors_are_the_unwrapped_memorys(memory):
@@ -147,13 +153,16 @@ def test_signatures_and_errors_are_the_unwrapped_memorys(memory):
     assert sorted(ids(planned)) == sorted(ids(plain)), "mem0 2.2 passes over it, so do we"
 
 
-def test_users_see_their_own_memories_and_nothing_of_anothers_order(memory, found):
+def test_users_see_their_own_memories_alone_and_nobody_sees_none(memory, found):
     for query in QUERIES:
         memory.messages(query, filters=ALICE)
     results = found(memory.memory)
     first = memory.search(QUERIES[0], filters=BOB)
     assert first["results"] == results[0]["results"], "nothing of Bob's was sent before"
     assert {one["user_id"] for one in first["results"]} == {"bob"}
+    assert memory.messages(QUERIES[0], filters={"user_id": "carol"}) == [
+        {"role": "user", "content": QUERIES[0]}
+    ]
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -205,20 +214,6 @@ def test_exact_duplicates_collapse_in_the_text_only(memory):
     assert len(context.plan.blocks) == len(FACTS)
 
 
-def test_a_memory_found_for_nobody_is_no_context(memory):
-    assert memory.messages(QUERIES[0], filters={"user_id": "carol"}) == [
-        {"role": "user", "content": QUERIES[0]}
-    ]
-
-
-def test_reset_and_everything_else_work_on_the_wrapped_memory(memory):
-    memory.delete_all(user_id="bob")
-    assert memory.get_all(filters=BOB) == {"results": []}
-    assert memory.get(id_of(memory, FACTS[0]))["memory"] == FACTS[0] + LONG
-    assert memory.config is memory.memory.config
-    assert memory.faults == 0
-
-
 async def test_the_async_memory_does_the_same(async_memory, found):
     results = found(async_memory.memory)
     for query in QUERIES:
@@ -241,7 +236,15 @@ async def test_the_async_memory_does_the_same(async_memory, found):
     assert async_memory.faults == 0
 
 
-async def test_async_updates_and_deletes_are_seen(async_memory):
+async def test_awaited_searches_lose_nothing_and_see_updates_and_deletes(async_memory):
+    results = await asyncio.gather(
+        *(async_memory.search(query, filters=ALICE, threshold=0.0) for query in QUERIES * 3)
+    )
+    for result in results:
+        assert sorted(one["memory"] for one in result["results"]) == sorted(
+            fact + LONG for fact in FACTS
+        )
+
     first = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
     home = next(one for one in first["results"] if one["memory"].startswith("Alice lives"))
     tea = next(one for one in first["results"] if one["memory"].startswith("Alice likes green"))
@@ -251,16 +254,6 @@ async def test_async_updates_and_deletes_are_seen(async_memory):
     texts = {one["id"]: one["memory"] for one in second["results"]}
     assert texts[home["id"]] == "Alice lives in Lisbon now" + LONG
     assert tea["id"] not in json.dumps(second)
-
-
-async def test_many_awaited_searches_at_once_lose_nothing(async_memory):
-    results = await asyncio.gather(
-        *(async_memory.search(query, filters=ALICE, threshold=0.0) for query in QUERIES * 3)
-    )
-    for result in results:
-        assert sorted(one["memory"] for one in result["results"]) == sorted(
-            fact + LONG for fact in FACTS
-        )
 
 
 mem0_types = pytest.importorskip("mem0.client.types", reason="needs mem0ai")
@@ -339,15 +332,12 @@ def test_a_hosted_search_comes_in_planned_order(client, service):
     assert wrapped.faults == 0
 
 
-def test_hosted_pages_stay_as_they_are(client, service):
+def test_hosted_pages_signatures_and_errors_are_the_clients(client, service):
     wrapped: Any = ReuseMemory(client)
     for options in ({}, {"page": 2, "page_size": 2}):
         assert wrapped.get_all(filters=ALICE, **options) == client.get_all(filters=ALICE, **options)
     assert wrapped.get_all(filters=ALICE, page=2)["results"] == lettered("abc")[1:]
 
-
-def test_hosted_signatures_and_errors_are_the_clients(client):
-    wrapped: Any = ReuseMemory(client)
     for name in ("search", "get_all", "add", "delete_all"):
         assert inspect.signature(getattr(wrapped, name)) == inspect.signature(getattr(client, name))
     with pytest.raises(ValueError, match="Top-level entity parameters"):

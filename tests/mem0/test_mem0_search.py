@@ -67,15 +67,6 @@ async def test_an_awaited_search_returns_the_same():
     assert async_store.calls == store.calls
 
 
-def test_a_callers_changes_do_not_reach_the_store():
-    wrapped, store = planned_after("abc")
-    store.found = [memory("1", "text", metadata={"tags": ["a"]})]
-    result = wrapped.search("q?")
-    result["results"][0]["memory"] = "changed"
-    result["results"][0]["metadata"]["tags"].append("b")
-    assert store.found == [memory("1", "text", metadata={"tags": ["a"]})]
-
-
 def test_what_else_a_result_holds_is_kept():
     wrapped, _ = planned_after("")
     wrapped.memory.found = {"count": 1, "results": lettered("a"), "relations": [{"source": "a"}]}
@@ -89,7 +80,7 @@ def test_what_else_a_result_holds_is_kept():
     assert wrapped.memory.found["relations"] == [{"source": "a"}]
 
 
-def test_a_list_stays_a_list_in_planned_order():
+def test_a_list_stays_a_list_and_a_callers_changes_do_not_reach_the_store():
     store = ListMemory(lettered("abc"))
     wrapped = ReuseMemory(store)
     wrapped.search("q?", "alice")
@@ -97,6 +88,13 @@ def test_a_list_stays_a_list_in_planned_order():
     d, b, a = store.found
     assert wrapped.search("q?", "alice") == [a, b, d]
     assert wrapped.search("q?", limit=2, user_id="bob") == [d, b]
+
+    wrapped, store = planned_after("abc")
+    store.found = [memory("1", "text", metadata={"tags": ["a"]})]
+    result = wrapped.search("q?")
+    result["results"][0]["memory"] = "changed"
+    result["results"][0]["metadata"]["tags"].append("b")
+    assert store.found == [memory("1", "text", metadata={"tags": ["a"]})]
 
 
 def test_arguments_reach_the_store_as_they_are():
@@ -133,17 +131,7 @@ def test_every_memory_comes_back_duplicates_included():
     ]
 
 
-def test_an_updated_memory_is_another_block():
-    wrapped, store = planned_after("abc", "abc")
-    a, b, c = lettered("abc")
-    changed = {**b, "memory": "b changed: " + "B" * 400}
-    store.found = [changed, a, c]
-    assert wrapped.search("q?")["results"][0] == a, "what is cached comes first"
-    store.found = [b, a, c]
-    assert wrapped.search("q?")["results"] == [a, b, c]
-
-
-def test_ids_need_not_be_strings():
+def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
     uuid = UUID("12345678123456781234567812345678")
     found = [memory(7, "seven"), memory(uuid, "a UUID"), {"memory": "without an id"}]
     result = ReuseMemory(FakeMemory(found)).search("q?")
@@ -151,6 +139,14 @@ def test_ids_need_not_be_strings():
     assert result["ctxreuse"]["plan"]["blocks"][:2] == [7, str(uuid)]
     assert [one["id"] for one in result["ctxreuse"]["memories"][:2]] == [7, str(uuid)]
     assert json.loads(json.dumps(result["ctxreuse"])) == result["ctxreuse"]
+
+    wrapped, store = planned_after("abc", "abc")
+    a, b, c = lettered("abc")
+    changed = {**b, "memory": "b changed: " + "B" * 400}
+    store.found = [changed, a, c]
+    assert wrapped.search("q?")["results"][0] == a, "what is cached comes first"
+    store.found = [b, a, c]
+    assert wrapped.search("q?")["results"] == [a, b, c]
 
 
 def test_a_search_behind_a_history_leaves_nothing_out():
@@ -320,11 +316,18 @@ def test_what_is_no_memory_is_refused(not_a_memory, named):
         assert "secret" not in str(raised.value)
 
 
-def test_sync_and_async_memories_are_not_mixed_up():
+def test_wrong_memories_and_arguments_are_refused_at_construction():
     with pytest.raises(InvalidRequestError, match="AsyncFakeMemory is awaited; use AsyncReuseMem"):
         ReuseMemory(AsyncFakeMemory())
     with pytest.raises(InvalidRequestError, match="FakeMemory cannot be awaited; use ReuseMemory"):
         AsyncReuseMemory(FakeMemory())
+
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        ReuseMemory(FakeMemory(), planner=3)
+    with pytest.raises(InvalidRequestError, match="tenant must be a string, not 3"):
+        ReuseMemory(FakeMemory(), tenant=3)
+    planner = ReusePlanner()
+    assert ReuseMemory(FakeMemory(), planner=planner).planner is planner
 
 
 async def test_mocks_may_be_wrapped():
@@ -335,15 +338,6 @@ async def test_mocks_may_be_wrapped():
     awaited = AsyncMock()
     awaited.search.return_value = lettered("b")
     assert await AsyncReuseMemory(awaited).search("q?") == lettered("b")
-
-
-def test_wrong_arguments_are_refused_at_construction():
-    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
-        ReuseMemory(FakeMemory(), planner=3)
-    with pytest.raises(InvalidRequestError, match="tenant must be a string, not 3"):
-        ReuseMemory(FakeMemory(), tenant=3)
-    planner = ReusePlanner()
-    assert ReuseMemory(FakeMemory(), planner=planner).planner is planner
 
 
 def test_without_a_planner_each_wrapper_makes_its_own():

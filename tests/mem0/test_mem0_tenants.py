@@ -56,30 +56,25 @@ def test_other_stores_are_other_tenants():
     assert len({tenant_of(filters) for filters in stores}) == len(stores)
 
 
-def test_who_is_left_out_counts_wherever_it_stands():
+def test_users_and_those_left_out_are_told_apart_wherever_they_stand():
     nobodys = tenant_of({"NOT": [{"user_id": "alice"}]})
     assert tenant_of({"NOT": [{"AND": [{"user_id": "alice"}]}]}) == nobodys
     assert tenant_of({"AND": [{"NOT": {"user_id": "alice"}}]}) == nobodys
-
-
-def test_a_number_is_the_same_id_as_its_digits():
     assert tenant_of({"user_id": 7}) == tenant_of({"user_id": "7"})
-
-
-def test_nobody_named_is_the_default_tenant():
     nobodys: list[Any] = [None, {}, {"category": "food"}, {"AND": []}, {"metadata": ALICE}]
     for filters in nobodys:
         assert tenant_of(filters) == ""
 
 
-def test_a_tenant_is_a_valid_cache_salt_and_the_same_everywhere():
+def test_a_tenant_is_a_valid_cache_salt_by_one_rule_and_the_plans():
     tenant = tenant_of({"user_id": "alice@example.com/\\\0 é"})
     assert re.fullmatch(r"mem0-[0-9a-f]{32}", tenant)
     assert tenant_of(ALICE) == "mem0-089b962ff8b7b31c248f780274b2741a"
-
-
-def test_the_rule_is_the_one_that_all_integrations_share():
     assert tenant_of is memories.tenant_of
+    wrapped = ReuseMemory(FakeMemory(lettered("a")))
+    plan = wrapped.context("q?", filters=ALICE).plan
+    assert plan is not None
+    assert plan.request.tenant == tenant_of(ALICE)
 
 
 class Options:
@@ -129,7 +124,13 @@ def test_one_users_order_says_nothing_of_anothers_searches(
     assert wrapped.faults == 0
 
 
-async def test_awaited_searches_keep_users_apart_too():
+async def test_messages_contexts_and_awaited_searches_keep_users_apart_too():
+    wrapped = ReuseMemory(FakeMemory(lettered("abc")), annotate=True)
+    wrapped.messages("q?", filters=ALICE)
+    wrapped.memory.found = lettered("cba")
+    assert wrapped.context("q?", filters={"user_id": "bob"}).annotation is None
+    assert wrapped.context("q?", filters=ALICE).annotation is not None
+
     wrapped = AsyncReuseMemory(AsyncFakeMemory(lettered("abc")))
     await wrapped.search("q?", filters=ALICE)
     wrapped.memory.found = lettered("cba")
@@ -139,36 +140,19 @@ async def test_awaited_searches_keep_users_apart_too():
     assert alices["results"] != lettered("cba")
 
 
-def test_messages_and_contexts_keep_users_apart_too():
-    wrapped = ReuseMemory(FakeMemory(lettered("abc")), annotate=True)
-    wrapped.messages("q?", filters=ALICE)
-    wrapped.memory.found = lettered("cba")
-    assert wrapped.context("q?", filters={"user_id": "bob"}).annotation is None
-    assert wrapped.context("q?", filters=ALICE).annotation is not None
-
-
-def test_a_tenant_given_to_the_wrapper_joins_its_users():
+def test_a_tenant_of_the_wrapper_or_the_surroundings_joins_users():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")), tenant="acme")
     wrapped.search("q?", filters=ALICE)
     with request_context(tenant="other"):
         assert not other_order(wrapped, filters=ALICE), "what is said for the call goes first"
     assert other_order(wrapped, filters={"user_id": "bob"})
 
-
-def test_a_tenant_of_the_surroundings_joins_users():
     wrapped = ReuseMemory(FakeMemory(lettered("abc")))
     with request_context(tenant="acme"):
         wrapped.search("q?", filters=ALICE)
     assert not other_order(wrapped, filters=ALICE)
     with request_context(tenant="acme"):
         assert other_order(wrapped, filters={"user_id": "bob"})
-
-
-def test_the_derived_tenant_is_the_plans():
-    wrapped = ReuseMemory(FakeMemory(lettered("a")))
-    plan = wrapped.context("q?", filters=ALICE).plan
-    assert plan is not None
-    assert plan.request.tenant == tenant_of(ALICE)
 
 
 def test_filters_that_make_no_sense_plan_nothing():

@@ -146,23 +146,20 @@ def test_a_query_asks_for_what_is_exported(query, exported):
         assert labels <= exported[name], name
 
 
-def test_the_variable_asks_for_what_is_exported(exported):
+def test_the_variable_and_legends_name_what_is_exported(exported):
     [variable] = [one for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
     name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"]).groups()
     assert label in exported[name]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert all(shown <= exported[name] for name, _ in Query(target["expr"]).asked)
 
 
 @pytest.mark.parametrize("wrong", ["sum(rate(a[5m])", "rate(a[5])", "a{b}", "sum(a) by", "a b", ""])
 def test_what_is_no_query_is_noticed(wrong):
     with pytest.raises((AssertionError, IndexError)):
         assert Query(wrong).asked
-
-
-def test_legends_name_labels_that_their_series_have(exported):
-    for panel in PANELS:
-        for target in panel["targets"]:
-            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            assert all(shown <= exported[name] for name, _ in Query(target["expr"]).asked)
 
 
 def test_panels_stand_beside_each_other():

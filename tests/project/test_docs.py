@@ -455,7 +455,7 @@ def test_the_documentation_shows_what_the_demo_prints(tmp_path):
     assert comparable(shown) in comparable(ran.stdout)
 
 
-def test_the_page_of_settings_names_all_of_them():
+def test_the_pages_of_settings_and_planner_name_all_of_them():
     text = (ROOT / "docs/guides/settings.md").read_text()
     missing = [
         name
@@ -463,6 +463,10 @@ def test_the_page_of_settings_names_all_of_them():
         if name not in ("self", "given") and f"`{name}" not in text
     ]
     assert missing == []
+    page = (ROOT / "docs/reference/ctxreuse.md").read_text()
+    [listed] = re.findall(r"^::: ctxreuse\.ReusePlanner\n.*?\[(.*?)\]", page, re.MULTILINE | re.S)
+    public = [name for name in vars(ctxreuse.ReusePlanner) if not name.startswith("_")]
+    assert sorted(re.findall(r"\w+", listed)) == sorted(public)
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -606,10 +610,3 @@ def test_the_bounds_on_work_are_those_of_the_code():
         "overlaps": [rendering._COMPARED_TEXTS, rendering._LONGEST_OVERLAP, rendering._TRIES],
     }
     assert stated.keys() == ctxreuse.ReusePlanner().statistics().limits_reached.keys()
-
-
-def test_the_page_of_the_planner_lists_all_that_it_can_do():
-    page = (ROOT / "docs/reference/ctxreuse.md").read_text()
-    [listed] = re.findall(r"^::: ctxreuse\.ReusePlanner\n.*?\[(.*?)\]", page, re.MULTILINE | re.S)
-    public = [name for name in vars(ctxreuse.ReusePlanner) if not name.startswith("_")]
-    assert sorted(re.findall(r"\w+", listed)) == sorted(public)

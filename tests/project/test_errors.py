@@ -51,10 +51,16 @@ def test_the_tree_in_the_docstring_names_every_error():
     assert {"CtxreuseError", *drawn} == set(error_classes())
 
 
-def test_a_missing_extra_names_the_pip_command():
+def test_a_missing_extra_names_the_pip_command_although_nothing_was_installed(monkeypatch):
     error = MissingExtraError("ctxreuse demo", "demo")
     assert isinstance(error, CtxreuseError)
     assert str(error).startswith("ctxreuse demo needs optional packages: pip install ")
+
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    assert str(MissingExtraError("x", "demo")).endswith("pip install 'ctxreuse[demo]'")
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -88,14 +94,6 @@ def test_the_command_installs_from_where_the_package_is(monkeypatch, direct_url,
 
     monkeypatch.setattr(metadata, "distribution", {"ctxreuse": Installed()}.__getitem__)
     assert str(MissingExtraError("x", "demo")) == f"x needs optional packages: {command}"
-
-
-def test_a_package_that_was_never_installed_names_a_command_too(monkeypatch):
-    def absent(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", absent)
-    assert str(MissingExtraError("x", "demo")).endswith("pip install 'ctxreuse[demo]'")
 
 
 @pytest.mark.parametrize(

@@ -54,43 +54,29 @@ def test_it_was_executed_from_top_to_bottom_without_errors_or_warnings(path):
 
 
 @each_notebook
-def test_it_ends_with_a_table_of_what_was_before_and_after(path):
+def test_it_shows_pictures_texts_of_a_real_model_a_table_and_not_where_it_ran(path):
     notebook = read(path)
     [table] = [out for out in notebook.cells[-1].outputs if "text/markdown" in out.get("data", {})]
     assert table.data["text/markdown"].count("\n|") >= 3
-
-
-@each_notebook
-def test_what_it_shows_does_not_say_where_it_ran(path):
     shown = "\n".join(map(shown_text, outputs(read(path))))
     assert ABSOLUTE.findall(shown) == []
     assert [name for name in (sys.prefix, platform.node()) if len(name) > 5 and name in shown] == []
 
-
-@each_notebook
-def test_it_has_pictures_none_of_which_is_large(path):
     pictures = [
         out.data["image/png"] for out in outputs(read(path)) if "image/png" in out.get("data", {})
     ]
     assert pictures
     assert [size for size in map(len, map(base64.b64decode, pictures)) if size > 150 * 1024] == []
+    code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    assert "Tfidf" not in code
 
 
-def test_the_readme_lists_each_with_a_line_on_what_it_shows():
+def test_the_readme_lists_each_and_the_first_wraps_the_model_as_the_guide_recommends():
     listed = re.findall(
         r"^- \[(.+)\]\((.+)\): \S", (FOLDER / "README.md").read_text(), re.MULTILINE
     )
     assert listed == [(path.name, path.name) for path in PATHS]
-
-
-def test_the_first_wraps_the_model_as_the_guide_recommends():
     [path] = FOLDER.glob("1_*.ipynb")
     code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
     assert "ReuseChatModel(inner=new_llm(), planner=planner)" in code
     assert "ReuseRetriever" not in code
-
-
-@each_notebook
-def test_its_texts_are_embedded_by_a_real_model(path):
-    code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
-    assert "Tfidf" not in code

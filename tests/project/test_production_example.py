@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import httpx
 import pytest
 import yaml
 from doc_pages import ROOT, blocks_of
-from redis_servers import PASSWORD, redis_server
+from redis_servers import PASSWORD, free_port, redis_server
 
 from ctxreuse import ContextRequest
 
@@ -39,12 +38,6 @@ def until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < end, "it does not start"
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
@@ -165,11 +158,14 @@ def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path):
     assert (states, asked.status_code) == ({"/live": 200, "/ready": 503}, 503)
 
 
-def test_the_guide_shows_the_service_as_it_is():
+def test_the_guide_shows_the_service_and_the_image_does_not_run_as_root():
     shown = [block.code for block in blocks_of("docs/guides/production.md")]
     program = (EXAMPLE / "app.py").read_text(encoding="utf-8")
     _, _, behind_docstring = program.partition('"""\n\n')
     assert behind_docstring in shown, "the guide shows another app.py"
+    names = [name for name, _ in instructions()]
+    assert "USER" in names[: names.index("CMD")]
+    assert dict(instructions())["USER"] != "root"
 
 
 def test_a_fault_in_planning_fails_no_question(tmp_path, monkeypatch, caplog):
@@ -345,9 +341,3 @@ def test_the_log_in_redis_fits_the_service_and_needs_its_secrets():
     assert redis["command"][-1] == mounted["target"]
     content = compose("compose.redis.yaml")["configs"][mounted["source"]]["content"]
     assert f"user {address.username} on >${{REDIS_PASSWORD}} ~ctxreuse*" in content
-
-
-def test_the_image_does_not_run_as_root():
-    names = [name for name, _ in instructions()]
-    assert "USER" in names[: names.index("CMD")]
-    assert dict(instructions())["USER"] != "root"

@@ -11,10 +11,8 @@ from ctxreuse import (
     ContextBlock,
     ContextRequest,
     Conversation,
-    CtxreuseError,
     Plan,
     ReusePlanner,
-    errors,
     request_context,
 )
 from ctxreuse.distance import context_distance
@@ -140,28 +138,6 @@ def test_the_example_of_the_design_runs_as_written():
     chat.compact("summary")
     assert chat.messages() == [{"role": "user", "content": "summary"}]
     assert context_distance([3, 5, 1, 7], [2, 6, 3, 5], alpha=0.001) == pytest.approx(0.502)
-
-
-def test_every_error_is_one_small_tree():
-    kinds = {
-        kind.__name__: kind
-        for kind in vars(errors).values()
-        if inspect.isclass(kind) and issubclass(kind, Exception)
-    }
-    assert sorted(kinds) == [
-        "BatchTooLargeError",
-        "ConversationError",
-        "CtxreuseError",
-        "EngineError",
-        "InputFileError",
-        "InvalidBlockError",
-        "InvalidRequestError",
-        "MissingExtraError",
-        "SharedLogError",
-        "UnknownArgumentError",
-        "UnknownStrategyError",
-    ]
-    assert all(issubclass(kind, CtxreuseError) for kind in kinds.values())
 
 
 IMPORT = """

@@ -27,13 +27,11 @@ def project():
     }
 
 
-def test_the_lowest_version_is_the_highest_of_the_lower_bounds(tools, project):
+def test_the_lowest_version_is_the_highest_of_the_lower_bounds_that_all_have(tools, project):
     from lowest_versions import lowest_versions
 
     assert lowest_versions(project) == ["numpy==2.0", "other==1", "some-name==1.10"]
 
-
-def test_a_dependency_without_a_lower_bound_is_refused(tools, project):
     from lowest_versions import lowest_versions
     from release_environments import ReleaseError
 
@@ -115,7 +113,7 @@ def test_an_error_says_what_to_install_or_is_a_fault(tools, message, state):
     assert outcome(Feature("one", raising(ImportError(message)), ("one",)))[0] == state
 
 
-def test_anything_else_that_goes_wrong_is_a_fault(tools):
+def test_anything_else_that_goes_wrong_is_a_fault_and_placeholders_are_named(tools):
     from installed_features import Feature, outcome
 
     assert outcome(Feature("one", raising(ValueError("no")), ("one",)))[0] == "fails"
@@ -123,6 +121,10 @@ def test_anything_else_that_goes_wrong_is_a_fault(tools):
     missing = ModuleNotFoundError("No module named 'theirs'", name="theirs")
     foreign = Feature("one", raising(missing), ("one",), foreign="theirs")
     assert outcome(foreign)[0] == "names its extra"
+    from release_check import without_address
+
+    urls = {"Source": "https://ctxreuse.invalid/source", "Issues": "https://host.example/issues"}
+    assert without_address({"urls": urls}) == ["Source"]
 
 
 def test_files_that_should_not_be_published_are_found(tools):
@@ -140,10 +142,3 @@ def test_files_that_should_not_be_published_are_found(tools):
     assert "the wheel lacks mem0_ctxreuse/py.typed" in faults
     assert "the wheel lacks ctxreuse/measure/report/report.html.j2" in faults
     assert faults[-1] == "the wheel holds tests"
-
-
-def test_addresses_that_are_placeholders_are_named_before_a_release(tools):
-    from release_check import without_address
-
-    urls = {"Source": "https://ctxreuse.invalid/source", "Issues": "https://host.example/issues"}
-    assert without_address({"urls": urls}) == ["Source"]

@@ -130,7 +130,7 @@ async def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch
 
 
 @virtual_time
-async def test_a_request_is_planned_on_top_of_what_was_sent():
+async def test_requests_are_planned_on_top_of_what_was_sent_unless_the_strategy_is_none():
     queue, _ = queue_of()
     visits = Visits(queue)
     await visits.go(big_request([1, 2, 3]))
@@ -138,9 +138,6 @@ async def test_a_request_is_planned_on_top_of_what_was_sent():
     assert sent_ids(plan) == [1, 2, 3, 9]
     assert plan.expected_cached_tokens == 300
 
-
-@virtual_time
-async def test_with_strategy_none_all_go_as_they_came():
     queue, _ = queue_of(strategy="none")
     visits = Visits(queue)
     asked = [big_request(ids, str(n)) for n, ids in enumerate(([1, 2], [3], [2, 1], [3]))]

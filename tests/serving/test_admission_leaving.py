@@ -17,11 +17,21 @@ from planning_helpers import big_request, sent_ids
 from virtual_time import virtual_time
 
 
+def visited(**options):
+    """Return a queue, its planner, and visits to it."""
+    queue, planner = queue_of(**options)
+    return queue, planner, Visits(queue)
+
+
+def assert_nothing_is_left(queue, planner, visits):
+    assert_is_empty(queue)
+    assert_knows_only(planner, visits.plans)
+
+
 @virtual_time
 async def test_who_is_cancelled_while_others_are_waited_for_is_never_planned(monkeypatch):
-    queue, planner = queue_of()
+    queue, planner, visits = visited()
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
     left, stays = visits.task(big_request([1])), visits.task(big_request([2], "stays"))
     await asyncio.sleep(0.001)
     assert queue.waiting == 2
@@ -29,15 +39,13 @@ async def test_who_is_cancelled_while_others_are_waited_for_is_never_planned(mon
     assert queue.waiting == 1
     await stays
     assert (sizes, visits.queries) == ([1], ["stays"])
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 @virtual_time
 async def test_who_is_cancelled_before_a_place_is_free_is_never_planned(monkeypatch):
-    queue, planner = queue_of()
+    queue, planner, visits = visited()
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
     first = visits.task(big_request([1]))
     await asyncio.sleep(0.5)
     left = visits.task(big_request([2]))
@@ -46,14 +54,12 @@ async def test_who_is_cancelled_before_a_place_is_free_is_never_planned(monkeypa
     assert (queue.running, queue.waiting) == (1, 0)
     await first
     assert sizes == [1]
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 @virtual_time
 async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planner():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
     await asyncio.sleep(0.5)
     assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 2, 3)
@@ -61,8 +67,7 @@ async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_
     assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 1, 2)
     await asyncio.gather(tasks[0], tasks[2])
     assert visits.queries == ["0", "2"]
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 @pytest.mark.parametrize("turns_of_the_loop", [0, 1])
@@ -70,8 +75,7 @@ async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_
 async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(
     turns_of_the_loop,
 ):
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     first = queue.slot(big_request([1]))
     sent = await first.__aenter__()
     second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
@@ -92,8 +96,7 @@ async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_bac
 
 @virtual_time
 async def test_who_is_cancelled_while_it_runs_gives_the_place_back_and_was_sent():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     first, second = visits.task(big_request([1], "1")), visits.task(big_request([2], "2"))
     await asyncio.sleep(0.5)
     await cancelled(first)
@@ -102,14 +105,12 @@ async def test_who_is_cancelled_while_it_runs_gives_the_place_back_and_was_sent(
     await second
     assert visits.queries == ["1", "2"]
     assert visits.times == pytest.approx([0.005, 0.5])
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 @virtual_time
 async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    _, planner, visits = visited()
     first = visits.task(big_request([1]))
     left = visits.task(big_request([2], request_id="again"))
     await asyncio.sleep(0.5)
@@ -168,8 +169,7 @@ def test_event_loops_in_several_threads_share_one_queue():
     in_threads(*(visitors(thread) for thread in range(4)))
     assert len(set(visits.queries)) == len(visits.queries) == 60
     assert visits.most <= 3
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
@@ -195,8 +195,7 @@ async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monke
     await asyncio.gather(*tasks[40:])
     assert threading.get_ident() not in threads
     assert sorted(sent_ids(plan)[0] for plan in visits.plans) == list(range(40, 100))
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 def abandon(loop, tasks):
@@ -213,8 +212,7 @@ def started(loop, visits, *requests, run_for_s=0.02):
 
 
 def test_requests_that_wait_in_a_closed_event_loop_are_passed_over():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     here, gone = asyncio.new_event_loop(), asyncio.new_event_loop()
     (inside,) = started(here, visits, big_request([1]))
     waiting = started(gone, visits, big_request([2]), big_request([3]))
@@ -226,13 +224,11 @@ def test_requests_that_wait_in_a_closed_event_loop_are_passed_over():
     here.run_until_complete(asyncio.wait([inside, other]))
     here.close()
     assert visits.queries == ["", "other"]
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)
 
 
 def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
-    queue, planner = queue_of(concurrency=2)
-    visits = Visits(queue)
+    queue, planner, visits = visited(concurrency=2)
     here, gone, also_gone = (asyncio.new_event_loop() for _ in range(3))
     (first,) = started(here, visits, big_request([1]))
     inside = started(gone, visits, big_request([2]))
@@ -249,5 +245,4 @@ def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
     here.run_until_complete(other)
     here.close()
     assert visits.queries == ["", "", "other"]
-    assert_is_empty(queue)
-    assert_knows_only(planner, visits.plans)
+    assert_nothing_is_left(queue, planner, visits)

@@ -63,15 +63,12 @@ def assert_is_unused(cache, blocks):
     assert len(cache._free) + cache._empty == blocks
 
 
-def test_a_step_takes_what_is_computed_in_it_and_a_token_each():
+def test_a_step_takes_what_is_computed_in_it_at_common_rates_as_in_the_benchmarks():
     assert RATES.step_s(0, 0) == 0.0
     assert RATES.step_s(128, 0) == 2.0
     assert RATES.step_s(0, 1) == 1.25
     assert RATES.step_s(0, 4) == 2.0
     assert RATES.step_s(32, 4) == 2.5
-
-
-def test_the_common_rates_are_those_of_the_benchmarks():
     assert EngineRates() == COMMON_RATES
     assert COMMON_RATES.step_s(10_000, 0) == 1.0
     assert COMMON_RATES.step_s(0, 100) == pytest.approx(0.025)
@@ -106,7 +103,7 @@ def test_a_request_gets_its_first_token_in_the_step_that_computes_its_prompt():
     assert asked.usage == CacheUsage(64, 0)
 
 
-def test_requests_that_run_together_share_the_steps():
+def test_requests_that_run_together_share_the_steps_also_if_one_comes_later():
     one, _ = engine()
     long, short = submitted(one, request(64, answer=3), request(32, answer=1))
     assert [one.step() for _ in range(3)] == [
@@ -115,8 +112,6 @@ def test_requests_that_run_together_share_the_steps():
         BatchStep(1.25, (long,)),
     ]
 
-
-def test_a_request_that_comes_later_is_computed_beside_the_tokens_of_the_others():
     one, _ = engine()
     (first,) = submitted(one, request(64, answer=3))
     assert one.step() == BatchStep(2.25, ())
@@ -125,7 +120,18 @@ def test_a_request_that_comes_later_is_computed_beside_the_tokens_of_the_others(
     assert one.step() == BatchStep(1.5, (first, second))
 
 
-def test_what_is_cached_takes_no_time():
+def test_answers_are_cached_for_the_next_turn_and_other_salts_share_nothing():
+    one, _ = engine()
+    submitted(one, BatchedRequest(tokens=[1, 2], answer=[3, 4]))
+    durations(one)
+    (later,) = submitted(one, request([1, 2, 3, 4, 5]))
+    durations(one)
+    assert later.usage == CacheUsage(5, 3)  # the last token of an answer is never computed
+    one, _ = engine()
+    asked = submitted(one, *(request(range(8), salt=salt) for salt in ("", "a", "a")))
+    durations(one)
+    assert [one.usage.cached_tokens for one in asked] == [0, 0, 7]
+
     one, _ = engine(block_size=4)
     first, second = submitted(one, request(range(64)), request(range(64)))
     assert one.step() == BatchStep(1.0 + 4 / 64 + 1.5, (first, second))
@@ -133,37 +139,18 @@ def test_what_is_cached_takes_no_time():
     assert one.usage == CacheUsage(128, 60)
 
 
-def test_an_answer_is_cached_for_the_next_turn_of_its_conversation():
-    one, _ = engine()
-    submitted(one, BatchedRequest(tokens=[1, 2], answer=[3, 4]))
-    durations(one)
-    (later,) = submitted(one, request([1, 2, 3, 4, 5]))
-    durations(one)
-    assert later.usage == CacheUsage(5, 3)  # the last token of an answer is never computed
-
-
-def test_other_salts_share_nothing():
-    one, _ = engine()
-    asked = submitted(one, *(request(range(8), salt=salt) for salt in ("", "a", "a")))
-    durations(one)
-    assert [one.usage.cached_tokens for one in asked] == [0, 0, 7]
-
-
-def test_a_step_without_work_takes_no_time():
+def test_a_step_without_work_takes_no_time_and_an_empty_prompt_is_answered():
     one, _ = engine()
     assert not one.has_work
     assert one.step() == BatchStep(0.0, ())
     (asked,) = submitted(one, request(64))
     assert one.step() == BatchStep(2.25, (asked,))  # the empty step before it changed nothing
-
-
-def test_an_empty_prompt_is_answered():
     one, _ = engine()
     submitted(one, request(0, answer=2))
     assert durations(one) == [1.25, 1.25]
 
 
-def test_a_long_prompt_is_computed_in_several_steps():
+def test_a_long_prompt_is_computed_in_steps_which_others_fill():
     one, _ = engine(max_step_tokens=64)
     (asked,) = submitted(one, request(160, answer=2))
     assert [one.step() for _ in range(4)] == [
@@ -173,8 +160,6 @@ def test_a_long_prompt_is_computed_in_several_steps():
         BatchStep(1.25, (asked,)),
     ]
 
-
-def test_what_a_long_prompt_leaves_of_a_step_goes_to_the_next_in_line():
     one, _ = engine(max_step_tokens=64)
     long, short, last = submitted(one, request(96), request(16), request(32))
     assert [one.step() for _ in range(3)] == [
@@ -184,8 +169,6 @@ def test_what_a_long_prompt_leaves_of_a_step_goes_to_the_next_in_line():
         BatchStep(0.25 + 1.25, (last,)),
     ]
 
-
-def test_a_prompt_that_just_fills_a_step_is_computed_in_it():
     one, _ = engine(max_step_tokens=64)
     first, second = submitted(one, request(64), request(64))
     assert one.step() == BatchStep(2.25, (first,))
@@ -211,7 +194,7 @@ def test_no_more_run_than_allowed_and_they_begin_in_the_order_of_arrival():
     assert endings(one) == [(1.5, b), (3.0, c), (4.5, a), (4.5, d)]
 
 
-def test_a_request_without_room_in_the_cache_waits_and_holds_up_those_behind_it():
+def test_a_request_waits_for_room_for_its_whole_answer_and_holds_up_those_behind_it():
     one, _ = engine(capacity_tokens=10)
     first, large, small = submitted(one, request(6, answer=2), request(8), request(1))
     assert one.step().finished == ()
@@ -219,8 +202,6 @@ def test_a_request_without_room_in_the_cache_waits_and_holds_up_those_behind_it(
     assert one.step().finished == (first,)
     assert one.step().finished == (large, small)
 
-
-def test_room_for_the_whole_answer_is_held_from_the_start():
     one, _ = engine(capacity_tokens=10)
     first, second = submitted(one, request(4, answer=4), request(4, answer=1))
     assert [ended for _, ended in endings(one)] == [first, second]
@@ -247,7 +228,7 @@ def test_bounds_out_of_range_are_refused(name, value):
         engine(**{name: value})
 
 
-def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
+def test_followed_answers_are_told_of_chunk_by_chunk_until_their_end():
     one, _ = engine()
     (asked,) = submitted(one, request(64, answer=5, chunk_tokens=2))
     assert [one.step() for _ in range(5)] == [
@@ -259,8 +240,6 @@ def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
     ]
     assert not one.has_work
 
-
-def test_an_answer_of_whole_chunks_ends_with_the_last_of_them():
     one, _ = engine()
     first, second = submitted(
         one, request(0, answer=4, chunk_tokens=2), request(0, answer=2, chunk_tokens=8)
@@ -273,7 +252,7 @@ def test_an_answer_of_whole_chunks_ends_with_the_last_of_them():
     ]
 
 
-def test_requests_progress_in_the_order_in_which_they_began_and_finish_in_it():
+def test_requests_progress_and_finish_in_the_order_in_which_they_began():
     one, _ = engine()
     a, b, c = submitted(one, *(request(0, answer=n, chunk_tokens=1) for n in (3, 3, 2)))
     assert [(step.finished, step.progressed) for step in (one.step() for _ in range(3))] == [
@@ -282,8 +261,6 @@ def test_requests_progress_in_the_order_in_which_they_began_and_finish_in_it():
         ((a, b), ()),
     ]
 
-
-def test_following_an_answer_changes_neither_times_nor_the_cache():
     followed, cache = engine(200, 4, max_step_tokens=64)
     plain, other = engine(200, 4, max_step_tokens=64)
     for one, chunk in ((followed, 3), (plain, None)):
@@ -291,17 +268,6 @@ def test_following_an_answer_changes_neither_times_nor_the_cache():
     assert durations(followed) == durations(plain)
     assert followed.usage == plain.usage
     assert cache._hash_of == other._hash_of
-
-
-def test_generated_tokens_are_counted_also_of_answers_that_are_left():
-    one, _ = engine(max_step_tokens=64)
-    _, left = submitted(one, request(64, answer=2), request(64, answer=9))
-    one.step()
-    one.step()
-    assert one.generated_tokens == 3
-    one.abort(left)
-    one.step()
-    assert one.generated_tokens == 3
 
 
 def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
@@ -323,7 +289,7 @@ def test_chunks_out_of_range_are_refused(chunk):
         request(1, chunk_tokens=chunk)
 
 
-def test_a_request_that_is_aborted_while_it_waits_never_begins():
+def test_requests_that_wait_never_begin_or_begin_earlier_when_others_are_aborted():
     one, cache = engine(capacity_tokens=200, max_running=1)
     first, second, third = submitted(one, request(64, answer=2), request(64), request(64))
     one.step()
@@ -332,6 +298,12 @@ def test_a_request_that_is_aborted_while_it_waits_never_begins():
     assert second.usage is None
     assert one.usage == CacheUsage(128, 0)
     assert_is_unused(cache, 200)
+
+    one, _ = engine(capacity_tokens=10)
+    first, second = submitted(one, request(8, answer=3), request(8))
+    one.step()
+    one.abort(first)
+    assert one.step().finished == (second,)
 
 
 def test_a_prompt_that_is_aborted_half_way_leaves_what_was_computed_and_the_others_go_on():
@@ -359,15 +331,7 @@ def test_a_request_that_is_aborted_while_it_is_answered_leaves_its_prompt_in_the
     assert again.usage == CacheUsage(65, 64)
 
 
-def test_those_who_wait_for_room_begin_when_another_one_is_aborted():
-    one, _ = engine(capacity_tokens=10)
-    first, second = submitted(one, request(8, answer=3), request(8))
-    one.step()
-    one.abort(first)
-    assert one.step().finished == (second,)
-
-
-def test_aborting_what_has_ended_or_is_aborted_already_changes_nothing():
+def test_aborting_what_has_ended_changes_nothing_nor_the_tokens_that_were_generated():
     one, cache = engine(capacity_tokens=100)
     ended, left, other = submitted(one, request(8), request(8, answer=4), request(8, answer=2))
     assert one.step().finished == (ended,)
@@ -376,6 +340,15 @@ def test_aborting_what_has_ended_or_is_aborted_already_changes_nothing():
         one.abort(left)
     assert one.step().finished == (other,)
     assert_is_unused(cache, 100)
+
+    one, _ = engine(max_step_tokens=64)
+    _, left = submitted(one, request(64, answer=2), request(64, answer=9))
+    one.step()
+    one.step()
+    assert one.generated_tokens == 3
+    one.abort(left)
+    one.step()
+    assert one.generated_tokens == 3
 
 
 scripts = st.lists(

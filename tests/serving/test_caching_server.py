@@ -81,7 +81,7 @@ def test_anthropic_refuses_too_many_marks_wrong_order_and_blank_blocks(content, 
         ask_anthropic(server, content)
 
 
-def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further():
+def test_anthropic_looks_back_twenty_blocks_and_stores_no_short_prefixes():
     for between, read in ((19, 1_100), (20, 0)):
         with caching_server("anthropic") as server:
             ask_anthropic(server, [text(LONG, **EPHEMERAL)])
@@ -89,16 +89,13 @@ def test_anthropic_looks_back_twenty_blocks_from_a_mark_and_no_further():
             more[-1] |= EPHEMERAL
             usage = ask_anthropic(server, [text(LONG), *more])
             assert usage.cache_read_input_tokens == read
-
-
-def test_prefixes_below_the_minimum_are_not_stored():
     with caching_server("anthropic", minimum=2_048) as server:
         for _ in range(2):
             usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)])
             assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1_100, 0)
 
 
-def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else():
+def test_openai_reads_at_common_marks_and_writes_whole_prompts_unless_told_otherwise():
     with caching_server("openai") as server:
         explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
         content = [text(LONG, **MARK), text("tail")]
@@ -107,8 +104,6 @@ def test_openai_reads_at_marks_that_both_prompts_carry_and_nowhere_else():
         assert ask_openai(server, [text(LONG), text("tail")], **explicit) == (1_101, 0, 0)
         assert ask_openai(server, content, prompt_cache_key="x", **explicit) == (1_101, 0, 1_100)
 
-
-def test_openai_writes_the_whole_prompt_unless_the_mode_is_explicit():
     with caching_server("openai") as server:
         assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 0, 1_101)
         assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 1_101, 0)

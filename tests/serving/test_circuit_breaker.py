@@ -19,12 +19,19 @@ def states(circuit, *times):
     return [circuit.state(now) for now in times]
 
 
-def test_a_new_circuit_is_closed_and_admits_all():
+def test_a_closed_circuit_admits_all_and_a_success_starts_the_count_again():
     circuit = CircuitBreaker()
     assert states(circuit, 0.0, 1e9) == [CLOSED, CLOSED]
     for _ in range(5):
         assert circuit.admits(0.0)
         circuit.begin(0.0)
+
+    circuit = CircuitBreaker(failures=2)
+    for _ in range(5):
+        assert not circuit.fail(0.0)
+        circuit.succeed()
+    assert circuit.state(0.0) is CLOSED
+    assert [circuit.fail(0.0), circuit.fail(0.0)] == [False, True]
 
 
 def test_it_opens_after_so_many_failures_in_a_row_and_says_so_once():
@@ -32,15 +39,6 @@ def test_it_opens_after_so_many_failures_in_a_row_and_says_so_once():
     assert [circuit.fail(float(now)) for now in range(5)] == [False, False, True, False, False]
     assert circuit.state(4.0) is OPEN
     assert not circuit.admits(4.0)
-
-
-def test_a_success_in_between_starts_the_count_again():
-    circuit = CircuitBreaker(failures=2)
-    for _ in range(5):
-        assert not circuit.fail(0.0)
-        circuit.succeed()
-    assert circuit.state(0.0) is CLOSED
-    assert [circuit.fail(0.0), circuit.fail(0.0)] == [False, True]
 
 
 def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
@@ -54,7 +52,7 @@ def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
     assert circuit.state(16.0) is HALF_OPEN
 
 
-def test_a_trial_that_succeeds_closes_it():
+def test_a_trial_that_succeeds_closes_it_and_the_first_rest_counts_again():
     circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.succeed()
@@ -62,8 +60,16 @@ def test_a_trial_that_succeeds_closes_it():
     circuit.begin(10.0)
     assert circuit.admits(10.0)
 
+    circuit = opened(open_s=10)
+    circuit.begin(10.0)
+    circuit.fail(10.0)
+    circuit.begin(30.0)
+    circuit.succeed()
+    assert circuit.fail(30.0)
+    assert states(circuit, 39.0, 40.0) == [OPEN, HALF_OPEN]
 
-def test_a_trial_that_fails_doubles_the_rest_each_time():
+
+def test_a_trial_that_fails_doubles_the_rest_each_time_but_not_a_longer_first_one():
     circuit, now, rests = opened(open_s=100), 0.0, []
     for _ in range(4):
         rest = next(s for s in range(1, 1_000) if circuit.state(now + s) is HALF_OPEN)
@@ -74,26 +80,13 @@ def test_a_trial_that_fails_doubles_the_rest_each_time():
         assert not circuit.fail(now)  # it was open all the time
         assert circuit.state(now) is OPEN
     assert rests == [100, 200, 300, 300]  # five minutes at most
-
-
-def test_a_rest_that_is_longer_from_the_start_is_not_cut_short():
     circuit = opened(open_s=600)
     circuit.begin(600.0)
     circuit.fail(600.0)
     assert states(circuit, 1_199.0, 1_200.0) == [OPEN, HALF_OPEN]
 
 
-def test_after_a_success_the_first_rest_counts_again():
-    circuit = opened(open_s=10)
-    circuit.begin(10.0)
-    circuit.fail(10.0)
-    circuit.begin(30.0)
-    circuit.succeed()
-    assert circuit.fail(30.0)
-    assert states(circuit, 39.0, 40.0) == [OPEN, HALF_OPEN]
-
-
-def test_a_trial_that_was_cancelled_leaves_room_for_another():
+def test_cancelled_requests_and_trials_count_for_nothing():
     circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.abandon()
@@ -102,8 +95,6 @@ def test_a_trial_that_was_cancelled_leaves_room_for_another():
     circuit.begin(10.0)
     assert not circuit.admits(10.0)
 
-
-def test_a_cancelled_request_counts_neither_as_failure_nor_as_success():
     circuit = CircuitBreaker(failures=2)
     circuit.fail(0.0)
     circuit.begin(0.0)
@@ -112,13 +103,11 @@ def test_a_cancelled_request_counts_neither_as_failure_nor_as_success():
     assert circuit.fail(0.0)
 
 
-def test_an_engine_that_is_known_not_to_work_rests_at_once():
+def test_an_engine_that_does_not_work_rests_at_once_and_no_longer_if_that_is_heard_again():
     circuit = CircuitBreaker(failures=3, open_s=10)
     circuit.open(5.0)
     assert states(circuit, 5.0, 14.9, 15.0) == [OPEN, OPEN, HALF_OPEN]
 
-
-def test_hearing_again_that_it_does_not_work_lengthens_no_rest_but_ends_a_trial():
     circuit = opened(open_s=10)
     circuit.open(5.0)
     assert states(circuit, 9.9, 10.0) == [OPEN, HALF_OPEN]

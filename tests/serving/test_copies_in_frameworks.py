@@ -272,20 +272,22 @@ def test_a_chat_engine_and_its_copy_go_on_by_themselves_and_each_shows_all_that_
         assert engine_.faults == 0
 
 
-def test_a_deep_copy_of_a_memory_block_searches_its_own_memory():
+def test_copies_of_memory_blocks_and_graphs_go_on_by_themselves():
     for memory in (Notes(), LetterRetriever()):
         block = ReuseMemoryBlock(memory=memory)
         for again in DEEP.values():
             of_block(again(block))
         assert memory.queries == []
 
-
-def test_nodes_that_are_added_to_a_copied_graph_are_not_the_originals():
     one = routed_graph()
     before = one.draw()
     copied = copy.copy(one).add_generation("more", prompt="{query}").add_edge("more", END)
     assert copied.draw() != before
     assert one.draw() == before
+    for again in (copy.copy, copy.deepcopy, DEEP["pickle"]):
+        parts = again(AgentMemory(3, 400)).parts
+        bounds = parts["conversations"].bound, parts["conversation_characters"].bound
+        assert bounds == (3, 400)
 
 
 def test_a_chain_of_agents_is_copied_without_the_calls_in_flight_and_without_its_memory():
@@ -313,13 +315,6 @@ def test_a_chain_of_agents_is_copied_without_the_calls_in_flight_and_without_its
     thread.join()
     assert chain.end_conversation("other")
     assert not copied.end_conversation("other")
-
-
-def test_an_agents_memory_is_copied_with_its_bound():
-    for again in (copy.copy, copy.deepcopy, DEEP["pickle"]):
-        parts = again(AgentMemory(3, 400)).parts
-        bounds = parts["conversations"].bound, parts["conversation_characters"].bound
-        assert bounds == (3, 400)
 
 
 def test_a_planner_that_cannot_be_pickled_is_left_out_as_llamaindex_does_and_that_is_logged(caplog):

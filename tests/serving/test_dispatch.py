@@ -85,14 +85,11 @@ async def test_a_batch_runs_in_the_planned_order_and_answers_in_the_callers():
     assert all(outcome.error is None for outcome in outcomes)
 
 
-async def test_a_list_of_plans_is_sent_and_answered_in_its_order():
+async def test_a_list_of_plans_is_answered_in_its_order_and_an_empty_one_with_nothing():
     engine = EmulatedEngine(answer=echo)
     outcomes = await dispatched(engine, plans_of("c", "a", "b"), concurrency=1, max_tokens=50)
     assert [outcome.completion.text for outcome in outcomes] == ["c", "a", "b"]
     assert [body["max_tokens"] for body in engine.requests] == [50, 50, 50]
-
-
-async def test_an_empty_batch_has_no_outcomes():
     assert await dispatched(EmulatedEngine(), []) == []
     assert await dispatched(EmulatedEngine(), ReusePlanner().plan_batch([])) == []
 
@@ -171,7 +168,7 @@ async def test_a_wrong_argument_stops_everything_and_tells_the_planner():
     assert planner.statistics() == IndexStatistics()
 
 
-async def test_progress_is_told_after_each_request():
+async def test_progress_is_told_after_each_request_also_to_a_bar():
     told = []
     await dispatched(
         EmulatedEngine(fail=[None, 400]),
@@ -180,9 +177,6 @@ async def test_progress_is_told_after_each_request():
         progress=lambda ended, total: told.append((ended, total)),
     )
     assert told == [(1, 3), (2, 3), (3, 3)]
-
-
-async def test_the_progress_bar_takes_what_dispatch_tells():
     with progress_bar("answers") as progress:
         await dispatched(EmulatedEngine(), plans_of(*"ab"), progress=progress)
 
@@ -239,13 +233,11 @@ def test_the_leader_is_the_earliest_request_that_shares_most():
     ]
 
 
-def test_requests_of_one_system_text_follow_the_first_but_not_another_tenants():
+def test_requests_follow_the_first_of_their_system_text_or_the_turn_before():
     assert leaders(plans_of("a", "b", "c", system="Be brief.")) == [None, 0, 0]
     one, two = plans_of("a", system="s"), plans_of("a", system="s", tenant="t")
     assert leaders(one + two + plans_of("a", system="s2") + two) == [None, None, None, 1]
 
-
-def test_a_later_turn_follows_the_turn_before_it():
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     first = plans_of("a", conversation_id=1)
     later = plans_of("a", conversation_id=1, history=history)

@@ -109,14 +109,11 @@ def test_plain_completions_are_answered_whole_and_streamed():
     assert send(engine, body | {"prompt": tokens}, TEXT)["usage"]["prompt_tokens"] == 4
 
 
-def test_a_prompt_that_was_sent_is_cached_up_to_its_last_token():
+def test_prompts_are_cached_up_to_their_last_token_and_apart_from_other_salts():
     engine = EmulatedEngine(block_size=4)
     assert [cached(engine, chat_body()) for _ in range(2)] == [0, 12]
     assert cached(engine, chat_body("Where is London?")) == 4
     assert engine.usage == CacheUsage(39, 16)
-
-
-def test_prompts_with_different_salts_share_nothing():
     engine = EmulatedEngine(block_size=4)
     salts = ("a", "b", "a", None, None)
     bodies = [chat_body() | ({"cache_salt": salt} if salt else {}) for salt in salts]
@@ -134,12 +131,9 @@ def test_an_answer_is_cached_for_the_next_turn_without_its_last_token():
     assert cached(engine, again) == answered - 1
 
 
-def test_usage_is_silent_about_the_cache_without_the_flag():
+def test_usage_may_be_silent_about_the_cache_or_where_nothing_was_cached():
     engine = EmulatedEngine(prompt_tokens_details=False)
     assert send(engine, chat_body())["usage"]["prompt_tokens_details"] is None
-
-
-def test_usage_may_be_silent_about_the_cache_where_nothing_was_cached_as_in_many_versions():
     engine = EmulatedEngine(block_size=4, prompt_tokens_details="if cached")
     replies = [send(engine, chat_body())["usage"] for _ in range(2)]
     details = [usage["prompt_tokens_details"] for usage in replies]
@@ -321,7 +315,7 @@ def test_a_missing_http_library_names_the_extra(monkeypatch):
         EmulatedEngine().transport()
 
 
-def test_threads_share_it():
+async def test_threads_and_the_other_http_library_are_served_too():
     engine = EmulatedEngine(block_size=4)
     with ThreadPoolExecutor(8) as pool:
         replies = list(
@@ -330,6 +324,13 @@ def test_threads_share_it():
     assert engine.usage == CacheUsage(64 * 13, 63 * 4)
     assert {reply["id"] for reply in replies} == {f"chatcmpl-{number}" for number in range(64)}
     assert len(engine.requests) == 64
+
+    httpx2 = pytest.importorskip("httpx2")
+    transport = EmulatedEngine().transport(httpx2)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://engine") as client:
+        assert (await client.post(CHAT, json=chat_body())).status_code == 200
+    with httpx2.Client(transport=transport, base_url="http://engine") as client:
+        assert client.post(CHAT, json=chat_body()).status_code == 200
 
 
 def test_the_openai_package_understands_it():
@@ -345,15 +346,6 @@ def test_the_openai_package_understands_it():
     pieces = [chunk.choices[0].delta.content for chunk in chunks]
     assert pieces == ["", "In", " France.", ""]
     assert text.choices[0].text == "In France."
-
-
-async def test_the_other_http_library_is_served_too():
-    httpx2 = pytest.importorskip("httpx2")
-    transport = EmulatedEngine().transport(httpx2)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://engine") as client:
-        assert (await client.post(CHAT, json=chat_body())).status_code == 200
-    with httpx2.Client(transport=transport, base_url="http://engine") as client:
-        assert client.post(CHAT, json=chat_body()).status_code == 200
 
 
 @examples(100)

@@ -43,15 +43,6 @@ async def test_a_completion_says_what_the_request_cost():
     assert planner.statistics().requests == 2
 
 
-async def test_the_first_token_is_timed_from_the_attempt_that_succeeded():
-    ticks = itertools.count(10)
-    options = {"clock": lambda: next(ticks), "model": "emulated"}
-    completion = await completed(EmulatedEngine(fail=[503, "break"]), options=options)
-    assert completion.attempts == 3
-    # attempts begin at 10, 11 and 13; the second one broke after its first token
-    assert (completion.time_to_first_token_s, completion.total_s) == (1, 5)
-
-
 async def test_nothing_is_sent_but_the_prompt_and_what_was_asked_for():
     engine = EmulatedEngine()
     plan = planned(ReusePlanner(), tenant="t", conversation_id="c")
@@ -68,11 +59,15 @@ async def test_nothing_is_sent_but_the_prompt_and_what_was_asked_for():
     ]
 
 
-async def test_bare_messages_are_sent_as_they_are_and_get_the_engines_id():
+async def test_bare_messages_are_sent_as_they_are_and_first_tokens_announced_once_an_attempt():
     engine = EmulatedEngine()
     completion = await completed(engine)
     assert completion.request_id == "chatcmpl-0"
     assert engine.requests[0]["messages"] == MESSAGES
+    engine = EmulatedEngine(answer="In France it is.", fail=["break"])
+    seen = []
+    await completed(engine, on_first_token=lambda: seen.append(len(engine.requests)))
+    assert seen == [1, 2]
 
 
 LONG_TEXT = "Paris is in France, and Rome is in Italy. " * 200
@@ -98,11 +93,17 @@ async def test_cached_tokens_left_out_where_there_are_none_are_0_once_any_were_r
     assert warnings_in(caplog) == []
 
 
-async def test_what_the_client_has_learned_of_one_engine_is_not_taken_for_another():
+async def test_what_is_unknown_of_one_engine_is_not_taken_from_another():
     async with connected(EmulatedEngine(block_size=4)) as client:
         assert (await client.complete(MESSAGES)).cached_tokens == 0
     async with connected(EmulatedEngine(prompt_tokens_details="if cached")) as client:
         assert (await client.complete(MESSAGES)).cached_tokens is None
+
+    chunk = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hi"}, '
+    chunk += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    completion = await completed(raw_replies(chunk), options={"model": "m"})
+    counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
+    assert (completion.text, counts) == ("Hi", (None, None, None))
 
 
 async def test_that_cached_tokens_are_not_reported_is_said_once_when_that_is_certain(caplog):
@@ -156,14 +157,6 @@ async def test_prompts_on_their_way_together_are_no_reason_to_warn(caplog):
         messages = [{"role": "user", "content": LONG_TEXT}]
         await asyncio.gather(*(client.complete(messages) for _ in range(4)))
     assert warnings_in(caplog) == []
-
-
-async def test_a_server_that_reports_no_usage_leaves_the_counts_unknown():
-    chunk = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hi"}, '
-    chunk += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    completion = await completed(raw_replies(chunk), options={"model": "m"})
-    counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
-    assert (completion.text, counts) == ("Hi", (None, None, None))
 
 
 @pytest.mark.parametrize("failure", [408, 409, 429, 500, 503, "refuse", "break"])
@@ -272,14 +265,6 @@ async def test_a_stream_of_which_nothing_was_asked_is_told_to_the_planner_and_no
     assert engine.requests == []
 
 
-async def test_an_empty_answer_is_an_answer():
-    async with connected(EmulatedEngine(answer="")) as client:
-        assert (await client.complete(MESSAGES)).text == ""
-        stream = client.stream(MESSAGES)
-        assert [piece async for piece in stream] == []
-        assert stream.completion.finish_reason == "stop"
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -300,13 +285,6 @@ async def test_a_stream_that_does_not_come_to_its_end_is_a_failure(broken):
         await completed(raw_replies(broken), options={"model": "m", "retries": 0})
 
 
-async def test_the_first_token_is_announced_once_an_attempt():
-    engine = EmulatedEngine(answer="In France it is.", fail=["break"])
-    seen = []
-    await completed(engine, on_first_token=lambda: seen.append(len(engine.requests)))
-    assert seen == [1, 2]
-
-
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 async def test_a_thought_is_a_first_token_and_no_part_of_the_answer(field):
     chunk = '{"choices": [{"index": 0, "delta": {"%s": "Hm"}}]}' % field  # noqa: UP031
@@ -319,11 +297,17 @@ async def test_a_thought_is_a_first_token_and_no_part_of_the_answer(field):
     assert (completion.text, completion.time_to_first_token_s, completion.total_s) == ("Yes", 1, 2)
 
 
-async def test_tool_calls_are_put_together():
+async def test_tool_calls_are_put_together_and_an_empty_answer_is_an_answer():
     calls = [ToolCall("search", '{"q": 1}', id="a"), ToolCall("read", "{}", id="b")]
     completion = await completed(EmulatedEngine(answer=lambda body: calls))
     assert completion.tool_calls == tuple(calls)
     assert (completion.text, completion.finish_reason) == ("", "tool_calls")
+
+    async with connected(EmulatedEngine(answer="")) as client:
+        assert (await client.complete(MESSAGES)).text == ""
+        stream = client.stream(MESSAGES)
+        assert [piece async for piece in stream] == []
+        assert stream.completion.finish_reason == "stop"
 
 
 async def test_tool_calls_in_pieces_are_put_together():
@@ -443,11 +427,18 @@ def test_the_wait_between_attempts_is_what_the_server_asks_for(header, seconds):
     assert waiting(0)(SimpleNamespace(outcome=outcome, attempt_number=1)) == seconds
 
 
-def test_the_wait_between_attempts_grows_at_random():
+async def test_the_wait_between_attempts_grows_at_random_and_the_time_is_that_of_the_last():
     state = SimpleNamespace(outcome=SimpleNamespace(exception=lambda: None), attempt_number=3)
     waits = {waiting(0.5)(state) for _ in range(50)}
     assert len(waits) > 1
     assert all(0 <= wait <= 2.0 for wait in waits)
+
+    ticks = itertools.count(10)
+    options = {"clock": lambda: next(ticks), "model": "emulated"}
+    completion = await completed(EmulatedEngine(fail=[503, "break"]), options=options)
+    assert completion.attempts == 3
+    # attempts begin at 10, 11 and 13; the second one broke after its first token
+    assert (completion.time_to_first_token_s, completion.total_s) == (1, 5)
 
 
 def test_optional_packages_are_not_imported_before_they_are_needed():

@@ -173,7 +173,7 @@ def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
         assert all(usage.read for usage in server.usages[1:])
 
 
-def test_anthropics_protocol_needs_the_longest_answer():
+def test_anthropics_protocol_needs_the_longest_answer_and_refusals_are_engine_errors():
     with caching_server("anthropic") as server:
 
         async def use(client: EngineClient, planner: ReusePlanner) -> None:
@@ -182,8 +182,6 @@ def test_anthropics_protocol_needs_the_longest_answer():
         with pytest.raises(InvalidRequestError, match="max_tokens=1024"):
             with_client(server, use)
 
-
-def test_a_refusal_is_an_engine_error():
     with caching_server("anthropic") as server:
 
         async def use(client: EngineClient, planner: ReusePlanner) -> None:

@@ -111,12 +111,9 @@ def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
     assert len(asked) == 2
 
 
-async def test_a_model_that_is_given_is_not_asked_for():
+async def test_a_given_model_is_not_asked_for_and_an_engine_without_one_is_said_so():
     with pytest.raises(EngineError, match=r"status 404 \(NotFoundError\)"):
         await completed(EmulatedEngine(), options={"model": "another"})
-
-
-async def test_an_engine_without_a_model_is_said_so():
     page = httpx.MockTransport(lambda request: httpx.Response(200, json={"data": []}))
     with pytest.raises(EngineError, match="the engine at engine names no model; pass model="):
         await completed(page)

@@ -61,14 +61,11 @@ def test_a_request_goes_where_most_is_cached_less_the_weighted_queue(weight, que
     assert pool.route(asking("yx")) == goes_to
 
 
-def test_what_nobody_has_read_goes_to_the_same_replica_in_every_process():
+def test_what_nobody_has_read_goes_by_its_first_block_to_one_replica_in_every_process():
     requests = [asking(name) for name in "abcdefghijkl"] + [ContextRequest([], "Why?")]
     there = "".join(pool_on(engines("abc")).route(request) for request in requests)
     again = "".join(pool_on(engines("cab")).route(request) for request in requests)
     assert (there, again) == ("bccbbbbcbccbb", there)
-
-
-def test_equals_are_told_apart_by_the_first_block_only():
     pool = pool_on(engines("abcdef"))
     assert {pool.route(asking("x" + rest, rest)) for rest in "abcdefgh"} == {
         pool.route(asking("x"))
@@ -277,7 +274,7 @@ async def test_the_capacity_is_asked_for_again_where_the_engine_could_not_tell()
     assert network.paths("a").count("/metrics") == 2
 
 
-async def test_an_engine_without_metrics_is_asked_three_times_and_has_no_bound():
+async def test_engines_that_tell_no_metrics_or_nothing_are_not_asked_for_ever():
     network = engines("a")
     network.statuses["a", "/metrics"] = 404
     async with pool_on(network) as pool:
@@ -286,8 +283,6 @@ async def test_an_engine_without_metrics_is_asked_three_times_and_has_no_bound()
         assert index_tokens(pool)["a"] == 400
     assert network.paths("a").count("/metrics") == 3
 
-
-async def test_an_engine_that_does_not_answer_is_not_asked_for_its_capacity():
     network = engines()
     network.down.add("a")
     async with pool_on(network) as pool:

@@ -186,9 +186,14 @@ def test_rendezvous_order_ranks_all_agents_by_the_key_alone():
     assert len({tuple(rendezvous_order(bytes([n]), range(5))) for n in range(50)}) > 20
 
 
-def test_new_documents_are_spread_over_the_agents():
+def test_new_documents_are_spread_over_the_agents_and_nothing_given_is_changed():
     assigned = new(documents(1_000), range(10), bound=UNBOUNDED)
     assert 70 < min(map(assigned.count, range(10))) <= max(map(assigned.count, range(10))) < 130
+    loads, homes = {0: 5.0}, {document(1).key: [0]}
+    assign(documents(3), [0, 1], loads, homes)
+    assert (loads, homes) == ({0: 5.0}, {document(1).key: [0]})
+    assert new([], [0, 1]) == []
+    assert assign([document("d", 1_000)], [0, 1, 2], {0: 30, 1: 10, 2: 20}, {}, bound=1) == [1]
 
 
 def test_what_an_agent_has_no_room_for_goes_to_the_agents_of_its_engine_first():
@@ -216,10 +221,6 @@ def test_new_documents_choose_an_engine_and_then_one_of_its_agents():
     assert all(b == a for a, b in zip(assigned, fewer, strict=True) if a < 6)
 
 
-def test_where_nobody_has_room_the_least_loaded_takes_it():
-    assert assign([document("d", 1_000)], [0, 1, 2], {0: 30, 1: 10, 2: 20}, {}, bound=1) == [1]
-
-
 def test_a_little_above_the_mean_is_no_burden():
     homes = {document(n).key: [0] for n in range(11)}
     read = documents(11)
@@ -233,16 +234,6 @@ def test_what_nobody_has_read_spreads_however_small_it_is():
         small = [document(name, 1) for name in names]
         assert sorted(new(small[:2], [0, 1], slack_tokens=4_096)) == [0, 1]
         assert sorted(new(small, [0, 1, 2], slack_tokens=4_096)) == [0, 1, 2]
-
-
-def test_nothing_that_is_passed_in_is_changed():
-    loads, homes = {0: 5.0}, {document(1).key: [0]}
-    assign(documents(3), [0, 1], loads, homes)
-    assert (loads, homes) == ({0: 5.0}, {document(1).key: [0]})
-
-
-def test_no_documents_are_assigned_to_nobody():
-    assert new([], [0, 1]) == []
 
 
 def test_without_agents_nothing_is_assigned():
@@ -294,7 +285,7 @@ def test_a_document_goes_on_where_its_agent_is_missing_and_returns_to_the_less_l
     assert homes.assign([one], range(3)) == [home]  # has read it once, the other one twice
 
 
-def test_what_a_forgotten_agent_has_read_is_hashed_like_new():
+def test_what_a_forgotten_agent_has_read_is_hashed_like_new_or_stays_with_another():
     homes, read = loose_homes(), documents(30)
     few = homes.assign(read, range(3))
     homes.forget_agent(0)
@@ -302,6 +293,12 @@ def test_what_a_forgotten_agent_has_read_is_hashed_like_new():
     fresh = new(read, range(9), bound=UNBOUNDED)
     assert 0 < few.count(0) < 30
     assert again == [b if a == 0 else a for a, b in zip(few, fresh, strict=True)]
+
+    homes, one = loose_homes(), document("d")
+    homes.assign([one], [0])
+    homes.assign([one], [1])
+    homes.forget_agent(0)
+    assert homes.assign([one], range(9)) == [1]
 
 
 def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
@@ -314,24 +311,13 @@ def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
     assert sorted(homes.assign(documents(2), [0, 1])) == [0, 1]
 
 
-def test_a_document_of_two_agents_keeps_the_one_that_is_left():
-    homes, one = loose_homes(), document("d")
-    homes.assign([one], [0])
-    homes.assign([one], [1])
-    homes.forget_agent(0)
-    assert homes.assign([one], range(9)) == [1]
-
-
-def test_no_more_documents_are_remembered_than_allowed_and_the_oldest_go_first():
+def test_documents_and_homes_are_bounded_and_the_oldest_go_first():
     homes, read = loose_homes(max_documents=10), documents(12)
     homes.assign(read[:10], [0])
     homes.assign(read[:1], [0])  # used again
     homes.assign(read[10:], [0])
     assert [int(key) for key in homes._readers] == [3, 4, 5, 6, 7, 8, 9, 0, 10, 11]
     assert all(home == 0 for home in homes.assign(read[3:] + read[:1], range(50)))
-
-
-def test_a_document_has_no_more_than_four_homes_and_the_oldest_goes_first():
     homes, one = loose_homes(), document("d")
     for agent in (0, 1, 2, 0, 3, 4):
         homes.assign([one], [agent])

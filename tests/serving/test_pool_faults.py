@@ -375,7 +375,7 @@ async def test_an_engine_that_serves_nothing_from_its_cache_several_times_counts
         assert pool.cache_epoch("a") == 1
 
 
-async def test_a_hit_in_between_says_that_the_cache_is_there():
+async def test_a_hit_in_between_and_small_or_unknown_counts_say_that_the_cache_is_there():
     network = network_of(a=None)
     async with pool_on(network) as pool:
         await pool.complete(asking("l"))
@@ -383,6 +383,12 @@ async def test_a_hit_in_between_says_that_the_cache_is_there():
             network.engines["a"].reset_prefix_cache()
             served = [await pool.complete(asking("l")) for _ in range(2)]
             assert [one.completion.cached_tokens > 0 for one in served] == [False, True]
+        assert (pool.cache_epoch("a"), index_tokens(pool)) == (0, {"a": 80})
+
+    engine = EmulatedEngine(prompt_tokens_details=False)
+    async with pool_on(Network(a=engine)) as pool:
+        for _ in range(5):
+            await pool.complete(asking("x"))
         assert (pool.cache_epoch("a"), index_tokens(pool)) == (0, {"a": 80})
 
 
@@ -398,14 +404,6 @@ async def test_requests_that_were_on_their_way_when_the_cache_was_lost_count_onc
         gate.opened.set()
         await asyncio.gather(*tasks)
         assert pool.cache_epoch("a") == 1
-
-
-async def test_small_or_unknown_numbers_of_cached_tokens_are_no_surprise():
-    engine = EmulatedEngine(prompt_tokens_details=False)
-    async with pool_on(Network(a=engine)) as pool:
-        for _ in range(5):
-            await pool.complete(asking("x"))
-        assert (pool.cache_epoch("a"), index_tokens(pool)) == (0, {"a": 80})
 
 
 async def test_a_replica_that_is_not_ready_is_left_alone_at_once_and_comes_back_empty():

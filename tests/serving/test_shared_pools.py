@@ -55,7 +55,7 @@ async def test_a_request_goes_where_another_pool_has_sent_its_documents(tmp_path
     assert routes == {where} if shares else len(routes) > 1
 
 
-async def test_each_engine_has_a_log_of_its_own():
+async def test_each_engine_has_a_log_of_its_own_also_one_that_is_added():
     one, other = pools(2, MemoryLogs())
     async with one, other:
         for first in FIRST:
@@ -64,6 +64,14 @@ async def test_each_engine_has_a_log_of_its_own():
         assert index_tokens(one) == index_tokens(other)
         assert sum(replica.sharing.told for replica in one.statistics()) == len(FIRST)
         assert sum(replica.sharing.taken_in for replica in other.statistics()) == len(FIRST)
+
+    one, other = pools(2, MemoryLogs())
+    async with one, other:
+        for pool in (one, other):
+            assert pool.add("http://late") == "late"
+        one._replicas["late"].planner.plan(asking("xyz"))
+        await caught_up(one, other)
+        assert other.route(asking("xyz")) == "late"
 
 
 async def test_orders_and_places_are_those_of_one_pool_for_all():
@@ -92,16 +100,6 @@ async def test_what_failed_at_an_engine_is_expected_there_by_no_pool():
         assert [name for name, tokens in index_tokens(other).items() if tokens] == [served.replica]
 
 
-async def test_an_engine_that_is_added_shares_too():
-    one, other = pools(2, MemoryLogs())
-    async with one, other:
-        for pool in (one, other):
-            assert pool.add("http://late") == "late"
-        one._replicas["late"].planner.plan(asking("xyz"))
-        await caught_up(one, other)
-        assert other.route(asking("xyz")) == "late"
-
-
 def _process(folder: str, names: str, answers: Any) -> None:
     async def work() -> list[str]:
         [pool] = pools(1, SQLiteLog(Path(folder) / "sent.sqlite"))
@@ -128,15 +126,13 @@ def test_processes_that_come_and_go_send_the_same_documents_to_the_same_engine(t
     assert routes[0] == routes[1] == routes[2]
 
 
-def test_a_log_that_has_none_for_each_engine_is_refused():
+async def test_logs_are_one_for_each_engine_or_none():
     with pytest.raises(InvalidRequestError, match=r"of_engine\(name\).*several engines"):
         pools(1, MemoryLog())
     assert not isinstance(MemoryLog(), SharedLogs)
     with pytest.raises(InvalidRequestError, match="engine must be"):
         ReusePlanner(shared_log=MemoryLogs()).sibling(3)
 
-
-async def test_without_logs_there_is_nothing_to_catch_up_with():
     [pool] = pools(1, None)
     async with pool:
         assert await pool.catch_up()

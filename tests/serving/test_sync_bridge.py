@@ -22,15 +22,13 @@ def test_what_is_asynchronous_runs_for_sync_callers(lasting):
     assert list(sync_bridge.iterate(pieces, lasting=lasting)) == [1, 2]
 
 
-def test_the_lasting_event_loop_is_the_same_for_every_call():
+def test_the_lasting_event_loop_is_the_same_for_every_call_and_one_inside_it_does_not_wait():
     async def loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
     assert sync_bridge.run(loop, lasting=True) is sync_bridge.run(loop, lasting=True)
     assert sync_bridge.run(loop, lasting=False) is not sync_bridge.run(loop, lasting=True)
 
-
-def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself():
     async def inner() -> str:
         return "done"
 

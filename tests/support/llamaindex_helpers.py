@@ -1,6 +1,7 @@
 """What the tests of the LlamaIndex integration share: retrievers and models that record."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -243,3 +244,8 @@ def said(text: str) -> ChatMessage:
 def as_prompt(messages: Sequence[ChatMessage]) -> str:
     """Return messages as one text; one prompt continues another if it begins with its text."""
     return "".join(f"<{message.role.value}>{message.content}</>" for message in messages)
+
+
+def grow(prompts: Sequence[str]) -> bool:
+    """Return whether each prompt begins with the whole prompt before it."""
+    return all(later.startswith(earlier) for earlier, later in pairwise(prompts))

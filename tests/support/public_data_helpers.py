@@ -5,8 +5,9 @@ import json
 import pytest
 from cli_helpers import runner
 
+from ctxreuse.errors import InputFileError
 from public_data.commands import main
-from public_data.datasets import Dataset, Passage, Question
+from public_data.datasets import Dataset, Passage, Question, load
 from public_data.workload import make_workload, retrieve
 
 TOWNS = ("Porto", "Paris", "Prague", "Pisa", "Perth", "Palermo")
@@ -54,6 +55,13 @@ def folder(tmp_path):
 
 def nothing():
     """Advance no bar."""
+
+
+def error_of(name, path, kind=InputFileError, **options):
+    """Return the words of the error with which a data set is refused."""
+    with pytest.raises(kind) as caught:
+        load(name, path, **options)
+    return str(caught.value)
 
 
 def workload(dataset=DATASET, k=3):

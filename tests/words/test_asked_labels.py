@@ -71,12 +71,9 @@ def test_what_stands_without_a_label_is_shown_again_under_one(asked):
     assert planner.plan(request).content == LABELLED
 
 
-def test_what_stands_without_a_label_is_left_out_of_a_turn_without_labels():
+def test_a_turn_without_labels_leaves_out_what_stands_without_and_refuses_what_names_them():
     plan = ReusePlanner().plan(ContextRequest(TEXTS, "q?", history=SHOWN, labels=False))
     assert plan.content == "q?"
     assert len(plan.references) == 2
-
-
-def test_what_names_labels_is_refused_without_them():
     with pytest.raises(InvalidRequestError, match="trim_overlaps names blocks by their labels"):
         ReusePlanner(trim_overlaps=True, labels=False)

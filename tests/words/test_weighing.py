@@ -57,7 +57,7 @@ def test_a_batch_moves_blocks_only_where_enough_is_shared_by_it():
         assert is_moved or orders == ["uvxya", "stzwa"]
 
 
-def test_a_ranking_names_the_best_by_their_places():
+def test_a_ranking_names_the_best_by_their_places_unless_they_stand_first():
     planner = ReusePlanner()
     planner.plan(asked("gfedcba", 100))
     plan = planner.plan(asked("abcdefg", 100))
@@ -65,8 +65,6 @@ def test_a_ranking_names_the_best_by_their_places():
     assert plan.content.endswith("\n\nRead documents 7, 6, 5 first.\n\nWhich?")
     assert "[Doc_" not in plan.content
 
-
-def test_nothing_is_said_where_the_best_stand_first():
     planner = ReusePlanner()
     planner.plan(asked("abced", 100))
     plan = planner.plan(asked("abcde", 100))

@@ -53,13 +53,10 @@ def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
     return used.plan(RetrievedItems(documents(letters), "?", scope))
 
 
-def test_the_document_behind_the_others_ranks_them_by_their_places():
+def test_the_document_behind_the_others_ranks_the_best_five_by_their_places():
     *shown, note = moved("cab")
     assert letters_of(shown) == "abc"
     assert note.page_content == "Read documents 3, 1, 2 first."
-
-
-def test_only_the_best_five_are_named():
     assert moved("gabcdef")[-1].page_content == "Read documents 7, 1, 2 first."
 
 

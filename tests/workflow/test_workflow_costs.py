@@ -63,7 +63,7 @@ def test_clusters_cost_together_what_their_scan_costs():
     assert costs.seconds_of_clusters(sizes, sharing).sum() == pytest.approx(costs.seconds(load))
 
 
-def test_one_long_interruption_does_not_spoil_what_was_learned():
+def test_one_interruption_or_no_time_for_a_while_does_not_spoil_what_was_learned():
     costs = ScanCosts(dimension=64)
     for load in loads(0, 400):
         costs.observe(load, float(RATES @ load))
@@ -73,8 +73,6 @@ def test_one_long_interruption_does_not_spoil_what_was_learned():
         costs.observe(load, float(RATES @ load))
     assert costs.seconds(load) < 2.0 * float(RATES @ load)
 
-
-def test_what_took_no_time_for_a_while_may_take_some_again():
     costs = ScanCosts(dimension=64)
     for load in loads(0, 400):
         costs.observe(load, 0.0)
@@ -97,16 +95,13 @@ def test_no_other_sub_stage_has_a_shorter_wait(overhead_s, searches, arriving_pe
         assert cost(best) <= cost(float(other)) * (1 + 1e-9)
 
 
-def test_a_rate_is_that_of_late():
+def test_rates_and_means_are_those_of_late():
     rate = ArrivalRate()
     assert rate.per_s(5.0) == 0.0
     for number in range(100):
         rate.note(number / 20)
     assert 19.0 < rate.per_s(4.95) < 21.0
     assert rate.per_s(15.0) < 0.01
-
-
-def test_a_mean_moves_towards_the_latest_values():
     mean = MovingMean(1.0, weight=0.5)
     mean.add(3.0)
     mean.add(4.0)

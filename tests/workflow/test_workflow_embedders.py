@@ -39,11 +39,6 @@ def words():
     return WordLlamaEmbedder()
 
 
-def test_other_words_for_the_same_are_near(words):
-    assert nearest(words, "Which stream runs by the Louvre?") == TEXTS[2]
-    assert nearest(words, "pets") == TEXTS[4]
-
-
 def test_its_vectors_are_those_of_the_package_whose_weights_it_reads(words):
     # first numbers of WordLlama.load().embed(["river in Paris", "The Seine"], norm=True)
     vectors = words.embed(["river in Paris", "The Seine"])
@@ -53,17 +48,16 @@ def test_its_vectors_are_those_of_the_package_whose_weights_it_reads(words):
     np.testing.assert_array_equal(words.embed_passages(["The Seine"]), vectors[1:])
 
 
-def test_a_vector_does_not_depend_on_the_texts_beside_it(words):
+def test_vectors_do_not_depend_on_other_texts_and_have_length_1_but_for_none(words):
     texts = [*TEXTS, "", "Seine " * 1000]
     np.testing.assert_array_equal(
         words.embed(texts), np.concatenate([words.embed([text]) for text in texts])
     )
-
-
-def test_any_text_has_a_vector_of_length_1_and_none_the_zero_vector(words):
     vectors = words.embed(["\ud800", "\x00", "日本", "x" * 100_000, ""])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 1, 1, 0], atol=1e-6)
     assert words.embed([]).shape == (0, 256)
+    assert nearest(words, "Which stream runs by the Louvre?") == TEXTS[2]
+    assert nearest(words, "pets") == TEXTS[4]
 
 
 STATIC = """
@@ -96,10 +90,14 @@ def test_each_package_of_static_embeddings_may_be_missing(monkeypatch, module):
         WordLlamaEmbedder()
 
 
-def test_a_query_is_nearest_to_the_text_that_it_is_about():
+def test_a_query_is_nearest_to_its_text_and_there_are_no_more_dimensions_than_words_or_texts():
     embedder = TfidfEmbedder.fit(TEXTS, dimensions=4)
     assert nearest(embedder, "Which river flows through Paris?") == TEXTS[2]
     assert nearest(embedder, "What do dogs hunt?") == TEXTS[4]
+    assert TfidfEmbedder.fit(TEXTS, 256).dimension == 5
+    assert TfidfEmbedder.fit(["cats", "dogs", "cats dogs"], 256).dimension == 2
+    assert TfidfEmbedder.fit(["cats dogs"], 256).embed(["birds"]).tolist() == [[0.0]]
+    assert TfidfEmbedder.fit(TEXTS, 3).embed([]).shape == (0, 3)
 
 
 def test_vectors_are_float32_of_length_1_and_the_zero_vector_for_unknown_words():
@@ -125,7 +123,7 @@ def test_the_vectors_are_those_of_scikit_learns_own_pipeline():
     np.testing.assert_allclose(TfidfEmbedder.fit(TEXTS, 4).embed(TEXTS), expected, atol=1e-5)
 
 
-def test_a_text_gets_the_same_vector_each_time_alone_or_among_others():
+def test_a_text_gets_the_same_vector_each_time_saved_and_loaded_too(tmp_path):
     embedder = TfidfEmbedder.fit(TEXTS)
     again = TfidfEmbedder.fit(TEXTS)
     together = embedder.embed(TEXTS)
@@ -133,18 +131,6 @@ def test_a_text_gets_the_same_vector_each_time_alone_or_among_others():
     for text, vector in zip(TEXTS, together, strict=True):
         np.testing.assert_allclose(embedder.embed([text])[0], vector, atol=1e-6)
 
-
-def test_there_are_no_more_dimensions_than_words_or_texts():
-    assert TfidfEmbedder.fit(TEXTS, 256).dimension == 5
-    assert TfidfEmbedder.fit(["cats", "dogs", "cats dogs"], 256).dimension == 2
-    assert TfidfEmbedder.fit(["cats dogs"], 256).embed(["birds"]).tolist() == [[0.0]]
-
-
-def test_no_texts_get_no_vectors():
-    assert TfidfEmbedder.fit(TEXTS, 3).embed([]).shape == (0, 3)
-
-
-def test_one_that_is_saved_and_loaded_gives_the_same_vectors(tmp_path):
     texts = [*TEXTS, "Über den Wolken, 北京 и Москва"]
     embedder = TfidfEmbedder.fit(texts, 4)
     embedder.save(tmp_path / "embedder")
@@ -276,27 +262,26 @@ def test_queries_and_passages_get_the_prefixes_that_the_model_wants():
     ]
 
 
-def test_vectors_of_a_model_have_length_1_unless_that_is_not_wanted():
-    vectors = SentenceTransformerEmbedder(FakeTransformer()).embed(["aaa", "b"])
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1], atol=1e-6)
-
-
-def test_a_model_can_be_named(monkeypatch):
+def test_a_model_can_be_named_and_its_vectors_have_length_1_unless_not_wanted(monkeypatch):
     module = ModuleType("sentence_transformers")
     module.SentenceTransformer = FakeTransformer
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     embedder = SentenceTransformerEmbedder("some/model")
     assert embedder._model.name == "some/model"
     assert embedder.embed([]).shape == (0, 2)
+    vectors = SentenceTransformerEmbedder(FakeTransformer()).embed(["aaa", "b"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1], atol=1e-6)
 
 
-def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
+def test_a_missing_package_and_what_is_no_model_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtraError) as caught:
         SentenceTransformerEmbedder("some/model")
     assert str(caught.value) == str(
         MissingExtraError("embedding with sentence-transformers", "workflow")
     )
+    with pytest.raises(InvalidRequestError, match="model must be a SentenceTransformer or the"):
+        SentenceTransformerEmbedder(3)
 
 
 def test_scikit_learn_may_be_missing(monkeypatch):
@@ -305,11 +290,6 @@ def test_scikit_learn_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
     with pytest.raises(MissingExtraError, match=r"\[workflow\]"):
         TfidfEmbedder.fit(TEXTS)
-
-
-def test_what_is_no_model_is_refused():
-    with pytest.raises(InvalidRequestError, match="model must be a SentenceTransformer or the"):
-        SentenceTransformerEmbedder(3)
 
 
 class Letters:
@@ -331,6 +311,13 @@ def test_langchain_embeddings_are_asked_for_queries_and_passages_apart():
     assert embedder.embed([]).shape == (0, 3)
     assert embedder.embed_passages([]).shape == (0, 3)
 
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+
+    fake = DeterministicFakeEmbedding(size=4)
+    vectors = LangChainEmbedder(fake).embed(["one", "two"])
+    expected = [fake.embed_query("one"), fake.embed_query("two")]
+    np.testing.assert_array_equal(vectors, np.array(expected, np.float32))
+
 
 def test_a_dimension_that_is_given_is_not_asked_for():
     class Asked(Letters):
@@ -341,15 +328,6 @@ def test_a_dimension_that_is_given_is_not_asked_for():
     assert embedder.dimension == 3
     with pytest.raises(LookupError, match="asked"):
         embedder.embed(["text"])
-
-
-def test_langchains_own_embeddings_are_taken():
-    from langchain_core.embeddings import DeterministicFakeEmbedding
-
-    fake = DeterministicFakeEmbedding(size=4)
-    vectors = LangChainEmbedder(fake).embed(["one", "two"])
-    expected = [fake.embed_query("one"), fake.embed_query("two")]
-    np.testing.assert_array_equal(vectors, np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ async def test_a_job_that_is_no_pair_is_refused(job):
             await engine.arun_batch([job])
 
 
-def test_a_batch_is_run_from_code_that_is_not_asynchronous():
+def test_an_engine_runs_batches_outside_of_event_loops_and_in_one_after_another():
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever())
     jobs = [(rag(), f"q {number}") for number in range(4)]
     for _ in range(2):
@@ -191,8 +191,6 @@ def test_a_batch_is_run_from_code_that_is_not_asynchronous():
         assert [one.answer for one in results] == [plainly(*job).answer for job in jobs]
     asyncio.run(engine.aclose())
 
-
-def test_an_engine_is_used_in_one_event_loop_after_another():
     options = WorkflowOptions(max_in_flight=1)
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever(), options=options)
     for _ in range(2):
@@ -535,13 +533,17 @@ async def test_a_node_asks_the_retriever_that_it_names():
 
 
 @virtual_time
-async def test_one_search_without_a_graph_gives_documents_and_how_near_they_are():
+async def test_one_search_without_a_graph_gives_documents_and_scores_and_nothing_else_is_run():
     async with engine_over() as engine:
         result = await engine.retrieve("Why", 4)
         assert list(result.documents) == plain_search("Why", 4)
         assert result.scores is not None
         assert len(result.scores) == 4
         assert list(result.scores) == sorted(result.scores, reverse=True)
+    async with engine_over() as engine:
+        with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
+            await engine.run("rag", "Why")
+        assert engine.metrics().runs == 0
 
 
 @pytest.mark.usefixtures("eager")
@@ -588,14 +590,6 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidRequestError, match=message):
         WorkflowOptions(**options)
-
-
-@virtual_time
-async def test_something_else_than_a_graph_is_refused():
-    async with engine_over() as engine:
-        with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
-            await engine.run("rag", "Why")
-        assert engine.metrics().runs == 0
 
 
 @virtual_time

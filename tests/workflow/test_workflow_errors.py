@@ -29,14 +29,11 @@ def test_every_error_is_drawn_in_the_tree_and_has_the_builtin_that_fits():
     }
 
 
-def test_an_error_shows_its_message_and_names_its_node():
+def test_an_error_shows_its_message_and_node_in_another_process_too():
     error = StageError("node 'a' failed", "a", 2)
     assert (str(error), error.node, error.visit) == ("node 'a' failed", "a", 2)
     assert str(errors.DeadlineError("too late")) == "too late"
     assert str(errors.StateKeyError("the state has no 'a'", "a")) == "the state has no 'a'"
-
-
-def test_an_error_survives_the_way_to_another_process():
     error = pickle.loads(pickle.dumps(StageError("node 'a' failed", "a", 2)))
     assert (str(error), error.node, error.visit) == ("node 'a' failed", "a", 2)
 

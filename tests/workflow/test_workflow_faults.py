@@ -219,12 +219,18 @@ def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(router, me
     assert error.node == "say"
 
 
-def test_a_function_that_fails_is_named_whatever_it_raises():
+def test_functions_that_fail_and_nodes_that_are_visited_too_often_are_named():
     for raised in (KeyError("x"), StateKeyError("no key"), TimeoutError(), DeadlineError("late")):
         error = beside_others(engine_over, of_function(raising(raised)))
         assert isinstance(error, StageError), raised
         assert error.node == "own"
         assert error.__cause__ is raised
+
+    graph = WorkflowGraph().add_generation("say", prompt="<<{input}>>", max_visits=2)
+    graph.add_edge(START, "say").add_edge("say", lambda state: "say", ["say", END])
+    error = beside_others(engine_over, graph)
+    assert isinstance(error, VisitLimitError)
+    assert error.node == "say"
 
 
 def test_a_node_that_fails_stops_those_beside_it():
@@ -238,14 +244,6 @@ def test_a_node_that_fails_stops_those_beside_it():
         graph.add_edge(START, name).add_edge(name, END)
     error = beside_others(lambda: engine_over(llm=SteadyLLM(lambda: 0.5)), graph)
     assert str(error) == "node 'own' of workflow 'wide' failed on visit 1 with ValueError: no"
-
-
-def test_a_node_that_is_visited_too_often_is_named():
-    graph = WorkflowGraph().add_generation("say", prompt="<<{input}>>", max_visits=2)
-    graph.add_edge(START, "say").add_edge("say", lambda state: "say", ["say", END])
-    error = beside_others(engine_over, graph)
-    assert isinstance(error, VisitLimitError)
-    assert error.node == "say"
 
 
 def test_an_index_without_vectors_finds_nothing():

@@ -155,14 +155,6 @@ def test_a_query_of_no_numbers_finds_nothing_and_leaves_the_others_alone(metric)
 
 
 @metrics
-def test_infinite_queries_are_searched_without_an_error(metric):
-    searched = IVFIndex(shared_index(metric))
-    queries = np.full((1, DIMENSION), np.inf, dtype=np.float32)
-    assert searched.nearest_clusters(queries, 4).shape == (1, 4)
-    assert searched.scan(queries, np.array([0]), np.array([0]), 5).ids.shape == (1, 5)
-
-
-@metrics
 def test_the_nearest_clusters_of_a_query_do_not_depend_on_its_batch(metric, monkeypatch):
     # far from the origin roundings are large enough to change the order
     monkeypatch.setattr(faiss.cvar, "distance_compute_blas_threshold", 20)
@@ -174,16 +166,22 @@ def test_the_nearest_clusters_of_a_query_do_not_depend_on_its_batch(metric, monk
 
 
 @metrics
-def test_the_nearest_clusters_are_those_of_the_stock_quantizer(metric):
+def test_the_nearest_clusters_are_those_of_the_stock_quantizer_for_infinite_queries_too(metric):
     searched = IVFIndex(shared_index(metric))
     _, expected = searched.faiss_index.quantizer.search(QUERIES, 9)
     np.testing.assert_array_equal(searched.nearest_clusters(QUERIES, 9), expected)
+    queries = np.full((1, DIMENSION), np.inf, dtype=np.float32)
+    assert searched.nearest_clusters(queries, 4).shape == (1, 4)
+    assert searched.scan(queries, np.array([0]), np.array([0]), 5).ids.shape == (1, 5)
 
 
-def test_more_probes_than_clusters_are_all_clusters():
+def test_more_probes_than_clusters_are_all_and_none_are_an_empty_result():
     searched = IVFIndex(shared_index("L2"))
     clusters = searched.nearest_clusters(QUERIES, 10 * NLIST)
     assert np.sort(clusters).tolist() == [list(range(NLIST))] * len(QUERIES)
+    assert searched.scan(QUERIES, [], [], 3).ids.shape == (0, 3)
+    assert searched.nearest_clusters(QUERIES[:0], 3).shape == (0, 3)
+    assert searched.vectors_of([], []).shape == (0, DIMENSION)
 
 
 def test_queries_may_be_strided_or_of_another_number_type():
@@ -196,13 +194,6 @@ def test_queries_may_be_strided_or_of_another_number_type():
     found = searched.scan(wide[:, ::2], rows, clusters[:, 1], 3)
     expected = searched.scan(QUERIES, np.arange(12), clusters[:, 1].copy(), 3)
     assert_same(found, *expected)
-
-
-def test_no_rows_and_no_queries_are_an_empty_result():
-    searched = IVFIndex(shared_index("L2"))
-    assert searched.scan(QUERIES, [], [], 3).ids.shape == (0, 3)
-    assert searched.nearest_clusters(QUERIES[:0], 3).shape == (0, 3)
-    assert searched.vectors_of([], []).shape == (0, DIMENSION)
 
 
 @metrics
@@ -232,13 +223,6 @@ def test_the_settings_of_the_index_and_of_the_thread_are_neither_used_nor_change
     assert_same(found, *stock_search(index, QUERIES, 5, 8))
 
 
-def test_the_index_lives_as_long_as_it_is_searched():
-    searched = IVFIndex(build_index("L2"))
-    clusters = searched.nearest_clusters(QUERIES, 8)
-    expected = stock_search(shared_index("L2"), QUERIES, 5, 8)
-    assert_same(scan_all(searched, QUERIES, clusters, 5), *expected)
-
-
 def test_stored_vectors_are_found_by_id_and_cluster():
     index = build_index("L2", some_vectors()[:0x200], nlist=4)
     extra = some_vectors(3)[:3]
@@ -249,13 +233,6 @@ def test_stored_vectors_are_found_by_id_and_cluster():
     vectors = searched.vectors_of(wanted, [owners[id_] for id_ in wanted])
     stored = some_vectors()
     np.testing.assert_array_equal(vectors, [extra[1], stored[5], extra[0], stored[5]])
-
-
-def test_an_id_that_is_not_in_the_cluster_is_named():
-    searched = IVFIndex(shared_index("L2"))
-    missing = next(id_ for id_ in range(SIZE) if id_ not in searched.ids_of(3))
-    with pytest.raises(InvalidRequestError, match=f"cluster 3 holds no vector .* id {missing};"):
-        searched.vectors_of([missing], [3])
 
 
 @pytest.mark.parametrize("by_residual", [True, False])
@@ -279,11 +256,15 @@ def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual):
     np.testing.assert_array_equal(searched.vectors_of([id_], [cluster])[0], index.reconstruct(id_))
 
 
-def test_a_handle_of_the_general_type_will_do():
+def test_handles_of_the_general_type_will_do_and_live_as_long_as_they_are_searched():
     wrapper = faiss.IndexIDMap(faiss.IndexIVFFlat(flat_index(), DIMENSION, 4))
     wrapper.index.train(some_vectors())
     assert type(wrapper.index) is faiss.Index
     assert IVFIndex(wrapper.index).nlist == 4
+    searched = IVFIndex(build_index("L2"))
+    clusters = searched.nearest_clusters(QUERIES, 8)
+    expected = stock_search(shared_index("L2"), QUERIES, 5, 8)
+    assert_same(scan_all(searched, QUERIES, clusters, 5), *expected)
 
 
 @metrics
@@ -376,7 +357,7 @@ def test_wrong_arguments_of_a_scan_are_named(arguments, message):
         searched.scan(*arguments)
 
 
-def test_wrong_arguments_of_the_other_calls_are_named():
+def test_wrong_arguments_of_the_other_calls_and_missing_ids_are_named():
     searched = IVFIndex(shared_index("L2"))
     with pytest.raises(InvalidRequestError, match="nprobe must be an integer from 1, not 0"):
         searched.nearest_clusters(QUERIES, 0)
@@ -384,6 +365,9 @@ def test_wrong_arguments_of_the_other_calls_are_named():
         searched.vectors_of([1], [1, 2])
     with pytest.raises(InvalidRequestError, match="clusters must be from 0 to 31"):
         searched.vectors_of([1], [-1])
+    missing = next(id_ for id_ in range(SIZE) if id_ not in searched.ids_of(3))
+    with pytest.raises(InvalidRequestError, match=f"cluster 3 holds no vector .* id {missing};"):
+        searched.vectors_of([missing], [3])
 
 
 class OneCluster:

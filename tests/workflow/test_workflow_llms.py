@@ -256,6 +256,15 @@ def test_what_the_answering_function_raises_reaches_the_reader():
     assert llm.requests == 0
 
 
+async def test_a_stream_that_breaks_half_way_is_an_engine_error():
+    async with served(EmulatedEngine(answer="In France.", fail=["break"])) as llm:
+        pieces = llm.stream(asking(), {})
+        assert await anext(pieces) == Piece("In", 1)
+        with pytest.raises(EngineError):
+            await anext(pieces)
+    assert alone()
+
+
 def test_prompts_and_answers_of_the_wrong_kind_are_refused_without_their_text():
     with pytest.raises(InvalidRequestError, match="answer must return a text, not list"):
         run_in_virtual_time(read(EmulatedLLM(lambda messages: ["secret"])))
@@ -299,12 +308,20 @@ async def test_a_loop_that_is_late_slows_the_engine_down_no_longer_than_that():
     ]
 
 
-async def test_it_answers_in_real_time_too():
+async def test_it_is_read_piece_by_piece_in_real_time_too():
     llm = EmulatedLLM(lambda messages: "word " * 40, speed=1_000)
     answers = await asyncio.gather(*(pieces_of(llm, asking(str(n))) for n in range(20)))
     assert answers == [answers[0]] * 20
     assert "".join(piece.text for piece in answers[0]) == "word " * 40
     assert (llm.requests, alone()) == (0, True)
+
+    engine = EmulatedEngine(answer="In France it is")
+    async with served(engine, temperature=0, max_tokens=9) as llm:
+        pieces = await pieces_of(llm, max_tokens=7)
+    assert pieces == [Piece(text, 1) for text in ("In", " France", " it", " is")]
+    (request,) = engine.requests
+    assert (request["temperature"], request["max_tokens"]) == (0, 7)
+    assert request["messages"] == asking()
 
 
 @asynccontextmanager
@@ -318,16 +335,6 @@ async def served(engine, *, planner=None, **params):
 
 async def pieces_of(llm, prompt=None, **params):
     return [piece for _, piece in await read(llm, prompt, **params)]
-
-
-async def test_a_server_is_read_piece_by_piece():
-    engine = EmulatedEngine(answer="In France it is")
-    async with served(engine, temperature=0, max_tokens=9) as llm:
-        pieces = await pieces_of(llm, max_tokens=7)
-    assert pieces == [Piece(text, 1) for text in ("In", " France", " it", " is")]
-    (request,) = engine.requests
-    assert (request["temperature"], request["max_tokens"]) == (0, 7)
-    assert request["messages"] == asking()
 
 
 def event(delta=None, finish=None, **fields):
@@ -420,25 +427,13 @@ async def test_a_cancelled_reader_closes_the_connection_and_the_planner_hears_of
     assert alone()
 
 
-async def test_a_stream_that_breaks_half_way_is_an_engine_error():
-    async with served(EmulatedEngine(answer="In France.", fail=["break"])) as llm:
-        pieces = llm.stream(asking(), {})
-        assert await anext(pieces) == Piece("In", 1)
-        with pytest.raises(EngineError):
-            await anext(pieces)
-    assert alone()
-
-
-async def test_it_closes_its_own_client_and_never_one_of_the_users():
+async def test_it_closes_its_own_client_and_takes_no_wrong_arguments():
     own, users = OpenAILLM("http://127.0.0.1:1"), EngineClient("http://127.0.0.1:1")
     await OpenAILLM(users).aclose()
     await own.aclose()
     assert own._client._connection.openai.is_closed()
     assert not users._connection.openai.is_closed()
     await users.aclose()
-
-
-def test_wrong_arguments_are_refused_at_once():
     with pytest.raises(InvalidRequestError, match="client must be an EngineClient or an engine's"):
         OpenAILLM(3)
     with pytest.raises(InvalidRequestError, match="stream is set by the client"):

@@ -17,20 +17,28 @@ def over_memory(sizes: list[float], completed: list[float]) -> ThroughputTable:
 
 
 def test_memory_is_split_where_both_throughputs_are_equal():
-    generation = over_memory([0, 100], [0, 10])
-    retrieval = over_memory([0, 100], [0, 30])
+    generation, retrieval = over_memory([0, 100], [0, 10]), over_memory([0, 100], [0, 30])
     split = split_memory(100, generation, retrieval, arriving_runs=1)
     assert split == MemorySplit(75, 25, 7.5, 7.5, 7.5)
-
-
-def test_a_size_at_which_a_curve_peaks_may_be_best():
-    generation = over_memory([0, 40, 100], [0, 8, 6])
-    retrieval = over_memory([0, 100], [9, 10])
+    # stages are counted in runs
+    split = split_memory(100, generation, retrieval, arriving_runs=1, retrievals_per_run=3)
+    assert split == MemorySplit(50, 50, 5, 5, 5)
+    # a tier that gains nothing gets nothing
+    split = split_memory(100, generation, over_memory([0], [20]), arriving_runs=1)
+    assert split == MemorySplit(100, 0, 10, 20, 10)
+    # a size at which a curve peaks may be best
+    generation, retrieval = over_memory([0, 40, 100], [0, 8, 6]), over_memory([0, 100], [9, 10])
     split = split_memory(100, generation, retrieval, arriving_runs=1)
     assert split == MemorySplit(40, 60, 8, 9.6, 8)
 
 
-def test_of_equally_good_splits_the_one_with_the_largest_kv_cache_is_taken():
+def test_the_kv_cache_gets_what_the_engine_needs_and_more_where_splits_are_equally_good():
+    generation = over_memory([0, 100], [10, 10])
+    retrieval = over_memory([0, 100], [0, 5])
+    assert split_memory(100, generation, retrieval, arriving_runs=1).kv_bytes == 0
+    split = split_memory(100, generation, retrieval, arriving_runs=1, least_kv_bytes=60)
+    assert split == MemorySplit(60, 40, 10, 2, 2)
+
     generation = over_memory([0, 50, 100], [0, 5, 5])
     retrieval = over_memory([0, 20, 100], [2, 9, 9])
     split = split_memory(100, generation, retrieval, arriving_runs=1)
@@ -39,28 +47,7 @@ def test_of_equally_good_splits_the_one_with_the_largest_kv_cache_is_taken():
     assert split.retrieval >= 5
 
 
-def test_a_tier_that_gains_nothing_gets_nothing():
-    generation = over_memory([0, 100], [0, 10])
-    split = split_memory(100, generation, over_memory([0], [20]), arriving_runs=1)
-    assert split == MemorySplit(100, 0, 10, 20, 10)
-
-
-def test_the_kv_cache_gets_at_least_what_the_engine_needs():
-    generation = over_memory([0, 100], [10, 10])
-    retrieval = over_memory([0, 100], [0, 5])
-    assert split_memory(100, generation, retrieval, arriving_runs=1).kv_bytes == 0
-    split = split_memory(100, generation, retrieval, arriving_runs=1, least_kv_bytes=60)
-    assert split == MemorySplit(60, 40, 10, 2, 2)
-
-
-def test_stages_are_counted_in_runs():
-    generation = over_memory([0, 100], [0, 10])
-    retrieval = over_memory([0, 100], [0, 30])
-    split = split_memory(100, generation, retrieval, arriving_runs=1, retrievals_per_run=3)
-    assert split == MemorySplit(50, 50, 5, 5, 5)
-
-
-def test_tables_are_interpolated_over_memory_and_load_and_hold_beyond_their_ends():
+def test_tables_are_interpolated_and_the_load_chooses_their_column():
     table = ThroughputTable([10, 20], [1, 3], [[1, 2], [1, 6]])
     assert table.at(10, 2) == 1.5
     assert table.at(15, 3) == 4
@@ -68,8 +55,6 @@ def test_tables_are_interpolated_over_memory_and_load_and_hold_beyond_their_ends
     assert table.at(0, 0) == 1
     assert table.at(99, 99) == 6
 
-
-def test_the_load_chooses_the_column_of_a_table():
     generation = ThroughputTable([0, 100], [1, 2], [[1, 0], [1, 2]])
     retrieval = ThroughputTable([0], [1, 2], [[5, 5]])
     calm = split_memory(100, generation, retrieval, arriving_runs=1)

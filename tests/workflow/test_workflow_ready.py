@@ -45,7 +45,7 @@ class Backend:
         return [[block.id for block in asked.prompt.blocks] for asked in self.asked]
 
 
-def test_one_shot_searches_for_the_question_and_answers_it():
+def test_one_shot_answers_from_what_it_finds_or_says_that_nothing_was_found():
     backend = Backend("Because.")
     run = backend.run(one_shot(k=2))
     assert run.visits == ["search", "answer"]
@@ -53,9 +53,6 @@ def test_one_shot_searches_for_the_question_and_answers_it():
     assert backend.prompts == ["You are given the documents above.\n\nQuestion: Why?\n\nAnswer:"]
     assert backend.read == [["1.0", "1.1"]]
     assert run.answer == "Because."
-
-
-def test_one_shot_says_so_where_nothing_was_found():
     backend = Backend()
     interpret(one_shot().compile(), "Why?", backend.llm, lambda query, k: [])
     assert backend.prompts == ["You are given no documents.\n\nQuestion: Why?\n\nAnswer:"]
@@ -168,7 +165,11 @@ def test_parameters_reach_every_generation(workflow):
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_the_texts_that_never_change_come_first(workflow):
+def test_a_workflow_has_its_function_as_its_name_and_unchanging_texts_in_front(workflow):
+    graph = workflow().compile()
+    assert (graph.name, graph.inputs) == (workflow.__name__, ("input",))
+    assert graph.answer == "answer"
+
     backend = Backend()
     backend.run(workflow(), "one")
     systems = [asked.system for asked in backend.asked]
@@ -176,13 +177,6 @@ def test_the_texts_that_never_change_come_first(workflow):
     backend.run(workflow(), "another")
     assert [asked.system for asked in backend.asked] == systems
     assert all(systems)
-
-
-@pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_a_workflow_has_its_function_as_its_name_and_the_question_as_its_input(workflow):
-    graph = workflow().compile()
-    assert (graph.name, graph.inputs) == (workflow.__name__, ("input",))
-    assert graph.answer == "answer"
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,17 @@ async def test_objects_partials_and_lambdas_around_async_functions_are_awaited()
         assert word(await CallableRetriever(one).retrieve("Which?", 5)) == found
 
 
-async def test_texts_become_blocks_and_no_more_than_k_are_returned():
+async def test_a_function_may_return_texts_and_raise():
     retriever = CallableRetriever(lambda query, k: ["one", BLOCKS["a"], "two"])
     assert await retriever.retrieve("Which?", 2) == (ContextBlock(text="one"), BLOCKS["a"])
     assert len(await retriever.retrieve("Which?", 9)) == 3
     assert await CallableRetriever(lambda query, k: ()).retrieve("Which?", 2) == ()
+
+    def fail(query, k):
+        raise LookupError("the store is down")
+
+    with pytest.raises(LookupError, match="the store is down"):
+        await CallableRetriever(fail).retrieve("Which?", 2)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +108,6 @@ async def test_something_else_is_refused_without_its_text(found, message):
     with pytest.raises(InvalidRequestError) as caught:
         await CallableRetriever(lambda query, k: found).retrieve("Which?", 2)
     assert str(caught.value) == message
-
-
-async def test_what_a_function_raises_is_raised():
-    def fail(query, k):
-        raise LookupError("the store is down")
-
-    with pytest.raises(LookupError, match="the store is down"):
-        await CallableRetriever(fail).retrieve("Which?", 2)
 
 
 def test_what_is_no_retriever_is_refused_with_the_remedy():
@@ -145,7 +143,7 @@ async def found_texts(retriever, query, k=9):
     return [block.text for block in await retriever.retrieve(query, k)]
 
 
-async def test_keyword_search_finds_the_blocks_that_share_words_best_first():
+async def test_keyword_search_finds_blocks_that_share_words_best_first_and_each_once():
     retriever = KeywordRetriever(CORPUS)
     assert await found_texts(retriever, "Which capital is Rome?") == [CORPUS[1], CORPUS[0]]
     assert await found_texts(retriever, "Paris", 1) == [CORPUS[2]]
@@ -153,12 +151,12 @@ async def test_keyword_search_finds_the_blocks_that_share_words_best_first():
     assert await found_texts(retriever, "the of") == []
     assert await found_texts(retriever, "") == []
     assert await found_texts(retriever, "paris", 0) == []
-
-
-async def test_keyword_search_gives_the_blocks_themselves_each_once():
     first, second = BLOCKS["a"], ContextBlock(id=7, text="another text", tokens=3)
     found = await KeywordRetriever([first, second, first]).retrieve("text", 5)
     assert sorted(map(id, found)) == sorted(map(id, (first, second)))
+    retriever = KeywordRetriever([f"word{n} text" for n in range(50)])
+    found = await asyncio.gather(*(found_texts(retriever, f"word{n}", 1) for n in range(50)))
+    assert found == [[f"word{n} text"] for n in range(50)]
 
 
 async def test_equally_good_blocks_come_in_the_order_of_the_corpus():
@@ -190,12 +188,6 @@ async def test_stopwords_and_stems_are_the_users_choice():
     assert await found_texts(plain, "the") != []
     assert await found_texts(KeywordRetriever(CORPUS, stopwords=["paris"]), "Paris") == []
     assert await found_texts(KeywordRetriever(CORPUS, stemmer=without_s), "cat") == [CORPUS[3]]
-
-
-async def test_one_index_may_be_asked_by_many_at_once():
-    retriever = KeywordRetriever([f"word{n} text" for n in range(50)])
-    found = await asyncio.gather(*(found_texts(retriever, f"word{n}", 1) for n in range(50)))
-    assert found == [[f"word{n} text"] for n in range(50)]
 
 
 @pytest.mark.parametrize(
@@ -240,21 +232,15 @@ def test_rankings_are_fused_by_rank(rankings, fused):
     assert word(reciprocal_rank_fusion([blocks(one) for one in rankings])) == fused
 
 
-def test_the_constant_decides_how_much_first_ranks_count():
+def test_the_constant_decides_how_much_first_ranks_count_and_equal_ones_keep_their_rank():
     rankings = [blocks("abc"), blocks("dbe"), blocks("fbg")]
     assert word(reciprocal_rank_fusion(rankings, constant=60))[0] == "b"
     assert word(reciprocal_rank_fusion(rankings, constant=0, limit=1)) == "b"
     two = [blocks("abc"), blocks("decfb")]
     assert word(reciprocal_rank_fusion(two, constant=60, limit=2)) == "cb"
     assert word(reciprocal_rank_fusion(two, constant=0, limit=2)) == "ad"
-
-
-def test_of_equally_good_blocks_the_better_rank_comes_first_then_the_earlier_ranking():
     # without a constant each scores 1: c as twice a second one
     assert word(reciprocal_rank_fusion(map(blocks, ("ac", "bc", "d")), constant=0)) == "abdc"
-
-
-def test_blocks_with_other_texts_under_one_id_are_others():
     old, new = ContextBlock(id=1, text="old"), ContextBlock(id=1, text="new")
     assert reciprocal_rank_fusion([[old], [new]]) == (old, new)
 

@@ -38,7 +38,7 @@ async def test_a_single_search_finds_what_faiss_finds_with_scores_that_fall(metr
     await engine.aclose()
 
 
-async def test_an_atomic_retriever_says_no_scores_and_is_asked_by_its_name():
+async def test_an_atomic_retriever_says_no_scores_and_why_it_failed():
     named = {"default": corpus(), "words": CallableRetriever(lambda query, k: [query] * 3)}
     engine = WorkflowEngine(retriever=named)
     found = await engine.retrieve("red", 2, retriever="words")
@@ -50,6 +50,13 @@ async def test_an_atomic_retriever_says_no_scores_and_is_asked_by_its_name():
     with pytest.raises(InvalidRequestError, match="query must be a string, not 3"):
         await engine.retrieve(3)
     await engine.aclose()
+
+    def fail(query, k):
+        raise LookupError("the store is down")
+
+    engine = WorkflowEngine(retriever=CallableRetriever(fail))
+    with pytest.raises(StageError, match="the store is down"):
+        await engine.retrieve("red")
 
 
 async def test_a_node_may_name_its_own_model_and_needs_to_where_the_engine_has_none():
@@ -215,15 +222,6 @@ def test_one_event_loop_after_the_other_may_be_full():
 
     for _ in range(2):
         assert [one.documents[0].text for one in asyncio.run(many())] == ["q0", "q1", "q2"]
-
-
-async def test_a_failed_search_says_why():
-    def fail(query, k):
-        raise LookupError("the store is down")
-
-    engine = WorkflowEngine(retriever=CallableRetriever(fail))
-    with pytest.raises(StageError, match="the store is down"):
-        await engine.retrieve("red")
 
 
 async def test_a_worker_that_fails_fails_who_waits_and_the_next_one_goes_on(monkeypatch):

@@ -60,6 +60,14 @@ async def test_langchain_documents_become_blocks_with_their_ids_and_untouched_te
     )
     assert len(await stage.retrieve("Which?", 9)) == 3
     assert checked_retriever(stage) is stage
+    stage = LangChainStage(RunnableLambda(lambda query: [Document(query.upper())]))
+    assert [block.text for block in await stage.retrieve("which?", 5)] == ["WHICH?"]
+
+    def fail(query):
+        raise LookupError("the store is down")
+
+    with pytest.raises(LookupError, match="the store is down"):
+        await LangChainStage(RunnableLambda(fail)).retrieve("Which?", 2)
 
 
 @pytest.mark.parametrize(("kind", "in_loop"), [(Documents, False), (AsyncDocuments, True)])
@@ -80,11 +88,6 @@ async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwarg
     assert ids(await stage.retrieve("a", 1)) == ["a"]
 
 
-async def test_a_runnable_from_a_string_to_documents_is_a_stage():
-    stage = LangChainStage(RunnableLambda(lambda query: [Document(query.upper())]))
-    assert [block.text for block in await stage.retrieve("which?", 5)] == ["WHICH?"]
-
-
 async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
     planner = ReusePlanner()
     letters = langchain_helpers.LetterRetriever()
@@ -94,14 +97,6 @@ async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
     assert shown[-1].metadata["ctxreuse"].get("annotation")  # it was reordered
     found = await LangChainStage(planned).retrieve("cba", 5)
     assert [block.text[0] for block in found] == list("cba")
-
-
-async def test_a_langchain_retrievers_error_is_raised_as_it_is():
-    def fail(query):
-        raise LookupError("the store is down")
-
-    with pytest.raises(LookupError, match="the store is down"):
-        await LangChainStage(RunnableLambda(fail)).retrieve("Which?", 2)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +179,10 @@ async def test_what_llamaindex_reuse_retrievers_planned_comes_back_as_it_was_ret
     assert ids(found) == ["id-c", "id-b", "id-a"]
 
 
-async def test_an_empty_answer_is_no_error():
+async def test_an_empty_answer_is_no_error_and_an_error_is_raised_as_it_is():
     assert await LlamaIndexStage(Nodes([])).retrieve("Which?", 5) == ()
     assert await LangChainStage(Documents(found=[])).retrieve("Which?", 5) == ()
 
-
-async def test_a_llamaindex_retrievers_error_is_raised_as_it_is():
     class Failing(Nodes):
         def _retrieve(self, query_bundle):
             raise LookupError("the store is down")

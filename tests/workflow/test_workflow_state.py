@@ -11,22 +11,27 @@ writes = st.dictionaries(keys, st.integers(0, 9))
 wavefronts = st.lists(st.tuples(writes, st.sets(st.sampled_from("xyz"))), max_size=6)
 
 
-def test_a_state_is_read_as_a_mapping():
+def test_a_state_is_read_as_a_mapping_and_cannot_be_written():
     state = State({"input": "Why?", "notes": ()})
     assert dict(state) == {"input": "Why?", "notes": ()}
     assert state.get("docs") is None
     assert "docs" not in state
     assert len(state) == 2
-
-
-def test_a_state_cannot_be_written():
     with pytest.raises(TypeError):
         State()["a"] = 1
     with pytest.raises(AttributeError):
         State().a = 1
 
+    given = {"a": 1}
+    state = State(given)
+    state.commit({"a": 2}, [])
+    given["a"] = 3
+    assert dict(state) == {"a": 1}
+    value = object()
+    assert State({"a": value}).commit({"b": value}, [])["a"] is value
 
-def test_a_missing_key_is_named_with_those_that_are_there():
+
+def test_a_state_names_its_keys_and_shows_no_values():
     with pytest.raises(StateKeyError) as caught:
         State({"input": "secret"})["docs"]
     assert isinstance(caught.value, KeyError)
@@ -34,25 +39,9 @@ def test_a_missing_key_is_named_with_those_that_are_there():
         "the state has no 'docs'; it has 'input'. "
         "Read it with state.get, or give it a value with defaults={...}"
     )
-
-
-def test_a_state_shows_its_keys_and_no_values():
     state = State({"input": "secret"})
     assert repr(state) == "State('input')"
     assert repr(state.overlay({"docs": "secret"})) == "Overlay('input', 'docs')"
-
-
-def test_values_are_shared_and_not_copied():
-    value = object()
-    assert State({"a": value}).commit({"b": value}, [])["a"] is value
-
-
-def test_the_callers_mapping_is_neither_kept_nor_changed():
-    given = {"a": 1}
-    state = State(given)
-    state.commit({"a": 2}, [])
-    given["a"] = 3
-    assert dict(state) == {"a": 1}
 
 
 @given(writes, wavefronts)

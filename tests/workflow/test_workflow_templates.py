@@ -81,11 +81,8 @@ def test_values_are_never_read_as_templates(pair):
     assert text_of("{a}|{b}|{a}", a=one, b=other) == f"{shown[0]}|{shown[1]}|{shown[0]}"
 
 
-def test_variables_are_listed_once_in_the_order_in_which_they_come():
+def test_variables_are_listed_once_and_templates_equal_wherever_they_stand():
     assert Template.parse("{b} {a} {b} {{c}}").variables == ("b", "a")
-
-
-def test_templates_are_equal_wherever_they_stand():
     assert Template.parse("{a}", "here") == Template.parse("{a}", "there")
     assert Template.parse("{a}") != Template.parse("{{a}}")
 
@@ -116,13 +113,10 @@ def test_a_prompt_refers_to_its_documents_which_stand_before_it(documents):
     )
 
 
-def test_a_prompt_says_where_there_are_no_documents():
+def test_a_prompt_says_where_there_are_no_documents_and_sends_each_once():
     assert prompt_of("You are given {docs}.", docs=Documents()) == (
         RenderedPrompt("You are given no documents.")
     )
-
-
-def test_documents_of_several_variables_are_sent_once_each_in_the_order_of_the_text():
     changed = ContextBlock(id="a", text="another text of a")
     rendered = prompt_of("{new} {old} {new}", old=Documents([A, B]), new=Documents([C, B, changed]))
     assert rendered.query == "the documents above the documents above the documents above"
@@ -141,20 +135,14 @@ def test_a_missing_variable_names_place_key_and_remedy(render):
     )
 
 
-def test_documents_stay_documents_when_they_are_sliced_or_joined():
+def test_documents_stay_documents_when_they_are_sliced_and_show_no_texts():
     documents = Documents([A, B, C])
     assert documents[0] is A
     assert documents[1:] == (B, C)
     assert documents[::-1] + documents[:1] == (C, B, A, A)
     kinds = {type(one) for one in (documents[1:], documents[::-1], documents + documents)}
     assert kinds == {Documents}
-
-
-def test_documents_do_not_show_their_texts_in_logs():
     assert repr(Documents([A, B])) == "Documents(2)"
-
-
-def test_plain_strings_become_documents():
     assert Documents(["x"]) == (ContextBlock(text="x"),)
 
 

@@ -87,15 +87,24 @@ def test_hot_clusters_are_read_from_their_copies_and_the_others_from_the_index()
     assert len(searched.ids_of(3)) == 0
 
 
-def test_the_clusters_with_the_most_accesses_are_held_as_far_as_they_fit():
+def test_the_clusters_with_the_most_accesses_are_held_as_far_as_they_fit_first_ones_before_others():
     searched = IVFIndex(shared_index("L2"))
     tier = HotTier(searched, bytes_of(searched, 4, 9))
     tier.note(np.array([4, 4, 4, 9, 9, 20]))
     assert rebuild(tier) == (4, 9)
     assert tier.size_bytes == bytes_of(searched, 4, 9)
+    tier = HotTier(searched, bytes_of(searched, 7, 11))
+    tier.note(np.array([30, 7, 11, -1]))
+    assert rebuild(tier) == (7, 11)
+
+    assert rebuild(HotTier(searched, PLENTY)) == ()
+    none = HotTier(searched, 0)
+    none.note(np.array([1]))
+    assert rebuild(none) == ()
+    assert none.counters.swaps == 0
 
 
-def test_a_cluster_that_does_not_fit_leaves_its_room_to_the_next():
+def test_clusters_that_do_not_fit_or_are_empty_leave_their_room_to_the_next():
     sizes = IVFIndex(shared_index("L2")).cluster_sizes
     small, large = int(np.argmin(sizes)), int(np.argmax(sizes))
     searched = IVFIndex(shared_index("L2"))
@@ -103,21 +112,11 @@ def test_a_cluster_that_does_not_fit_leaves_its_room_to_the_next():
     tier.note(np.array([large, large, small]))
     assert rebuild(tier) == (small,)
 
-
-def test_of_equally_used_clusters_the_first_ones_are_held():
-    searched = IVFIndex(shared_index("L2"))
-    tier = HotTier(searched, bytes_of(searched, 7, 11))
-    tier.note(np.array([30, 7, 11, -1]))
-    assert rebuild(tier) == (7, 11)
-
-
-def test_nothing_is_held_without_accesses_or_capacity():
-    searched = IVFIndex(shared_index("L2"))
-    assert rebuild(HotTier(searched, PLENTY)) == ()
-    none = HotTier(searched, 0)
-    none.note(np.array([1]))
-    assert rebuild(none) == ()
-    assert none.counters.swaps == 0
+    index = build_index("L2")
+    index.invlists.resize(5, 0)
+    tier = HotTier(IVFIndex(index), PLENTY)
+    tier.note(np.array([5, 6]))
+    assert rebuild(tier) == (6,)
 
 
 def test_old_accesses_count_less_with_every_build():
@@ -169,14 +168,6 @@ def test_counters_tell_the_share_of_compared_vectors_that_was_hot():
     assert (tier.counters.sub_stages, tier.counters.swaps) == (2, 1)
     assert (tier.counters.codes, tier.counters.hot_codes) == (3 * five + six, 2 * five)
     assert tier.hot_share == 2 * five / (3 * five + six)
-
-
-def test_an_empty_cluster_is_never_held():
-    index = build_index("L2")
-    index.invlists.resize(5, 0)
-    tier = HotTier(IVFIndex(index), PLENTY)
-    tier.note(np.array([5, 6]))
-    assert rebuild(tier) == (6,)
 
 
 def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):

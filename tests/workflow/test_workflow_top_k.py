@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from example_counts import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ivf_helpers import assert_same
 
@@ -33,60 +33,9 @@ def ids_of(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def best(scores: np.ndarray, ids: np.ndarray, k: int, higher_is_better: bool) -> Candidates:
-    """Return the best of a single group, without padding."""
-    group = np.zeros(len(ids), dtype=np.int64)
-    found = best_by_group(group, scores, ids, 1, k, higher_is_better)
-    count = int((found.ids[0] != MISSING).sum())
-    assert (found.ids[0, count:] == MISSING).all()
-    return Candidates(found.scores[0, :count], found.ids[0, :count])
-
-
-def test_the_smallest_distances_are_best_and_of_equal_ones_the_smaller_id():
-    found = best(scores_of(2, 1, 1, 3), ids_of(5, 9, 4, 0), 3, higher_is_better=False)
-    assert_same(found, scores_of(1, 1, 2), ids_of(4, 9, 5))
-
-
-def test_the_largest_inner_products_are_best_and_of_equal_ones_the_smaller_id():
-    found = best(scores_of(2, 3, 3, -1), ids_of(5, 9, 4, 0), 3, higher_is_better=True)
-    assert_same(found, scores_of(3, 3, 2), ids_of(4, 9, 5))
-
-
-def test_what_is_missing_is_left_out_and_not_padded():
-    found = best(scores_of(LARGEST, 1), ids_of(MISSING, 7), 3, higher_is_better=False)
-    assert_same(found, scores_of(1), ids_of(7))
-
-
-def test_negative_and_positive_zero_are_one_score():
-    found = best(scores_of(0.0, -0.0), ids_of(1, 2), 2, higher_is_better=False)
-    assert_same(found, scores_of(0, 0), ids_of(1, 2))
-
-
-def test_groups_are_padded_with_the_worst_score_and_no_id():
-    groups = np.array([2, 0, 2, 2])
-    found = best_by_group(
-        groups, scores_of(3, 1, 2, 1), ids_of(30, 10, 20, 11), 3, 2, higher_is_better=False
-    )
-    assert_same(
-        found,
-        np.array([[1, LARGEST], [LARGEST, LARGEST], [1, 2]], dtype=np.float32),
-        np.array([[10, -1], [-1, -1], [11, 20]]),
-    )
-
-
-def test_no_candidates_give_groups_of_nothing():
-    found = best_by_group(ids_of(), scores_of(), ids_of(), 2, 2, higher_is_better=True)
-    assert_same(found, np.full((2, 2), -LARGEST, dtype=np.float32), np.full((2, 2), -1))
-
-
-def test_an_id_that_is_given_twice_is_returned_twice():
-    found = best(scores_of(1, 1, 2), ids_of(4, 4, 4), 3, higher_is_better=False)
-    assert found.ids.tolist() == [4, 4, 4]
-
-
 def test_what_was_given_is_not_changed():
     scores, ids = scores_of(2, 1), ids_of(1, 2)
-    best(scores, ids, 2, higher_is_better=True)
+    best_by_group(ids_of(0, 0), scores, ids, 1, 2, higher_is_better=True)
     best_by_group(ids_of(0, 0), scores, ids, 1, 2, higher_is_better=False)
     assert (scores.tolist(), ids.tolist()) == ([2, 1], [1, 2])
 
@@ -100,6 +49,8 @@ def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher, worst):
 
 
 @examples(100)
+@example([(0, 1.0, 4), (0, 1.0, 4), (0, 0.0, 2), (0, -0.0, 1), (2, LARGEST, MISSING)], 3, False)
+@example([], 2, True)
 @given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans())
 def test_groups_equal_a_plain_sort_of_each(given_candidates, k, higher):
     found = merged(given_candidates, k, higher)

@@ -148,14 +148,12 @@ def test_a_graph_that_can_be_run_is_accepted(graph):
     assert graph.compile() is graph.compile()
 
 
-def test_a_node_may_read_what_it_or_a_later_one_wrote_on_an_earlier_visit():
+def test_a_node_may_read_what_was_written_on_an_earlier_visit_or_wavefront():
     graph = WorkflowGraph().add_generation("a", prompt="{a} {b}", max_visits=2, otherwise=END)
     graph.add_generation("b", prompt="{b}")
     graph.add_edge(START, "a").add_edge("a", "b").add_edge("b", "a")
     assert graph.compile().answer == "b"
 
-
-def test_a_node_may_read_what_an_earlier_wavefront_wrote_on_another_branch():
     graph = chain("a1", "a2").add_function("b1", len).add_generation("b2", prompt="{a1}")
     graph.add_edge(START, "b1").add_edge("b1", "b2").add_edge("b2", END)
     assert graph.compile().answer == "b2"
