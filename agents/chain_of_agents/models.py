@@ -212,7 +212,7 @@ class SingleEngineModel:
                 async with asyncio.timeout(request.limit_s):
                     yield plan
             except BaseException:
-                self._queue.take_back(plan)
+                self._queue.forget(plan)
                 raise
 
 

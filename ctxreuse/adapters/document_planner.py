@@ -95,9 +95,7 @@ class DocumentPlanner(Generic[_Item]):
 
     def forget(self, plan: Plan) -> None:
         """Take back a plan whose items nobody sends."""
-        self._fail_open.attempt(
-            lambda: self._planner.evict([plan.request_id], plan.request.tenant), lambda: None
-        )
+        self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
 
     def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[PlannedItems[_Item]]:
         blocks = [[self._block_of(item) for item in retrieved.items] for retrieved in batch]

@@ -46,7 +46,7 @@ class ModelGateway:
         self._fail_open = FailOpen(
             component, "prompts are sent as given", tell=planner.note_failure
         )
-        self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
+        self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.forget)
         self.attempt = self._fail_open.attempt
         self.statistics = self._planner.statistics
         self._in_flight = CallsInFlight() if window_s else None
@@ -65,7 +65,7 @@ class ModelGateway:
             return self._scheduled([prompt])[0].result
         planned = self._batcher.submit(prompt)
         if planned.in_flight is not None:
-            with self.evict_on_failure(planned):
+            with self.forget_on_failure(planned):
                 planned.in_flight.wait()
         return planned
 
@@ -75,7 +75,7 @@ class ModelGateway:
             return self._scheduled([prompt])[0].result
         planned = await self._batcher.asubmit(prompt)
         if planned.in_flight is not None:
-            with self.evict_on_failure(planned):
+            with self.forget_on_failure(planned):
                 await planned.in_flight.await_()
         return planned
 
@@ -87,7 +87,7 @@ class ModelGateway:
         """Return prompts that are known together in the order in which to send them, each once."""
         return self.attempt(lambda: self._planner.plan(prompts), lambda: as_given(prompts))
 
-    def evict(self, planned: PlannedPrompt) -> None:
+    def forget(self, planned: PlannedPrompt) -> None:
         """Tell the planner that a prompt was not sent, or that its call failed."""
         if planned.in_flight is not None:
             planned.in_flight.give_up()
@@ -115,18 +115,18 @@ class ModelGateway:
         )
 
     @contextmanager
-    def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
-        """Evict a prompt if the code that sends it raises or is cancelled."""
+    def forget_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
+        """Forget a prompt if the code that sends it raises or is cancelled."""
         try:
             yield
         except BaseException:
-            self.evict_unread(planned, is_read=False)
+            self.forget_unread(planned, is_read=False)
             raise
 
     def stream(
         self, planned: PlannedPrompt | None, start: Callable[[], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
-        """Yield what a model streams; evict the prompt if that ends before the first piece."""
+        """Yield what a model streams; forget the prompt if that ends before the first piece."""
         is_read = False
         try:
             pieces = start()
@@ -141,7 +141,7 @@ class ModelGateway:
                 if close is not None:
                     close()
         finally:
-            self.evict_unread(planned, is_read)
+            self.forget_unread(planned, is_read)
 
     async def astream(
         self, planned: PlannedPrompt | None, start: Callable[[], AsyncIterator[_Piece]]
@@ -161,12 +161,12 @@ class ModelGateway:
                 if close is not None:
                     await close()
         finally:
-            self.evict_unread(planned, is_read)
+            self.forget_unread(planned, is_read)
 
-    def evict_unread(self, planned: PlannedPrompt | None, is_read: bool) -> None:
-        """Evict a prompt if the engine has answered nothing, so probably has not read it."""
+    def forget_unread(self, planned: PlannedPrompt | None, is_read: bool) -> None:
+        """Forget a prompt if the engine has answered nothing, so probably has not read it."""
         if planned is not None and not is_read:
-            self.evict(planned)
+            self.forget(planned)
 
     def _scheduled(self, prompts: list[ScopedPrompt]) -> list[Scheduled[PlannedPrompt]]:
         planned = [self._entered(one) for one in self.plan_batch(prompts)]

@@ -165,7 +165,7 @@ class PromptPlanner:
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         for plan in plans:
-            self._planner.evict([plan.request_id], plan.request.tenant)
+            self._planner.forget(plan)
 
     def _claim(self, drafts: Sequence[PromptDraft]) -> None:
         """Leave alone what the application did not put there, and what is too much to plan."""

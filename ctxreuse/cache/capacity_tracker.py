@@ -228,4 +228,4 @@ class CapacityTracker:
             InvalidRequestError: wrong type.
         """
         checked_kind("plan", plan, Plan, "a Plan")
-        self.planner.evict([plan.request_id], plan.request.tenant)
+        self.planner.forget(plan)

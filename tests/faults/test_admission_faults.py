@@ -22,7 +22,7 @@ async def test_an_admission_queue_counts_what_it_cannot_take_back():
     queue = AdmissionQueue(planner, window_s=0)
     async with queue.slot(ContextRequest(["a text"], "Which?")) as plan:
         assert isinstance(plan, Plan)
-        queue.take_back(plan)
+        queue.forget(plan)
     assert queue.faults == planner.savings.planning_failures == 1
 
 

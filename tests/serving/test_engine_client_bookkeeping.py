@@ -43,14 +43,14 @@ async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_i
 
 @pytest.mark.parametrize("shadows_own", [True, False])
 def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
-    evicted = []
-    monkeypatch.setattr(ReusePlanner, "evict", lambda *told: evicted.append(told))
+    forgotten = []
+    monkeypatch.setattr(ReusePlanner, "forget", lambda *told: forgotten.append(told))
     planner = ReusePlanner()
     other = planner if shadows_own else ReusePlanner()
     client = EngineClient("http://engine", planner=planner, shadow=CapacityTracker(other, 100))
-    client.forget(planned(planner))
-    expected = [(other, ["request-0"], "")]
-    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"], "")])
+    plan = planned(planner)
+    client.forget(plan)
+    assert forgotten == ([(other, plan)] if shadows_own else [(other, plan), (planner, plan)])
 
 
 class Records:

@@ -238,7 +238,7 @@ class _Sending:
         except EngineError as error:
             self.failures[str(error)] += 1
             # the server's cache does not hold it
-            self.planner.evict([plan.request_id], plan.request.tenant)
+            self.planner.forget(plan)
             return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)

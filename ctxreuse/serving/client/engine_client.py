@@ -235,7 +235,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if self._planner is not None and (
             self._shadow is None or self._shadow.planner is not self._planner
         ):
-            self._planner.evict([plan.request_id], plan.request.tenant)
+            self._planner.forget(plan)
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of yours has them."""

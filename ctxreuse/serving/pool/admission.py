@@ -68,7 +68,7 @@ class AdmissionQueue:
     def _start_anew(self) -> None:
         """Have no requests: in a child, those of the parent's threads never leave."""
         self._queue: OrderedQueue[Plannable, Plan] = OrderedQueue(
-            self._concurrency, unused=self.take_back, lanes=2
+            self._concurrency, unused=self.forget, lanes=2
         )
         self._is_planning = False
         self._window_elapsed = False  # for a request that still waits to be planned
@@ -89,11 +89,9 @@ class AdmissionQueue:
         with self._queue.lock:
             return self._queue.present - self._queue.running
 
-    def take_back(self, plan: Plan) -> None:
+    def forget(self, plan: Plan) -> None:
         """Make the planner forget a plan that is not sent, or was not answered."""
-        self._fail_open.attempt(
-            lambda: self._planner.evict([plan.request_id], plan.request.tenant), lambda: None
-        )
+        self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
 
     def slot(self, request: Plannable) -> AdmissionSlot:
         """Return what waits for a place, gives what to send, and holds the place for its block."""

@@ -284,7 +284,7 @@ class Replica:
                     # request
                     await self._learn_capacity()
                 except BaseException:
-                    self._queue.take_back(plan)
+                    self._queue.forget(plan)
                     raise
         except EngineError as error:
             self._note_error(error, is_trial)
@@ -437,7 +437,7 @@ class Replica:
         if not is_current and self._events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
-            self.planner.evict([plan.request_id], plan.request.tenant)
+            self.planner.forget(plan)
             plan = recorded(self.planner, plan)
         if is_current:
             self._judge(plan, cached)

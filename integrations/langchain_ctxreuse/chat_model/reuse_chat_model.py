@@ -266,7 +266,7 @@ class ReuseChatModel(DelegatingChatModel):
                 prompts.append(self._scoped(found, gateway, request))
         positions = list(texts)
         planned = {positions[one.position]: one for one in gateway.plan_batch(prompts)}
-        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.evict)
+        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.forget)
         order = list(dict.fromkeys([*planned, *range(len(inputs))]))
         slots = [
             Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
@@ -316,12 +316,12 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
         gateway = self._gateway
-        with gateway.evict_on_failure(planned), self._carried.serving():
+        with gateway.forget_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = answer.tokens(run_manager)
             result = answer.told(lambda: self.inner._generate(sent, stop=stop, **arguments))
-            self._gateway.evict_unread(planned, is_read=bool(result.generations))
+            self._gateway.forget_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
     async def _agenerate(
@@ -333,13 +333,13 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
         gateway = self._gateway
-        with gateway.evict_on_failure(planned), self._carried.serving():
+        with gateway.forget_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = answer.tokens(run_manager)
             made = self.inner._agenerate(sent, stop=stop, **arguments)
             result = await answer.atold(made)
-            self._gateway.evict_unread(planned, is_read=bool(result.generations))
+            self._gateway.forget_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
     # LangChain asks for the signatures at each call, and finding one out takes long

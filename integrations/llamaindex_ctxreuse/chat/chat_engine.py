@@ -257,7 +257,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         try:
             yield
         except BaseException:
-            self._turns.take_back(turn)
+            self._turns.forget(turn)
             raise
 
     def _prompt(self, turn: ChatTurn) -> list[ChatMessage]:

@@ -194,12 +194,11 @@ class ChatTurnPlanner:
             self._warn_if_too_long(content, window, model)
         return ChatTurn(question, content, history, begun, sources, plan)
 
-    def take_back(self, turn: ChatTurn) -> None:
+    def forget(self, turn: ChatTurn) -> None:
         """Make the planner forget a turn that was not answered."""
         plan = turn.plan
         if plan is not None:
-            ids, tenant = [plan.request_id], plan.request.tenant
-            self._fail_open.attempt(lambda: self._planner.evict(ids, tenant), lambda: None)
+            self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
 
     def _retrieved(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
         """Return nodes without earlier plans, and where those say that others stand."""

@@ -439,13 +439,13 @@ class ReuseLLM(DelegatingLLM):
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
-        with self._gateway.evict_on_failure(planned):
+        with self._gateway.forget_on_failure(planned):
             answer: _Answer = ModelAnswer(planned, self._gateway).whole(call.send(planned))
         return answer
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.evict_on_failure(planned):
+        with self._gateway.forget_on_failure(planned):
             answer: _Answer = ModelAnswer(planned, self._gateway).whole(await call.send(planned))
         return answer
 
@@ -458,7 +458,7 @@ class ReuseLLM(DelegatingLLM):
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.evict_on_failure(planned):
+        with self._gateway.forget_on_failure(planned):
             pieces = await call.send(planned)
         steps = self._gateway.astream(planned, lambda: pieces)
         async with aclosing(ModelAnswer(planned, self._gateway).astream(steps)) as shown:
@@ -476,7 +476,7 @@ class ReuseLLM(DelegatingLLM):
         checked_integer("workers", workers, 1)
         prompts = [call.prompt for call in calls]
         planned = await planned_aside(lambda: self._gateway.plan_batch(prompts), len(prompts))
-        queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.evict)
+        queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.forget)
         slots = [Slot(queue, one.position, one) for one in planned]
         plans = [one.plans[0] if one.plans else None for one in planned]
         needed = leaders_needed(plans, [one.use for one in planned])
@@ -488,7 +488,7 @@ class ReuseLLM(DelegatingLLM):
                 one = slot.take()
                 assert one is not None, "a prompt of a batch is planned"
                 try:
-                    with self._gateway.evict_on_failure(one):
+                    with self._gateway.forget_on_failure(one):
                         answer = await calls[slot.item].send(one)
                     answers[slot.item] = ModelAnswer(one, self._gateway).whole(answer)
                 except Exception as error:

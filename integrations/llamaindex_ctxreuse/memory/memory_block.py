@@ -328,7 +328,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def _truncated(self, content: _Content, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
         request = content.request
-        self._planner.evict([content.request_id], request.tenant)
+        self._planner.forget(content.request_id, request.tenant)
         target = estimate_tokens(content.text) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made
