@@ -93,10 +93,7 @@ class _Remembered(NamedTuple):
 
 
 class AgentMemory:
-    """The agents' histories in each conversation; the tenant that holds most loses its oldest.
-
-    Forgetting one costs reuse, never content: documents are then sent again.
-    """
+    """The agents' histories by conversation; a forgotten one costs reuse, never content."""
 
     def __init__(self, max_conversations: int = 1_000, max_characters: int = 64_000_000) -> None:
         self._bounds = max_conversations, max_characters

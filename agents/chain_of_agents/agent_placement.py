@@ -53,11 +53,7 @@ class Assigner(Protocol):
 
 
 class AgentPlacement:
-    """Assigns documents to agents, and agents to engines; threads may share it.
-
-    Assigners are kept for the latest 1,000 tenants; the tenant with most documents loses its
-    oldest.
-    """
+    """Assigns documents to agents, these to engines, for the latest 1,000 tenants; thread-safe."""
 
     def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
         self._agents = range(agents)

@@ -1,9 +1,4 @@
-"""The prompts of workers and manager: what repeats comes first, what changes comes last.
-
-A worker's prompt begins with instructions that are the same for all, then its segment, the note
-before it and the question: a segment that was read before is a prefix hit for any agent and
-question (Chain-of-Agents, Zhang et al., 2024, Tables 11 and 12; ContextPilot section 7.2).
-"""
+"""The prompts of workers and manager: what repeats comes first, what changes comes last."""
 
 from __future__ import annotations
 

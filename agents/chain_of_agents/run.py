@@ -180,13 +180,10 @@ class ChainRun:
         step: Step,
         request: AgentRequest,
         *,
-        keeps_turn: bool = True,
+        keeps_turn: bool = True,  # in the history of the agent, once the manager has answered
         on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong.
-
-        An answered turn belongs to the agent's history once the manager has answered.
-        """
+        """Send a request; return the step at its end, and the reply or what went wrong."""
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:

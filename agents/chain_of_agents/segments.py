@@ -1,8 +1,4 @@
-"""What each agent reads: pieces of documents, put together into segments.
-
-A document that is too long for a call is cut into pieces, each of which goes to one agent. An
-agent's pieces make one segment, or several where they are too long for a call.
-"""
+"""What each agent reads: pieces of documents, put together into segments."""
 
 from __future__ import annotations
 
@@ -87,11 +83,7 @@ def as_sent(text: str) -> str:
 def pieces_of(
     block: ContextBlock, budget_tokens: int, count_tokens: Callable[[str], int]
 ) -> list[ContextBlock]:
-    """Cut a long document into pieces whose texts, put together, are its text.
-
-    The cuts depend on the document and the budget alone: the pieces are the same for every
-    question.
-    """
+    """Cut a long document, alike for every question, into pieces that make up its text."""
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
         return [block]
@@ -127,10 +119,7 @@ def segments_of(
     label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
-    """Put pieces together into segments, in the order of their first pieces.
-
-    Each piece stands in exactly one segment, and is never cut.
-    """
+    """Put uncut pieces, each once, into segments, in the order of their first pieces."""
     open_segments: dict[int, tuple[list[int], int]] = {}
     closed: list[tuple[int, list[int]]] = []
     for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):

@@ -51,10 +51,7 @@ class PlannedItem(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class PlannedItems(Generic[_Item]):
-    """What one query retrieved, in the order in which to send it.
-
-    `items` and `left_out` together hold every retrieved item once; of equal items, one.
-    """
+    """What one query retrieved, each item once (of equal ones, one), in the order to send."""
 
     items: tuple[PlannedItem[_Item], ...]
     left_out: tuple[PlannedItem[_Item], ...] = ()
@@ -151,11 +148,7 @@ class _Copies(NamedTuple, Generic[_Item]):
 
 
 class MetadataPlanner(Generic[_Item]):
-    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan.
-
-    What several queries of a tenant retrieve at the same time is planned together. Where no other
-    is on its way, none waits.
-    """
+    """Plans an adapter's items, together with a tenant's other queries, as copies with a plan."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""What a request tells vLLM and routers besides its prompt: cache salt and session id.
-
-Prompts with different values of vLLM's `cache_salt` share nothing in its prefix cache.
-"""
+"""What a request tells vLLM and routers besides its prompt: cache salt and session id."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The planner of adapters that were given none, as the environment says.
-
-For those who run a program and cannot change it. It is read once, when an adapter is made.
-"""
+"""The planner of adapters that were given none, as the environment says when they are made."""
 
 from __future__ import annotations
 
@@ -25,20 +22,9 @@ _Value = TypeVar("_Value")
 
 
 def default_planner(environment: Mapping[str, str] | None = None, **settings: Any) -> ReusePlanner:
-    """Return a new planner with the settings that environment variables give.
-
-    A wrong variable fails nobody: it is logged once, and the planner does without it. A wrong mode
-    stands for "shadow", which changes nothing of what is sent.
-
-    Args:
-        environment: The variables; None is those of the process. `CTXREUSE_MODE`: "active" (the
-            default) or "shadow". `CTXREUSE_CAPACITY_TOKENS`: tokens that the engine's cache holds.
-            `CTXREUSE_SHARED_LOG`: the file of a `SQLiteLog`, or the URL of a `RedisLog`'s server,
-            unless in shadow mode. `CTXREUSE_SHARED_LOG_SECRET`: the secret of the `RedisLog`.
-        **settings: Further settings of `ReusePlanner`.
-    """
+    """Return a planner with the settings of `CTXREUSE_*`; a wrong variable is logged once."""
     told = os.environ if environment is None else environment
-    settings["mode"] = _read(told, MODE, _mode, "active", "shadow")
+    settings["mode"] = _read(told, MODE, _mode, "active", "shadow")  # a wrong one: as given
     settings["capacity_tokens"] = _read(told, CAPACITY_TOKENS, _tokens, None, None)
     if settings["mode"] == "active":
         secret = told.get(SHARED_LOG_SECRET, "")

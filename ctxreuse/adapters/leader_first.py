@@ -1,8 +1,4 @@
-"""Leader first: requests wait for the one that writes the prefix that they share.
-
-An engine that keeps a prefix only once it answers would compute it for each of several requests.
-The first of them leads; the others are sent when it has begun to answer, or has failed.
-"""
+"""Leader first: requests wait until the one that writes their shared prefix answers, or fails."""
 
 from __future__ import annotations
 
@@ -52,11 +48,7 @@ class LeaderFirst:
 
 
 def leaders(plans: Sequence[Plan | None]) -> list[int | None]:
-    """Return for each plan the position of the earlier one whose prefix it shares longest.
-
-    Of several the earliest leads. A prefix is a system text and leading blocks or, of a later turn,
-    what the turn before it has sent.
-    """
+    """Return for each plan the earliest one before it whose prefix it shares longest, or None."""
     roots: dict[Hashable, _PrefixNode] = {}
     last_turn: dict[Hashable, int] = {}
     found: list[int | None] = []
@@ -225,11 +217,7 @@ class CallInFlight:
 
 
 class CallsInFlight:
-    """Finds the leaders of single calls that run at the same time; thread-safe.
-
-    A call waits once, for the first one that writes a prefix which both share, and leads only if it
-    does not wait: so nobody waits in a circle. Nobody waits for what was written before.
-    """
+    """Finds leaders of calls that run at once; who waits leads nobody: no circles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget)

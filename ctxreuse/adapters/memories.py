@@ -1,8 +1,4 @@
-"""Memories in any framework: whose they are, and which of those that were shown hold no longer.
-
-An order reveals what was asked before, so one user's memories never influence another's order.
-Every integration that searches Mem0 uses this module: one user is one tenant in all of them.
-"""
+"""Memories in any framework: whose they are (a user is a tenant), and which no longer hold."""
 
 from __future__ import annotations
 
@@ -64,10 +60,7 @@ def checked_growth_limit(limit: float | None) -> float | None:
 
 
 def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool:
-    """Return whether the memories that a conversation shows make its prompt too long.
-
-    To lay them out anew costs as much as it saves in the next turns, so a few are let be.
-    """
+    """Return whether shown memories make a prompt longer than laying them out anew would cost."""
     if growth_limit is None or tokens - alone < _FEW_TOKENS:
         return False
     return tokens > growth_limit * alone
@@ -143,10 +136,7 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
 
 
 class KnownMemories:
-    """The memories that an adapter has shown, by the digests of their texts; thread-safe.
-
-    The tenant that holds most loses its oldest; what is forgotten counts as it stands.
-    """
+    """The digests of memories that were shown, bounded by tenant; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget_all)

@@ -33,10 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class CallsToCome:
-    """Which calls are under way that will come to a micro-batcher, by group.
-
-    Python's collector may end a call at any time: each step is a single one of a dictionary.
-    """
+    """Which calls, by group, will come to a micro-batcher; lock-free: collectors may end them."""
 
     def __init__(self) -> None:
         self._start_anew()

@@ -27,10 +27,7 @@ _Piece = TypeVar("_Piece")
 
 
 class ModelGateway:
-    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it.
-
-    An internal error sends prompts as given.
-    """
+    """Plans prompts, reports what was not sent; an error sends them as given; thread-safe."""
 
     def __init__(
         self,

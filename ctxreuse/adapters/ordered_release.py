@@ -1,8 +1,4 @@
-"""Ordered release: calls wait, are planned together, and go on in the planned order.
-
-Micro-batcher, admission queue, frameworks' batches and dispatch decide when to plan, and how; the
-queue here decides which call goes on next.
-"""
+"""Ordered release: calls wait, are planned together, and go on in the planned order."""
 
 from __future__ import annotations
 

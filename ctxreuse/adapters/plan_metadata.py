@@ -1,7 +1,4 @@
-"""The plan that a planned document carries in its metadata, written and read back.
-
-Metadata is JSON that anyone may have changed or forged: only what this process wrote counts.
-"""
+"""The plan in a planned document's metadata; what this process did not write does not count."""
 
 from __future__ import annotations
 

@@ -429,10 +429,7 @@ def plans_together(
     strategy: Strategy = "reuse",
     **options: Any,
 ) -> list[Plan]:
-    """Return the plans of requests that came together, in the order given.
-
-    A tenant's only one is planned as if alone: a batch's order would show that others asked.
-    """
+    """Return plans in the order given; a tenant's only one as if alone, to show no others."""
     of_tenant = Counter(request.tenant for request in requests)
     in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
     plans: dict[int, Plan] = {}

@@ -17,11 +17,7 @@ _BROKEN_PIPE = 128 + 13
 
 
 def main() -> None:
-    """Run the command; errors that the user can mend go to standard error, exit code 2.
-
-    Where the reader of its output is gone (`ctxreuse ... | head`), it ends in silence, with the
-    exit code that shells give to what a broken pipe ends.
-    """
+    """Run the command; errors that the user can mend go to standard error, exit code 2."""
     _replace_closed_streams()
     try:
         _run()
@@ -32,15 +28,14 @@ def main() -> None:
             print(f"ctxreuse: {error}", file=sys.stderr)
         sys.exit(2)
     finally:
-        _lose_unwritten_errors()
+        try:
+            sys.stderr.flush()
+        except OSError:  # what is not taken is lost, else Python would exit with 120 for it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _replace_closed_streams() -> None:
-    """Put others in the place of standard streams that are closed, for which Python has None.
-
-    What is printed on a closed standard output fails, and what is printed on a closed standard
-    error is lost; neither goes into a file that is opened later, under the stream's number.
-    """
+    """Replace closed standard streams (None), so that no file opened later gets their number."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process runs
     if sys.stdout is None:
@@ -77,14 +72,6 @@ def _write_out() -> None:
     except CtxreuseError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
-
-
-def _lose_unwritten_errors() -> None:
-    """Lose what standard error has not taken; at its own end Python would exit with 120 for it."""
-    try:
-        sys.stderr.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def __getattr__(name: str) -> Any:

@@ -67,11 +67,7 @@ def _run(program: str, is_module: bool) -> None:
 
 @contextmanager
 def ending_at_sigterm() -> Iterator[None]:
-    """Have SIGTERM unwind what runs inside, as Ctrl-C does, and then end the process as it does.
-
-    A program that sets a handler of its own has its own; a process that is forked inside ends
-    at once, as without this.
-    """
+    """Have SIGTERM unwind what runs inside, then end the process; a forked one ends at once."""
     process = os.getpid()
 
     def unwind(number: int, frame: FrameType | None) -> None:

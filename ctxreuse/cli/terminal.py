@@ -52,10 +52,7 @@ def show(things: Iterable[Shown]) -> None:
 
 
 class _WritesHelp:
-    """A command whose help is standard output as any other, and says nothing of a flag's type.
-
-    On a narrow terminal it is plain text, because Typer's tables would cut the options' names.
-    """
+    """A command whose help goes to standard output, and is plain text on a narrow terminal."""
 
     rich_markup_mode: Any
 
@@ -159,11 +156,7 @@ _LEAST_TEXT_WIDTH = 12
 
 
 def _rich_tables(table: Table, console: Console) -> Iterator[rich_tables.Table]:
-    """Lay a table out; where it is too wide, break names, else make several of fewer columns.
-
-    Where not even one column of numbers fits, numbers and their intervals are parted; no number is.
-    A table of words that is too wide becomes one row a cell.
-    """
+    """Lay a table out; one that is too wide breaks names, else parts columns, never numbers."""
     wide = _laid_out(table)
     if _width(wide, console) <= console.width:
         yield wide

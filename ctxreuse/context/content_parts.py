@@ -1,8 +1,4 @@
-"""A turn cut into content parts, so that marks can stand where prompts fork.
-
-Two prompts share a prefix only if it is cut alike. So a part depends on nothing behind it: each
-block is a part, and the words between two blocks belong to the second one.
-"""
+"""A turn cut into content parts, each the same whatever follows, so that marks stand at forks."""
 
 from __future__ import annotations
 

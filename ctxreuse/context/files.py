@@ -79,10 +79,7 @@ def file_errors(path: object, done: str) -> Iterator[None]:
 
 @contextmanager
 def written_file(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a file that stands under its name once all of it is written; else nothing changes.
-
-    A replaced file keeps its mode; a link stays a link. A device or a pipe is written to.
-    """
+    """Open a file that takes its name, and a replaced one's mode, once all of it is written."""
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         if Path(path).exists() and not Path(path).is_file():
@@ -137,11 +134,12 @@ def make_folder(path: FilePath) -> None:
 
 def _behind_links(path: Path) -> Path:
     """Return the file that a path leads to, which need not exist."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has no such numbers
     for _ in range(_MOST_LINKS):
         if not path.is_symlink():
             return path
         # the kernel's fs.protected_symlinks does not protect who writes where a link leads
-        if path.lstat().st_uid not in (_user(), 0):
+        if path.lstat().st_uid not in (user, 0):
             raise InputFileError(
                 f"{path}: is a link of another user, and could lead to any file of yours; "
                 "name the file itself, or delete the link"
@@ -164,7 +162,3 @@ def _keep_mode(earlier: Path, new: str) -> None:
         except PermissionError:
             mode &= ~stat.S_IRWXG  # they are another group's
     os.chmod(new, mode)
-
-
-def _user() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has no such numbers

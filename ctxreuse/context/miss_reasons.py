@@ -111,7 +111,8 @@ def reported_miss(response: object) -> ReportedMiss | None:
             break
     if isinstance(told, ReportedMiss):
         return told
-    if _has(told, "cache_miss_reason"):
+    field = "cache_miss_reason"
+    if field in told if isinstance(told, Mapping) else hasattr(told, field):
         reason = reported_field(told, "cache_miss_reason")
         if reason is None:  # the answer was sent before the comparison was done
             return ReportedMiss("pending")
@@ -132,7 +133,3 @@ def _reported(term: object, missed: int | None) -> ReportedMiss:
     if reasons is None:
         return ReportedMiss(well_formed(term[:_LONGEST_TERM]), (), missed)
     return ReportedMiss(term, reasons, missed)
-
-
-def _has(value: Any, name: str) -> bool:
-    return name in value if isinstance(value, Mapping) else hasattr(value, name)

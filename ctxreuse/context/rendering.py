@@ -493,10 +493,7 @@ def message_texts(message: Message) -> list[str]:
 
 
 def repeated_length(earlier: str, text: str) -> int:
-    """Return how many characters at the start of a text repeat the end of an earlier one.
-
-    They are 0, or at least `SHORTEST_OVERLAP` and fewer than the text has.
-    """
+    """Return how many characters of a text repeat an earlier end: 0, or `SHORTEST_OVERLAP` up."""
     beginning = text[:SHORTEST_OVERLAP]
     if len(beginning) < SHORTEST_OVERLAP:
         return 0
@@ -520,11 +517,7 @@ class ReplacedOverlaps(NamedTuple):
 
 
 def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> ReplacedOverlaps:
-    """Mark the blocks whose beginning repeats the end of one of the 64 texts before them.
-
-    What is replaced depends on earlier blocks only, so prompts with equal first blocks still begin
-    with the same bytes.
-    """
+    """Mark blocks that begin as one of the 64 texts before them ends; later ones change nothing."""
     nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
     marked: list[TurnPart] = []
     before = len(shown)

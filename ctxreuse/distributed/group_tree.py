@@ -1,8 +1,6 @@
-"""Groups of requests by their heaviest shared blocks, counted batch by batch.
+"""Groups of requests by their heaviest shared blocks, in whatever order and batches they come.
 
-A request's heaviest shared block is the block b that would save most tokens if all n requests that
-hold it began with it: tokens(b) * (n - 1). A block that more than half of a group holds names no
-part of it. Nothing depends on the order of requests, nor on how they come in batches.
+The heaviest block saves most tokens if all its n requests begin with it: its own * (n - 1).
 """
 
 from __future__ import annotations

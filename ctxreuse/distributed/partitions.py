@@ -41,10 +41,7 @@ class Partitioning:
 
 
 def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
-    """Cut requests, iterated over several times, into partitions of at most `most`.
-
-    Turns of one conversation, and requests of equal digests, stay together however many they are.
-    """
+    """Cut requests into partitions of at most `most`; conversations and repeats stay whole."""
     turns = ConversationTurns.of(batches)
     tree = GroupTree.of(batches, turns)
     pairs: list[Pairs] = []

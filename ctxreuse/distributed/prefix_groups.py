@@ -1,7 +1,4 @@
-"""Groups of requests that share a prefix, each within one of the batches that they are sent in.
-
-So each prefix is computed by one of the engines that get the batches.
-"""
+"""Groups of requests of one batch that share a prefix, so that one engine computes it."""
 
 from __future__ import annotations
 

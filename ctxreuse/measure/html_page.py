@@ -1,8 +1,4 @@
-"""Pages of HTML that load nothing and run nothing, whatever text they show.
-
-A page is one file: its content security policy allows inline styles and nothing else, every value
-is escaped, and characters that would break the file's encoding or turn text around are replaced.
-"""
+"""Pages of HTML that load nothing and run nothing, whatever text they show."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The frameworks that `ctxreuse record` listens to: entry points of installed packages.
-
-Each integration registers its own, so that nothing here names one: the framework's name, and a
-function from a `TraceRecorder` to a context in which everything that the framework's retrievers
-find is recorded.
-"""
+"""The frameworks that `ctxreuse record` listens to: entry points of installed packages."""
 
 from __future__ import annotations
 

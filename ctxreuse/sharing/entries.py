@@ -1,7 +1,4 @@
-"""Entries of a shared log as bytes: keyed digests and numbers, never a text.
-
-Each has a version and a checksum, so that another or a damaged one is known.
-"""
+"""Entries of a shared log as bytes: version, checksum, keyed digests and numbers, never a text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Telling other planners what this one has sent, and learning what they have: in the background.
-
-One thread appends what waits in a queue to the log, and takes in what others have appended. Where
-the log is away, slow, full, damaged or newer, it tries again, and planning waits for nothing.
-"""
+"""Telling other planners what this one has sent, and learning what they have: in the background."""
 
 from __future__ import annotations
 
@@ -190,10 +186,7 @@ class _Outbox:
 
 
 class Exchange:
-    """Tells others through a log, and takes in what they tell, in a thread that starts when needed.
-
-    A forked process goes on reading where its parent was, with a thread and a name of its own.
-    """
+    """Writes and reads a log in a thread; a fork reads on with a thread and a name of its own."""
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log

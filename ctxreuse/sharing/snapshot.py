@@ -1,8 +1,4 @@
-"""A file that holds what a planner has sent of late, for the process that starts next.
-
-A mark, the version of its form, entries as a shared log has them,
-each behind its length, and a keyed digest of all before. The key stands beside the file.
-"""
+"""A file of what a planner has sent of late, keyed and versioned; the key stands beside it."""
 
 from __future__ import annotations
 

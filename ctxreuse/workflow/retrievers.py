@@ -232,11 +232,7 @@ class RetrieverError(WorkflowError, RuntimeError):
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
 ) -> tuple[ContextBlock, ...]:
-    """Return one ranking of all blocks of several rankings, each block once.
-
-    A block scores the sum of 1 / (constant + rank) over the rankings that hold it (Cormack, Clarke
-    and Büttcher, Reciprocal Rank Fusion, 2009). Blocks that tie stand by their best rank.
-    """
+    """Rank blocks by the sum of 1 / (constant + rank) (Cormack et al., 2009), then by best rank."""
     checked_number("constant", constant)
     checked_optional_integer("limit", limit)
     blocks: dict[BlockKey, ContextBlock] = {}

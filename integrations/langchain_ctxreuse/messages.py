@@ -139,10 +139,7 @@ def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> d
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
-    """A prompt's messages with the texts in them.
-
-    What is no text (an image, a tool call, the tools) is a part, too: a digest, never put back.
-    """
+    """A prompt's messages and its parts: texts, and digests of what is no text."""
 
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]

@@ -48,10 +48,6 @@ class _Found(NamedTuple):
     texts: tuple[str, ...]
 
 
-def _size(found: Sequence[_Found]) -> int:
-    return sum(len(text) for one in found for text in one.texts)
-
-
 class TraceCallbackHandler(BaseCallbackHandler):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
@@ -75,7 +71,9 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self._inside: LRUMap[UUID, bool] = LRUMap(_MOST_OPEN)
         self._roots: LRUMap[UUID, UUID] = LRUMap(_MOST_OPEN)
         self._found: LRUMap[UUID, tuple[_Found, ...]] = LRUMap(
-            _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=_size
+            _MOST_OPEN,
+            max_weight=_MOST_CHARACTERS,
+            weight_of=lambda found: sum(len(text) for one in found for text in one.texts),
         )
         self._has_ended = False
 

@@ -195,8 +195,11 @@ class ReuseStore(PlansMemories, BaseStore):
         return _StoreSearch(search, turn.question, (), options, prefix)
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
-        """Return what a search found as memories."""
-        return [{"id": _id_of(item), "memory": self._text_of(item.value)} for item in items]
+        """Return what a search found as memories; their ids say the namespace, too."""
+        return [
+            {"id": json.dumps([*one.namespace, one.key]), "memory": self._text_of(one.value)}
+            for one in items
+        ]
 
     def _get(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)
@@ -274,11 +277,6 @@ class _OpenTurn:
 
 def _is_system(message: BaseMessage) -> bool:
     return isinstance(message, SystemMessage) and isinstance(message.content, str)
-
-
-def _id_of(item: Item) -> str:
-    """Return an id that says in which namespace a memory is, for keys are known in one alone."""
-    return json.dumps([*item.namespace, item.key])
 
 
 def _text_of(value: Mapping[str, Any]) -> str:

@@ -125,11 +125,7 @@ class CarryingRetriever(RequestCarrier, BaseRetriever):
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
-    """Return tenant, conversation and history of a call, as config or `request_context` say.
-
-    `config["configurable"]` goes first: `thread_id` names the conversation, `tenant` whose it is,
-    `history` what will be sent before this turn.
-    """
+    """Return a call's tenant, conversation and history: by config, else `request_context`."""
     return _scope_in(ensure_config(config))
 
 

@@ -45,10 +45,7 @@ class AsyncSearchableMemory(Protocol):
 
 
 def like_wrapped(method: _Method) -> _Method:
-    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's.
-
-    Frameworks make tools from signatures.
-    """
+    """Give a method the wrapped one's name, signature and docstring, for tools made of them."""
     return cast(_Method, _LikeWrapped(method))
 
 

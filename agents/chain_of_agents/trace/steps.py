@@ -110,7 +110,8 @@ def failure_of(error: BaseException, prompt: str = "") -> tuple[Outcome, str]:
     # messages of client libraries may quote documents
     description = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
     words = server_words(error)[:_LONGEST_WORDS]
-    if words and not _quotes(words, prompt):
+    pieces = (words[at : at + _QUOTED] for at in range(max(1, len(words) - _QUOTED + 1)))
+    if words and not any(piece in prompt for piece in pieces):  # one word alone quotes nothing
         description += f"; the server says {words!r}"
     if any(
         isinstance(one, TimeoutError) or "Timeout" in type(one).__name__ for one in _causes(error)
@@ -151,9 +152,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield cause
         cause = cause.__cause__
-
-
-def _quotes(words: str, prompt: str) -> bool:
-    """Return whether a piece of a prompt, and not just a word of it, stands in some words."""
-    starts = range(max(1, len(words) - _QUOTED + 1))
-    return any(words[start : start + _QUOTED] in prompt for start in starts)

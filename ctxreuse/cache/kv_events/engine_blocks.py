@@ -340,11 +340,7 @@ def _unjudged(max_requests: int) -> TenantLRUMap[str | int, SentRequest]:
 
 
 class HeldRequests:
-    """Follows the prompts of answered requests through the engine's cache events.
-
-    A request is judged when the engine holds all of its prompt, or after `settle_s` seconds; until
-    then it counts as held. Those over the bounds are evicted, since their loss would go unnoticed.
-    """
+    """Judges answered requests when the engine holds their prompts, or after `settle_s` seconds."""
 
     def __init__(
         self, planner: ReusePlanner, blocks: EngineBlocks, max_requests: int, settle_s: float

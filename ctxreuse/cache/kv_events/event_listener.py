@@ -1,8 +1,4 @@
-"""One run of following an engine's events: a thread, its sockets, and the order of messages.
-
-Live messages wait for missing ones, within bounds of time, number and bytes; beyond them the
-missing ones count as lost, and the index is emptied.
-"""
+"""One run of following an engine's events: a thread, its sockets, and the order of messages."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _LONGEST_TOPIC = 255
 """ZeroMQ keeps topics in a tree of bytes, which it frees by recursion: long ones crash it."""
 _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
-_END = -1
+_END = -1  # the number behind the last message of a replay, which `["", number]` asks for
 _LARGEST_TOKEN = 2**63 - 1
 _LONGEST_HASH = 64
 """In bytes; vLLM's are of SHA-256, which has 32."""
@@ -63,11 +63,7 @@ class Received(NamedTuple):
 
 
 class EventSockets:
-    """Receives numbered messages, and asks for missing ones again; not thread-safe.
-
-    A message is `[topic, number, payload]`, the number in 8 bytes, big-endian. A replay is asked
-    for with `["", number]`; its messages end with the number -1.
-    """
+    """Receives `[topic, number (8 bytes, big-endian), payload]`; asks for missing ones again."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""The metrics of planners and pools: their names, what they mean, and where their values stand.
-
-Labels hold names that the operator gives, and names of this package: never a tenant's or a text.
-"""
+"""The metrics of planners and pools, labelled with the operator's names, never with a tenant's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Asks an engine: a prompt twice, one that shares its first half, and the first one again.
-
-What is sent is made up here, and begins with a random word, so that nothing of it was cached
-before. `/metrics` are read in between, and after a time in which nothing was sent.
-"""
+"""Asks an engine: a made-up prompt twice, one that shares its first half, and the first again."""
 
 from __future__ import annotations
 
@@ -143,6 +139,7 @@ class _Asking:
             f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
             "are made up here"
         )
+        # a random beginning, so that nothing of it was cached before
         one, other, readings.shared_part = made_up_prompts(secrets.token_hex(16), tokens)
         readings.first = await self._send(client, one)
         readings.again = await self._send(client, one)

@@ -1,8 +1,4 @@
-"""What in a recorded trace keeps a prefix cache from hitting, request by request and as sent.
-
-Causes and their tokens are those of `ctxreuse explain`; what stands in front of the documents, the
-marks and the shortest prefix are looked at besides. Work grows with the length of the trace.
-"""
+"""What in a recorded trace keeps a prefix cache from hitting, request by request and as sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The whole prompts of planned requests: as blocks, as tokens, and as pieces that may be marked.
-
-A later turn's prompt is the prompt of the turn before, its answer, and what the turn adds.
-"""
+"""The whole prompts of planned requests: as blocks, as tokens, and as pieces that may be marked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The charts of a report, drawn with matplotlib: as SVG for its page, and as PNG files.
-
-In the page a chart takes the colours of the page (light, dark or print): text and lines are drawn
-in one colour that stands for the page's own.
-"""
+"""A report's charts by matplotlib: as SVG in the colours of its page, and as PNG files."""
 
 from __future__ import annotations
 

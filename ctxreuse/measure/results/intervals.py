@@ -25,10 +25,7 @@ class Interval:
 
 
 def bootstrap_interval(scores: Sequence[float], *, resamples: int = 10_000) -> Interval:
-    """Return the mean of some scores, at least one, with its 95% percentile interval.
-
-    The samples are the same in each call.
-    """
+    """Return the mean of some scores, at least one, with its 95% percentile interval."""
     values, random = np.asarray(scores, dtype=np.float64), np.random.default_rng(0)
     means = np.empty(resamples)
     step = max(1, _SCORES_AT_ONCE // values.size)  # as many samples as fit into memory

@@ -1,8 +1,4 @@
-"""Reads JSON as dataclasses, by the types of their fields, so that whatever comes out can be shown.
-
-Where a value has another type, range or length than was written, the error names the file, the
-place in it, the value and what would be right. Unknown fields are skipped.
-"""
+"""Reads JSON as dataclasses, by the types of their fields; errors name the place and the remedy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Whether anything varies in front of the contexts, where it ends what prompts have in common.
-
-A date, a user's name or a session's id in the system text makes every prompt begin in its own way:
-no order of the documents behind it can be found in the cache. Only requests of one tenant and one
-set-up are compared. Texts are of one set-up if they share at least half of their words.
-"""
+"""Whether anything varies in front of the contexts, where it ends what prompts have in common."""
 
 from __future__ import annotations
 

@@ -58,10 +58,7 @@ class Threads:
 
 
 class TimeLimit:
-    """Bounds how long the parts of one answer take, all together.
-
-    No limit is in force between two parts: a slow reader is not the engine's fault.
-    """
+    """Bounds how long the parts of one answer take together; between two no limit is in force."""
 
     def __init__(self, seconds: float | None, too_late: Callable[[], Exception]) -> None:
         self._left_s = seconds
@@ -162,10 +159,7 @@ class AsyncClosing(ABC):
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Return what coroutines return, in their order; they run side by side.
-
-    A failure of one, or a cancellation, cancels the others and waits for their end.
-    """
+    """Return what coroutines return, in order, side by side; one's failure cancels the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         # alone it would leave the others running; `asyncio.TaskGroup` raises a group of errors
@@ -179,10 +173,7 @@ async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]
 async def all_in_order(
     slots: Iterable[_AnySlot], work: Callable[[_AnySlot], Awaitable[_Result]]
 ) -> list[_Result]:
-    """Return what each slot's work returns, in order; each starts once it is released.
-
-    After a failure or a cancellation none starts, and all leave their queue.
-    """
+    """Return what slots' works return, in order; each starts once released, none after an error."""
 
     async def run(slot: _AnySlot) -> _Result:
         await TaskWaiter(slot).wait()

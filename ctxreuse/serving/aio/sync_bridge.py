@@ -1,8 +1,4 @@
-"""Runs coroutines for sync callers, even inside a running event loop.
-
-A connection belongs to the event loop that made it. Model objects keep theirs from call to call, so
-all sync calls to them share one event loop, which lasts as long as the process.
-"""
+"""Runs coroutines for sync callers in one lasting event loop, since connections belong to one."""
 
 from __future__ import annotations
 

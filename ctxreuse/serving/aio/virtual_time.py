@@ -14,11 +14,7 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop with a virtual clock, which starts at 0.
-
-    Tasks may wait for timers and for each other only. Work for other threads is done at once, in
-    this one.
-    """
+    """An event loop with a virtual clock from 0, for timers and tasks; it starts no threads."""
 
     _clock_resolution: float  # asyncio's
 

@@ -231,10 +231,7 @@ class EngineConnection:
 
 
 class ModelName:
-    """A model's name: one that is given, or what a look-up finds.
-
-    Callers that wait at the same time share one look-up and its failure; the next caller asks anew.
-    """
+    """A model's name: given, or looked up once for all who wait; after a failure anew."""
 
     def __init__(self, name: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
         self._name = name

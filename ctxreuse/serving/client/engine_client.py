@@ -434,7 +434,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 raise self._connection.error(error, call.attempts) from error
             raise
         finally:
-            call.note_end()
+            if call.in_flight is not None:  # those that wait for a first token go on
+                call.in_flight.give_up()
 
     def _drop(self, call: EngineCall) -> None:
         """Tell the planner that a call will not be answered."""

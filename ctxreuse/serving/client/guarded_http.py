@@ -79,10 +79,7 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
 
 
 def claim(http: Any) -> None:
-    """Let this process be the one that sends with a user's HTTP client.
-
-    On a connection that a forked child shares, each process could get the other's reply.
-    """
+    """Let this process alone send with a user's client: forks could get each other's replies."""
     process = os.getpid()
     if _processes.setdefault(http, process) != process:
         raise InvalidRequestError(

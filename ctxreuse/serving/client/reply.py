@@ -15,10 +15,7 @@ _MAX_TOOL_CALLS = 10_000
 
 
 class BrokenReplyError(Exception):
-    """A reply that does not hold what the protocol says, has no end, or ends too early.
-
-    Its message never quotes what the engine has sent.
-    """
+    """A reply against the protocol, or without its end; the message never quotes the engine."""
 
     def __init__(self, what: str, type: str = "") -> None:  # noqa: A002 - as in openai's errors
         super().__init__(what)
@@ -44,11 +41,7 @@ def field_of(parsed: object, *path: str | int) -> Any:
 
 
 class ReplyReader:
-    """Reads a streamed chat completion (server-sent events), and believes nothing that it says.
-
-    It takes any bytes in linear time, and returns text or raises BrokenReplyError. A count that
-    cannot be right is unknown (None).
-    """
+    """Reads a streamed completion, trusting nothing, in linear time; a wrong count is None."""
 
     def __init__(self, max_bytes: int) -> None:
         self.reply_id = ""

@@ -55,11 +55,6 @@ class EngineCall:
         if self.in_flight is not None:
             self.in_flight.begin()
 
-    def note_end(self) -> None:
-        """Let those go on that wait for the first token, which will not come any more."""
-        if self.in_flight is not None:
-            self.in_flight.give_up()
-
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
         self.attempts += 1

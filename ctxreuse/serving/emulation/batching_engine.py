@@ -1,9 +1,4 @@
-"""The emulated engine: continuous batching and a prefix cache, in emulated time; no model.
-
-A step computes the prompts of requests that have just begun, up to the step's budget, and gives one
-token to each request whose prompt is computed. Requests begin in the order in which they came, as
-soon as the cache has room for them, as in vLLM's scheduler.
-"""
+"""The emulated engine: continuous batching, in order of arrival, and a prefix cache; no model."""
 
 from __future__ import annotations
 
@@ -62,10 +57,7 @@ class BatchStep:
 
 
 class BatchingEngine:
-    """Runs requests together: step by step, or in the time of an event loop.
-
-    A step ends at a time that follows from the step before. So late timers slow nothing down.
-    """
+    """Runs requests step by step, or in an event loop's time; a late timer slows nothing down."""
 
     def __init__(
         self,

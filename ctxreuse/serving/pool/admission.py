@@ -38,10 +38,7 @@ _PLANNED_LANE, _PLAIN_LANE = 0, 1
 
 
 class AdmissionQueue:
-    """Lets a number of requests at a time go to an engine, planned together as they wait.
-
-    Tasks of several event loops may wait in one queue, each loop in a thread of its own.
-    """
+    """Lets some requests at a time go to an engine, planned as they wait; in any event loops."""
 
     def __init__(
         self,

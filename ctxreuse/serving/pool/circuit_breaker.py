@@ -19,10 +19,7 @@ class Circuit(Enum):
 
 
 class CircuitBreaker:
-    """Opens after some failures in a row; tries again after a time that doubles.
-
-    The caller gives the time, and holds a lock if threads share it.
-    """
+    """Opens after failures in a row, for a time that doubles; who shares it holds a lock."""
 
     def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
         self._limit = failures

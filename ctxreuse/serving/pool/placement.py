@@ -66,11 +66,7 @@ def assign(
     bound: float = DEFAULT_BOUND,  # the c above, from 1
     slack_tokens: float = 0,
 ) -> list[Agent]:
-    """Assign each document to one agent; return the agents, in the documents' order.
-
-    After each document, the load of the agent that took it is at most `bound` times the mean, or
-    the mean plus that document if no agent has room: then the least loaded takes it.
-    """
+    """Return the one agent for each document; none goes over the bound while another has room."""
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
     checked_number("the bound", bound, 1)
@@ -138,10 +134,7 @@ class _Loads:
 
 
 class DocumentAffinity:
-    """Remembers which agents read which document, and how much each has read of late.
-
-    About the latest `window_tokens` that were assigned count as load.
-    """
+    """Remembers who read which document, and each one's part of the latest `window_tokens`."""
 
     def __init__(
         self,

@@ -28,10 +28,7 @@ _ServedBy: TypeAlias = tuple[ref[Replica], int]
 
 
 class RequestRouter:
-    """Chooses among replicas by what they are expected to have cached, and by their queues.
-
-    A tenant that has most of the remembered conversations loses its oldest.
-    """
+    """Chooses among replicas by what they are expected to have cached, and by their queues."""
 
     def __init__(self, queue_weight: float, in_order: bool) -> None:
         self._queue_weight = queue_weight
@@ -56,10 +53,7 @@ class RequestRouter:
         wanted: str | None = None,
         tried: Collection[str] = (),
     ) -> Replica:
-        """Return where to send a request: the wanted candidate, or the best one.
-
-        Among equals the request's first block decides, by rendezvous hashing.
-        """
+        """Return the wanted candidate, or the best; among equals the first block decides."""
         by_name = {one.name: one for one in candidates(replicas, tried)}
         if wanted in by_name and wanted not in tried and not by_name[wanted].busy_s:
             return by_name[wanted]

@@ -242,10 +242,11 @@ class WorkflowGraph:
 
     def _assembled(self) -> Graph:
         sources = dict.fromkeys((START, *self._nodes, *self._static))
+        static, routers = self._static.get, self._routers.get
         graph = Graph(
             name=self._name,
             nodes=dict(self._nodes),
-            edges={source: self._edges_of(source) for source in sources},
+            edges={one: Edges(tuple(static(one, ())), tuple(routers(one, ()))) for one in sources},
             inputs=self._inputs,
             defaults=self._defaults,
             answer=self._answer_key(),
@@ -270,9 +271,6 @@ class WorkflowGraph:
         if generations:
             return generations[-1].output
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
-
-    def _edges_of(self, source: str) -> Edges:
-        return Edges(tuple(self._static.get(source, ())), tuple(self._routers.get(source, ())))
 
     def _leads_to_end(self, name: str) -> bool:
         routers = self._routers.get(name, ())

@@ -191,11 +191,7 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text with `{name}` variables; `{{` and `}}` are braces.
-
-    A variable has no attributes, indexes or formats, and values are not read as templates. So a
-    template from elsewhere shows nothing but values of the state.
-    """
+    """A text with `{name}` variables and braces `{{`, `}}`; values are not read as templates."""
 
     literals: tuple[str, ...]
     names: tuple[str, ...]

@@ -1,9 +1,4 @@
-"""The checks of a graph before it is run; each error names node, key and remedy.
-
-Every run of a graph that passes ends, at END or with a `VisitLimitError`, and no two nodes of a
-wavefront write the same key unless a router chooses several targets at once. A variable may still
-be missing at run time, if only some paths write it.
-"""
+"""The checks of a graph before it is run: all runs end, nothing is written twice at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +54,12 @@ def check_flow(graph: Graph) -> None:
         )
     _check_cycles(graph, flow)
     _check_outputs(graph, flow)
-    _check_variables(graph, flow)
+    given = {*graph.inputs, *graph.defaults}
+    for name, node in graph.nodes.items():
+        for template in node.templates:
+            for key in template.variables:
+                if key not in given and not flow.may_read(name, key):
+                    raise _unknown(graph, flow, name, template, key)
 
 
 def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
@@ -117,15 +117,6 @@ def _check_outputs(graph: Graph, flow: Flow) -> None:
             "give them different output=, an edge between them, or targets=[...] to the "
             "routers before them"
         )
-
-
-def _check_variables(graph: Graph, flow: Flow) -> None:
-    given = {*graph.inputs, *graph.defaults}
-    for name, node in graph.nodes.items():
-        for template in node.templates:
-            for key in template.variables:
-                if key not in given and not flow.may_read(name, key):
-                    raise _unknown(graph, flow, name, template, key)
 
 
 def _unknown(graph: Graph, flow: Flow, name: str, template: Template, key: str) -> GraphError:
@@ -253,8 +244,8 @@ class Flow:
     @cached_property
     def _beside(self) -> list[int]:
         """What `beside` returns, of each node."""
-        pairs = _NodePairs(len(self._nodes))
-        for edges in (self._first, *(self._edges[one] for one in _numbers(self._reached_nodes))):
+        pairs, reached = _NodePairs(len(self._nodes)), self._reached & ~self._end
+        for edges in (self._first, *(self._edges[one] for one in _numbers(reached))):
             for targets, others in _with_others(edges).items():
                 for number in _numbers(targets & ~self._end):
                     pairs.add(number, others & ~self._end)
@@ -270,10 +261,6 @@ class Flow:
                     ahead = _union([self._successors[other] for other in _numbers(new)])
                     pairs.add(following, ahead & ~self._end)
         return pairs.beside
-
-    @property
-    def _reached_nodes(self) -> int:
-        return self._reached & ~self._end
 
     def _reach(self, start: int, following: Sequence[int]) -> int:
         """Return what some nodes and END lead to, themselves included."""

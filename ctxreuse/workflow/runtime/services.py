@@ -170,11 +170,7 @@ class PreviewStability:
 
 
 class Services:
-    """What the runs of a workflow engine share.
-
-    A tenant gets nothing of what others asked or found: a session's last searches are its tenant's.
-    Common are averages, which say how long a node takes and how soon its searches are final.
-    """
+    """What the runs of an engine share; of other tenants' runs a tenant gets averages only."""
 
     def __init__(
         self,

@@ -24,10 +24,7 @@ class _OwnerLoop:
 
 
 class SingleLoopRunner:
-    """Runs coroutines in one event loop, though callers are in other loops and threads.
-
-    The first caller's loop is the owner loop, as long as anything runs there.
-    """
+    """Runs coroutines of all callers in the first caller's loop, while anything runs there."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()

@@ -110,10 +110,7 @@ class LaunchedGeneration:
 
 
 class SpeculativeGeneration:
-    """The speculative generation of a run (HedraRAG, section 4.3).
-
-    It is committed only to a request that equals its own, byte for byte.
-    """
+    """A run's generation ahead (HedraRAG, section 4.3), for the very same request alone."""
 
     def __init__(self, context: RunContext, background: BackgroundTasks) -> None:
         self._context = context
@@ -174,11 +171,7 @@ class SpeculativeGeneration:
 
 
 class SpeculativeRetrieval:
-    """The speculative search of a run, begun before its query is written to the end.
-
-    Its result is used only for the very text that it searched for; else it tells the real search
-    which clusters to scan first (HedraRAG, section 4.3).
-    """
+    """A run's search ahead: used for the very same text, else it orders the real search."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

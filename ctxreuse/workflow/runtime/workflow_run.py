@@ -53,11 +53,7 @@ class _Launcher:
 
 
 class Stages:
-    """Runs the generations and retrievals of one run, and the speculation that joins them.
-
-    Speculation goes one stage deep: only from a node that runs alone, over an edge without a
-    router, into the one node behind it.
-    """
+    """Runs a run's generations and retrievals; one that runs alone may start the next ahead."""
 
     def __init__(self, context: RunContext) -> None:
         services = context.services

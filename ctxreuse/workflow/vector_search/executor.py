@@ -1,8 +1,4 @@
-"""Runs the searches of one vector index: workers in threads, owners in event loops.
-
-There is no barrier and no polling. Workers go on as long as there are jobs, and end. A worker takes
-its next job without asking the event loop, which is busy with other things.
-"""
+"""Runs the searches of one vector index: workers in threads, owners in event loops, no polling."""
 
 from __future__ import annotations
 

@@ -21,11 +21,7 @@ results tend to be among the next best of this one's."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRecord:
-    """A search that has ended, or the part of one that has been done, for the next search.
-
-    Consecutive queries of a workflow are close: what the last one found lies in the same clusters
-    (HedraRAG, section 4.3, observations 1 to 3).
-    """
+    """A search, or what is done of it, whose clusters the next, close one tries first."""
 
     vector: Vectors  # (d,) the query
     clusters: Ids  # that were probed, the paper's C_v

@@ -1,8 +1,4 @@
-"""Keeps the clusters that are searched most in faster memory (HedraRAG, section 4.4).
-
-A tier counts the searches, chooses the clusters that are worth their bytes, copies them aside and
-swaps the new set in. The results do not depend on where a cluster lies.
-"""
+"""Keeps the clusters that are searched most in faster memory (HedraRAG, section 4.4)."""
 
 from __future__ import annotations
 

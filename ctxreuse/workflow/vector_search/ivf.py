@@ -53,10 +53,7 @@ class ClusterScanner(Protocol):
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
-        """Begin what `IVFIndex.scan` does, for clusters that it holds; return what ends it.
-
-        The other clusters are searched before the returned function is called.
-        """
+        """Begin `IVFIndex.scan` of the clusters that it holds; return what ends it."""
         ...
 
 

@@ -237,7 +237,10 @@ class ScanQueue:
             seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
             if not chosen:
                 fitting = _fitting(search, seconds, budget_s)
-            elif self._is_worth_ending(ended, float(seconds[-1]), overhead_s):
+            elif ended * (ended + 1) * float(seconds[-1]) < len(self._waiting) * overhead_s:
+                # Should a batch that ends m searches end one more, in w seconds? The m wait w
+                # longer. Batches of m + 1 instead of m searches are fewer by 1 in m (m + 1) a
+                # search, and all n under way wait for the overhead b of each: m w < n b / (m + 1).
                 fitting = len(rest)
             else:
                 break
@@ -247,12 +250,6 @@ class ScanQueue:
                 break
             ended += 1
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
-
-    def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
-        """Return whether a batch that ends m searches should end one more of w seconds."""
-        # The m wait w longer. Batches of m + 1 instead of m searches are fewer by 1 in m (m + 1) a
-        # search, and all n under way wait for the overhead b of each: m w < n b / (m + 1).
-        return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
     def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:
         """Merge what was found into the best results of the searches."""

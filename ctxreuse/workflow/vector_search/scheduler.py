@@ -1,8 +1,4 @@
-"""Decides which job a worker does next for the searches of one vector index.
-
-It starts no thread, holds no lock and knows no event loop. Its caller takes jobs (embed queries,
-scan clusters), runs them in any thread, brings back the outcomes, and gets the owners' updates.
-"""
+"""Decides a worker's next job for the searches of an index; no threads, locks or event loops."""
 
 from __future__ import annotations
 

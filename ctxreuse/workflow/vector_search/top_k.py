@@ -1,7 +1,4 @@
-"""The canonical top k: best score first, and of equal scores the smaller id.
-
-So a result does not depend on the order and split of its search. Needs numpy only.
-"""
+"""The canonical top k: best score, then the smaller id, however a search is split; numpy only."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def best_by_group(
     k: int,
     higher_is_better: bool,
 ) -> Candidates:
-    """Return the k best candidates of each group in canonical order, shape (n_groups, k).
-
-    All inputs have shape (m,); groups are numbered from 0. Rows are padded with `MISSING`.
-    """
+    """Return the k best of each group, in order, as (n_groups, k) padded with `MISSING`."""
     found = np.flatnonzero(ids != MISSING)
     groups = np.asarray(groups, dtype=np.int64)[found]
     order = _canonical_order(groups, scores[found], ids[found], higher_is_better)

@@ -1,9 +1,4 @@
-"""Marks on an agent's messages: where its planned contexts fork, and where each step ends.
-
-The model gets texts in content parts, cut at the same places in every call. That is the last step
-before the model: by then all marks of other middleware are known, and never more are set than the
-provider takes.
-"""
+"""Marks on an agent's messages, set last: where its contexts fork, and where each step ends."""
 
 from __future__ import annotations
 

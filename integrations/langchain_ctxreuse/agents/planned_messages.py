@@ -146,10 +146,7 @@ def planned_text(message: BaseMessage) -> TextPart | None:
 
 
 def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    """Return which blocks in a message the conversation showed already, as its metadata says.
-
-    Whoever sends messages may send metadata, too: what is of another form does not count.
-    """
+    """Return which blocks were shown already, as metadata says; of another form, none."""
     carried = message.additional_kwargs.get(METADATA_KEY)
     repeated = carried.get("repeated") if isinstance(carried, Mapping) else None
     return [one for one in repeated if _is_repeated(one)] if isinstance(repeated, list) else []

@@ -1,8 +1,4 @@
-"""Messages as an agent's model gets them: what an earlier one shows is pointed to.
-
-Other middleware removes and clears messages, so this takes place in the model, where its messages
-are converted.
-"""
+"""Messages as a model gets them, behind all middleware: what an earlier one shows is pointed to."""
 
 from __future__ import annotations
 
@@ -128,21 +124,14 @@ def sent_message(
             else:
                 places.append((before, [one["label"]]))
             end = one["end"]
-    pieces = [before + _location(labels, templates) for before, labels in places]
+    located = ((before, templates.location_annotations(labels)) for before, labels in places)
+    pieces = [before + templates.separator.join(filter(None, words)) for before, words in located]
     short = with_text(message, TextPart("".join([*pieces, text[end:]]), planned.part))
     return SentMessage(short, sum(len(labels) for _, labels in places) < len(repeated))
 
 
-def _location(labels: Sequence[str], templates: Templates) -> str:
-    return templates.separator.join(filter(None, templates.location_annotations(labels)))
-
-
 class _ShownBlocks:
-    """Looks for blocks under their labels in the texts of earlier messages.
-
-    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
-    of times. What is not found by then counts as not shown.
-    """
+    """Looks for labelled blocks in earlier texts, with bounded work; not found is not shown."""
 
     def __init__(self, labels: Iterable[str], templates: Templates) -> None:
         self._templates = templates

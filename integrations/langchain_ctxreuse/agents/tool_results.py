@@ -1,9 +1,4 @@
-"""Retrieved blocks inside tool results.
-
-Blocks are found in a tool's text only if it is certain which piece belongs to which retrieved item.
-Each such piece, with what the tool wrote around the document, is a block, so no word is lost; only
-memories of Mem0 lose their scores, which change from one search to the next.
-"""
+"""Retrieved blocks inside tool results, found only where each piece certainly is one item's."""
 
 from __future__ import annotations
 
@@ -111,10 +106,7 @@ def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks 
 
 
 def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
-    """Cut a text so that each piece holds one of the contents, in their order.
-
-    None where there are no contents, or not exactly one place to cut between two.
-    """
+    """Cut a text so that each piece holds one content, in order; None if that is not unique."""
     if not contents:
         return None
     spans: list[tuple[int, int]] = []

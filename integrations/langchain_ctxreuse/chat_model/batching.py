@@ -1,9 +1,4 @@
-"""Running the calls of a batch so that they reach the model in the planned order.
-
-Callbacks, caches and rate limiters in front of the model take different times. So each call waits
-until those before it have gone on, in threads and tasks alike. A call that waits for another one's
-answer starts behind that: in a thread it could hold all threads.
-"""
+"""Running a batch's calls so that they reach the model in planned order, in threads and tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +40,7 @@ class PlannedBatch(NamedTuple):
 
     slots: Sequence[BatchSlot]  # in the order in which to send them
     config: RunnableConfig
-    leaders: Sequence[int | None]  # whose answer each call waits for
+    leaders: Sequence[int | None]  # whose answer each waits for, without a thread: all might wait
 
 
 class _Starts:
@@ -91,10 +86,7 @@ def answers(
     send: Callable[[BatchSlot], _Answer],
     ended: Callable[[Sequence[Future[_Answer]]], Iterable[Future[_Answer]]] = iter,
 ) -> Iterator[_Answer]:
-    """Send the calls of a batch in threads, and yield their answers.
-
-    Calls that have not started are given up if one raises, or if the caller reads no further.
-    """
+    """Send a batch's calls in threads, and yield answers; unstarted ones end with the reader."""
     starts = _Starts(batch, places=0)
     if len(batch.slots) == 1:  # no thread for a single one
         yield send(starts.start(0))

@@ -1,7 +1,4 @@
-"""Documents in their planned order, and as text: what the retriever and the compressor share.
-
-A planned document is a copy whose metadata carries its rank, label and plan.
-"""
+"""Documents in their planned order, and as text: what the retriever and the compressor share."""
 
 from __future__ import annotations
 

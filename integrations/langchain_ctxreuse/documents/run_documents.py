@@ -1,8 +1,4 @@
-"""What retrievers returned, by run: a model wrapper finds there what was retrieved for its prompt.
-
-A model's run and a retriever's run belong to one request if they have the same outermost run: one
-call of a chain, graph or agent, and each input of a batch.
-"""
+"""What retrievers returned, by outermost run: there a model wrapper finds what its prompt shows."""
 
 from __future__ import annotations
 
@@ -50,11 +46,7 @@ class _OpenRun(NamedTuple):
 
 
 class RunDocuments(BaseCallbackHandler):
-    """Keeps what retrievers return until the outermost run around them has ended.
-
-    What is remembered is bounded; the tenant that holds most loses first, and what is forgotten is
-    not planned.
-    """
+    """Keeps, within bounds by tenant, what retrievers return until their outermost run ends."""
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
 

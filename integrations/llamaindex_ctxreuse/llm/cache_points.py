@@ -45,11 +45,7 @@ def with_cache_points(
     model: object,
     cache_idx: int | None = None,
 ) -> list[ChatMessage]:
-    """Return messages with cache points where their planned contexts are cut.
-
-    System messages stay as they are: the classes join their blocks. The user's own points stay, but
-    for those that the provider would refuse.
-    """
+    """Add cache points to all but system messages; drop those that a provider would refuse."""
     cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
         place: parts
         for place, parts in zip(text_positions(messages), planned.parts, strict=True)

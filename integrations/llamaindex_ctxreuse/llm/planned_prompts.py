@@ -50,7 +50,7 @@ def copied_blocks(blocks: Iterable[ContentBlock]) -> list[ContentBlock]:
 
 def message_as_openai(message: ChatMessage) -> Message:
     """Return a message's texts as an OpenAI chat message, for the planner to read."""
-    texts = _texts(message)
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
     content: Any = [{"type": "text", "text": text} for text in texts]
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
@@ -81,10 +81,6 @@ def messages_with(
     """Return messages with the texts of their text blocks replaced; changed ones are copies."""
     remaining, in_force = iter(texts), iter(labels)
     return [_with_texts(message, remaining, in_force) for message in messages]
-
-
-def _texts(message: ChatMessage) -> list[str]:
-    return [block.text for block in message.blocks if isinstance(block, TextBlock)]
 
 
 def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:

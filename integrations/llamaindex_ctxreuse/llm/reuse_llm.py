@@ -343,7 +343,9 @@ class ReuseLLM(DelegatingLLM):
             if planned.texts:
                 sent = messages_with(given, planned.texts, planned.labels)
             if planned.parts and takes_cache_points(self.inner):
-                profile, index = planner_or_new(self.planner).cache, self._cache_index
+                profile = planner_or_new(self.planner).cache
+                index = getattr(self.inner, "cache_idx", None)  # the last one that it marks itself
+                index = index if isinstance(index, int) else None
                 sent = self._gateway.attempt(
                     lambda: with_cache_points(sent, planned, profile, self.inner, index),
                     lambda: sent,
@@ -402,12 +404,6 @@ class ReuseLLM(DelegatingLLM):
         if not self.find_retrieved:
             return ()
         return self._gateway.attempt(planned_in_run, tuple)
-
-    @property
-    def _cache_index(self) -> int | None:
-        """Up to which message the inner model itself marks the last block."""
-        index = getattr(self.inner, "cache_idx", None)
-        return index if isinstance(index, int) else None
 
     def _options(
         self, given: dict[str, Any], groups: Sequence[tuple[str, ...]], scope: RequestScope
@@ -508,10 +504,7 @@ def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
-    """Return a model without the engine options that it always sends, and these.
-
-    They would replace a call's options as a whole: each call merges both instead.
-    """
+    """Part a model from its engine options: a call's would replace them as a whole."""
     always: Any = getattr(model, "additional_kwargs", None)
     if not isinstance(always, dict):
         return model, {}

@@ -290,11 +290,7 @@ class ReplayMemory(Memory):
 
 
 class _PlacedHistory:
-    """A history, and the places in it where memories are inserted.
-
-    A place is a digest of everything up to and including its message: nothing is replayed into a
-    history that was edited or shortened.
-    """
+    """A history, and where memories go: behind digests of all that stood before, unedited."""
 
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)

@@ -1,8 +1,4 @@
-"""Nodes as documents that may carry a plan, and as text.
-
-A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
-model nor an embedding sees it.
-"""
+"""Nodes as text, and as copies with a plan in metadata that no model and no embedding sees."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The nodes that the run at hand has retrieved, for a model that finds them in its prompts.
-
-A run is a call of LlamaIndex and all calls that it makes, which LlamaIndex tells of as spans.
-"""
+"""The nodes that a run, a call and all calls in it, retrieved: for a model to find in prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from ctxreuse.adapters.context_cuts import PlannedTexts
 from ctxreuse.adapters.document_planner import RETRIEVALS
@@ -71,7 +68,10 @@ class _NodeList:
     def is_of_a_document(self) -> bool:
         """Whether two of them follow each other in a document, which a prompt may show as such."""
         pairs = zip(self.nodes, self.nodes[1:], strict=False)
-        return any(_next_id(one) == other.node_id for one, other in pairs)
+        return any(
+            (following := one.next_node) is not None and following.node_id == other.node_id
+            for one, other in pairs
+        )
 
 
 class _RunLists:
@@ -135,11 +135,7 @@ class _BegunCall:
 
 
 class _RunHandler(SpanListener):
-    """Keeps what runs retrieve until they end.
-
-    It takes no locks: Python's collector may end a call at any time. Each step is a single one of a
-    dictionary.
-    """
+    """Keeps what runs retrieve until they end; lock-free: the collector may end a call anywhere."""
 
     _calls: dict[str, _BegunCall] = PrivateAttr(default_factory=dict)
     _fail_open: FailOpen = PrivateAttr(
@@ -307,8 +303,3 @@ def _forget_oldest(entries: dict[Any, Any], most: int) -> list[Any]:
 
 def _are_nodes(nodes: object) -> TypeGuard[list[NodeWithScore]]:
     return isinstance(nodes, list) and all(isinstance(one, NodeWithScore) for one in nodes)
-
-
-def _next_id(node: BaseNode) -> str | None:
-    following = node.next_node
-    return None if following is None else following.node_id
