@@ -50,54 +50,6 @@ def test_it_serves_what_a_naive_prefix_tree_serves(prompts, capacity):
         assert cache.serve(blocks, tokens, group) == reference.serve(blocks, tokens, group)
 
 
-def served(cache, *prompts):
-    return [cache.serve([block_key(c) for c in p], [1] * len(p)).cached_tokens for p in prompts]
-
-
-def test_a_block_is_served_if_everything_before_it_is():
-    assert served(BlockLevelCache(), "abc", "abd", "bc", "abcd", "", "abdx") == [0, 2, 0, 3, 0, 3]
-
-
-def test_the_last_blocks_of_the_least_recently_used_prompt_go_first():
-    assert served(BlockLevelCache(4), "abc", "xy", "abcd") == [0, 0, 2]
-    assert served(BlockLevelCache(6), "abc", "def", "abc", "xy", "abcz", "def") == [
-        0,
-        0,
-        3,
-        0,
-        3,
-        0,
-    ]
-
-
-def test_a_prompt_larger_than_the_cache_leaves_its_beginning():
-    assert served(BlockLevelCache(2), "abcd", "abcd", "abx") == [0, 2, 2]
-
-
-def test_a_cache_for_nothing_serves_nothing():
-    assert served(BlockLevelCache(0), "a", "a", "") == [0, 0, 0]
-
-
-def test_groups_share_nothing():
-    cache = BlockLevelCache()
-    groups = [None, "", ("t", None), ("t", "s"), None, ("t", "s")]
-    assert [cache.serve([block_key("a")], [7], group).cached_tokens for group in groups] == [
-        0,
-        0,
-        0,
-        0,
-        7,
-        7,
-    ]
-
-
-def test_usage_is_counted_in_tokens():
-    cache = BlockLevelCache()
-    keys = [block_key(name) for name in "abc"]
-    assert cache.serve(keys, [5, 0, 20]) == CacheUsage(25, 0)
-    assert cache.serve(keys[:2] + keys[:1], [5, 0, 5]) == CacheUsage(10, 5)
-
-
 @pytest.mark.parametrize("length", [1, 5_000])
 def test_long_prompts_and_many_of_them_need_no_deep_recursion(length):
     cache = BlockLevelCache(10_000)

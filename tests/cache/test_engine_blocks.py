@@ -92,35 +92,6 @@ def test_a_prompt_is_held_as_far_as_its_blocks_are():
     assert (held(blocks, "aabbcc"), len(blocks)) == (0, 0)
 
 
-def test_prompts_branch_and_blocks_of_equal_tokens_stand_in_several_places():
-    blocks = EngineBlocks()
-    stored(blocks, "xy", None, "aabb")
-    stored(blocks, "z", "x", "cc")
-    stored(blocks, "w", "z", "bb")
-    assert [held(blocks, tokens) for tokens in ("aabbbb", "aaccbb", "aaccaa")] == [4, 6, 4]
-    removed(blocks, "y")
-    assert [held(blocks, tokens) for tokens in ("aabbbb", "aaccbb")] == [2, 6]
-
-
-def test_a_second_copy_has_to_be_removed_twice():
-    blocks = EngineBlocks()
-    stored(blocks, "xy", None, "aabb")
-    stored(blocks, "y", "x", "bb")
-    removed(blocks, "y")
-    assert held(blocks, "aabb") == 4
-    removed(blocks, "y")
-    assert held(blocks, "aabb") == 2
-
-
-def test_a_report_of_what_a_request_found_is_no_second_copy():
-    blocks = EngineBlocks()
-    stored(blocks, "xy", None, "aabb")
-    stored(blocks, "xyz", None, "aabbcc")
-    assert held(blocks, "aabbcc") == 6
-    removed(blocks, "y")
-    assert held(blocks, "aabbcc") == 2
-
-
 def test_salts_and_adapters_are_kept_apart():
     blocks = EngineBlocks()
     stored(blocks, "ab", None, "aabb", extra_keys=[("s",), None])
@@ -162,20 +133,6 @@ def test_followed_prompts_are_told_when_less_of_them_is_held():
     check(blocks)
 
 
-def test_a_prompt_followed_under_a_name_again_replaces_the_first():
-    blocks = EngineBlocks()
-    stored(blocks, "xy", None, "aabb")
-    follow(blocks, "p", "aabb")
-    assert follow(blocks, "p", "cc") == 0
-    removed(blocks, "y")
-    assert blocks.take_lowered() == {}
-    check(blocks)
-    follow(blocks, "q", "aa")
-    removed(blocks, "x")
-    follow(blocks, "q", "aa")  # asked again before the news was taken
-    assert blocks.take_lowered() == {}
-
-
 def test_a_late_listener_learns_a_prompts_beginning_from_its_end():
     blocks = EngineBlocks()
     stored(blocks, "yz", "unknown", "ccdd")
@@ -199,13 +156,6 @@ def test_any_unknown_removal_takes_away_what_was_only_implied():
     stored(blocks, "w", "z", "ee")  # built upon again, so all of it stands there
     assert follow(blocks, "p", "aabbccddee") == 10
     check(blocks)
-
-
-def test_an_unknown_removal_before_the_prompt_is_known_leaves_nothing_to_imply():
-    blocks = EngineBlocks()
-    stored(blocks, "yz", "unknown", "ccdd")
-    removed(blocks, "?")
-    assert follow(blocks, "p", "aabbccdd") == 0
 
 
 def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways():
@@ -240,43 +190,6 @@ def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it():
     removed(blocks, ["second"])
     assert held(blocks, "aabbee") == 2
     check(blocks)
-
-
-def test_a_block_that_is_told_takes_over_what_was_implied_in_its_place():
-    blocks = EngineBlocks()
-    stored(blocks, "xy", None, "aabb")
-    removed(blocks, "x")  # "y" stays below it
-    stored(blocks, "z", "unknown", "cc")
-    assert follow(blocks, "p", "aabbcc") == 6
-    assert follow(blocks, "q", "aaxx") == 2  # ends in an implied block
-    stored(blocks, "x", None, "aa")
-    assert held(blocks, "aabbcc") == 4  # of the two blocks there the one whose place was told
-    assert blocks.take_lowered() == {"p": 2}
-    check(blocks)
-    removed(blocks, "x")
-    assert blocks.take_lowered() == {"p": 0, "q": 0}
-    check(blocks)
-
-
-def test_an_implied_block_below_which_nothing_is_left_can_be_told():
-    blocks = EngineBlocks()
-    stored(blocks, "z", "unknown", "cc")
-    follow(blocks, "p", "aabbcc")
-    removed(blocks, ["unknown"])
-    stored(blocks, "x", None, "aa")
-    assert (held(blocks, "aabbcc"), blocks.take_lowered()) == (2, {"p": 2})
-    check(blocks)
-
-
-def test_nothing_is_implied_before_the_first_block_or_inside_what_is_known():
-    blocks = EngineBlocks()
-    stored(blocks, "z", "unknown", "aa")
-    assert follow(blocks, "p", "aa") == 0
-    stored(blocks, "xy", None, "aabb")
-    stored(blocks, "w", "another", "bb")
-    assert follow(blocks, "q", "aabb") == 4
-    check(blocks)
-    assert len(blocks) == 4
 
 
 def test_implied_blocks_count_among_those_remembered():
@@ -423,32 +336,6 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
             known[name] = tokens
 
 
-def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new():
-    blocks = EngineBlocks()
-    stored(blocks, "xyz", None, "aabbcc")
-    assert follow(blocks, "p", "aabbccdd") == 6
-    removed(blocks, "z")
-    stored(blocks, "zw", "y", "ccdd")
-    assert follow(blocks, "p", "aabbccdd", goes_on=True) == 8
-    assert blocks.take_lowered() == {}
-    removed(blocks, "z")
-    assert blocks.take_lowered() == {"p": 4}
-
-
-def test_news_may_be_asked_for_only_below_a_number_of_tokens():
-    blocks = EngineBlocks()
-    stored(blocks, "xyzw", None, "aabbccdd")
-    follow(blocks, "p", "aabbccdd")
-    blocks.tell_below("p", 3)
-    removed(blocks, "wz")
-    assert blocks.take_lowered() == {}
-    removed(blocks, "y")
-    assert blocks.take_lowered() == {"p": 2}
-    blocks.tell_below("nobody", 1)
-    with pytest.raises(InvalidRequestError, match="tokens must be"):
-        blocks.tell_below("p", 0)
-
-
 ROUTE = ((b"a", 0), (b"b", 1), (b"c", 1), (b"d", 0))
 """The blocks of a prompt, one token each."""
 ROUTE_ENDS = ([1, 0], [0, 1])
@@ -583,3 +470,5 @@ def test_a_name_that_cannot_be_hashed_is_refused(name):
     ):
         with pytest.raises(InvalidRequestError, match="cannot be hashed"):
             call()
+    with pytest.raises(InvalidRequestError, match="tokens must be"):
+        blocks.tell_below("p", 0)

@@ -6,7 +6,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import engine_blocks
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests, SentRequest
-from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheCleared
+from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
 from ctxreuse.memory.prefix_index import IndexStatistics
 
 NOTHING = IndexStatistics()
@@ -45,25 +45,6 @@ class Followed:
 
     def cached(self, *ids):
         return self.plan(*ids).expected_cached_tokens
-
-
-def test_a_request_that_is_held_whole_is_judged_at_once():
-    followed = Followed()
-    followed.answer(followed.plan(1, 2))
-    assert (followed.requests.unsettled, followed.requests.followed) == (1, 0)
-    followed.requests.settle(0.0)
-    assert (followed.requests.unsettled, followed.requests.followed) == (0, 1)
-
-
-def test_a_request_counts_as_held_until_its_events_must_have_come():
-    followed = Followed()
-    followed.answer(followed.plan(1, 2), told=False)
-    followed.requests.settle(0.9)
-    assert followed.requests.unsettled == 1
-    assert followed.planner.statistics().tokens == 8
-    followed.requests.settle(1.0)
-    assert (followed.requests.unsettled, followed.requests.followed) == (0, 0)
-    assert followed.planner.statistics() == NOTHING
 
 
 def test_a_request_is_trimmed_when_less_of_it_is_held():
@@ -141,18 +122,6 @@ def test_what_is_lost_within_a_block_takes_the_same_work_however_many_follow_the
         return lose
 
     assert steps(loss(500)) == steps(loss(5))
-
-
-def test_a_cleared_cache_empties_the_index_and_nothing_is_followed():
-    followed = Followed()
-    followed.answer(followed.plan(1, 2))
-    followed.requests.settle(0.0)
-    followed.answer(followed.plan(3), told=False)
-    followed.plan(4)
-    followed.requests.apply(CacheCleared())
-    assert followed.planner.statistics() == NOTHING
-    assert (followed.requests.unsettled, followed.requests.followed) == (0, 0)
-    assert followed.blocks.take_lowered() == {}
 
 
 def test_a_tenants_many_or_long_requests_take_no_other_tenants_out_of_the_index(monkeypatch):

@@ -151,16 +151,6 @@ def test_whatever_is_sent_and_lost_the_index_holds_what_the_engine_holds(context
             assert app.index_paths() <= app.held_paths()
 
 
-def test_tenants_are_followed_by_their_salt(publisher):
-    app = Application(publisher, blocks=20)
-    with following(app.planner, publisher) as sync:
-        for tenant in ("one", "two", "one"):
-            app.send("ab", sync, tenant=tenant)
-            caught_up(sync, publisher)
-            assert app.index_paths() == app.held_paths()
-    assert {tenant for tenant, _ in app.held_paths()} == {"one"}
-
-
 def test_later_turns_are_trimmed_to_what_is_held_of_their_own_blocks(publisher):
     app = Application(publisher, blocks=200)
     with following(app.planner, publisher) as sync:

@@ -25,19 +25,6 @@ def test_what_prompts_begin_with_is_read_in_steps():
     assert cache.never_read == 0
 
 
-def test_prompts_shorter_than_the_minimum_are_not_kept():
-    cache = ProviderCache(PROFILE)
-    cache.serve(pieces("ab"), now=0.0)
-    assert len(cache) == 0
-    assert cache.serve(pieces("ab"), now=0.0).read == 0
-
-
-def test_entries_live_from_their_last_use():
-    cache = ProviderCache(PROFILE)
-    for now, read in ((0.0, 0), (299.0, 256), (598.0, 256), (898.0, 0)):
-        assert cache.serve(pieces("abc"), now=now).read == read
-
-
 def test_what_has_expired_takes_no_memory():
     cache = ProviderCache(PROFILE)
     for number in range(1_000):

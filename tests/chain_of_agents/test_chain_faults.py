@@ -20,9 +20,9 @@ from chain_helpers import (
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
+from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine
 from ctxreuse.serving.client.completion import ToolCall
 
@@ -49,14 +49,6 @@ def outcomes(answer: Any) -> list[str]:
 
 class TestDocuments:
     @MODES
-    def test_one_document_is_read_by_one_worker(self, mode):
-        agents = Agents(mode=mode)
-        assert [step.role for step in agents.run(["text"]).steps] == ["worker", "manager"]
-        assert agents.model.prompts[0][-1]["content"] == (
-            "[Doc_1] text\n\nQuestion: Which?\n\nWrite your note."
-        )
-
-    @MODES
     def test_a_document_longer_than_the_model_s_context_is_read_in_pieces(self, mode):
         engine = EmulatedEngine(answer="A note.", max_model_len=700)
         planner = ReusePlanner(
@@ -82,14 +74,6 @@ class TestDocuments:
         with pytest.raises(InvalidRequestError, match="a model with room for 1000 tokens"):
             chain.invoke({"question": "word " * 2_000, "documents": ["text"]})
         assert engine.requests == []
-
-    @MODES
-    def test_control_characters_reach_the_model_as_they_are(self, mode):
-        text = "\x00\x1b[31m odd"
-        model = SaysModel()
-        chain = ChainOfAgents(llm=model, mode=mode)
-        assert chain.invoke({"question": "\x7f?", "documents": [text]}).trace.failures == ()
-        assert f"[Doc_1] {text}\n\nQuestion: \x7f?" in str(model.prompts[0][-1].content)
 
 
 class TestWorkers:
@@ -198,15 +182,6 @@ class TestWorkers:
             assert answer.trace.failures == ()
             assert len({step.documents for step in answer.trace.workers}) == 12
         assert {step.replica for step in third.trace.steps} <= {"e1", "e2"}
-
-    def test_where_all_engines_are_down_the_error_has_what_happened(self):
-        engines = [EmulatedEngine(fail=lambda number, body: "refuse") for _ in range(2)]
-        chain = chain_of(*engines, mode="parallel", packing="single")
-        with pytest.raises(UnreadError) as failed:
-            chain.invoke({"question": "q", "documents": [SECRET, "b"]})
-        assert [step.outcome for step in failed.value.trace.steps] == ["failed"] * 2
-        assert isinstance(failed.value.__cause__, EngineError)
-        assert all("4711" not in step.error for step in failed.value.trace.steps)
 
 
 class Stalls(SaysModel):

@@ -14,7 +14,7 @@ from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace, agent_placement
-from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, ConversationKey
+from chain_of_agents.agent_memory import AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
@@ -224,26 +224,6 @@ class TestOutcomes:
 
 
 class TestPrompts:
-    def test_workers_and_managers_are_told_the_notes_there_are(self):
-        prompts = ChainPrompts()
-        assert prompts.worker_query("Why?") == "Question: Why?\n\nWrite your note."
-        assert prompts.worker_query("Why?", "n") == (
-            "Note of the readers before you:\nn\n\nQuestion: Why?\n\n"
-            "Write the note again, with what your part adds to it. If it adds nothing, write the "
-            "note again as it stands."
-        )
-        assert ChainPrompts(no_notes="none").manager_query("Why?", []) == (
-            "Notes:\nnone\n\nQuestion: Why?\n\nAnswer:"
-        )
-
-    def test_braces_in_notes_and_questions_mean_nothing(self):
-        prompts = ChainPrompts()
-        asked = "{note} {question} {0} \\1 {"
-        assert asked in prompts.worker_query(asked, "{question}")
-        assert prompts.manager_query(asked, [(1, "{notes}"), (2, "\\g<0>")]) == (
-            f"Notes:\nReader 1: {{notes}}\n\nReader 2: \\g<0>\n\nQuestion: {asked}\n\nAnswer:"
-        )
-
     @pytest.mark.parametrize(
         ("name", "template"),
         [
@@ -388,16 +368,6 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class TestHistories:
-    def test_a_turn_is_appended_as_it_was_sent_and_answered(self):
-        memory = AgentMemory()
-        memory.record(KEY, [AgentTurn(2, (), "p1", "a1", (A,)), AgentTurn(MANAGER, (), "m1", "n1")])
-        memory.record(KEY, [AgentTurn(2, turn("p1", "a1"), "p2", "a2", (B,))])
-        assert memory.history(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert memory.history(KEY, MANAGER) == turn("m1", "n1")
-        assert memory.shown(KEY) == {A: 2, B: 2}
-        assert memory.history(KEY, 0) == memory.history(None, 2) == ()
-        assert memory.shown(None) == memory.shown(ConversationKey("", int, 1)) == {}
-
     def test_a_turn_that_begins_anew_or_comes_behind_a_history_that_has_gone_on_is_told_apart(self):
         memory = AgentMemory()
         memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])

@@ -1,7 +1,5 @@
 """One partition, without Ray."""
 
-import random
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -85,13 +83,10 @@ def test_messages_that_are_not_plain_keep_what_they_have():
     assert row["messages"][1]["tool_calls"] == [{"id": "c1"}]
 
 
-def test_messages_that_arrow_cannot_hold_are_refused():
+def test_messages_and_texts_that_arrow_cannot_hold_are_refused():
     mixed = [{"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text"}]}]
     with pytest.raises(InvalidRequestError, match="Arrow cannot hold the messages"):
         planned([asked("a", history=mixed)])
-
-
-def test_texts_that_arrow_cannot_hold_are_refused():
     with pytest.raises(InvalidRequestError, match="texts that are valid Unicode"):
         planned([ContextRequest(["half of a pair: \ud800"])])
 
@@ -197,10 +192,3 @@ def test_contexts_hold_each_block_once_with_its_tokens():
     assert found.are_later.tolist() == [False, True, False]
     assert [bool(one) for one in found.conversations] == [False, False, True]
     assert found.scopes[0] == found.scopes[2] != found.scopes[1]
-
-
-def test_the_order_of_requests_is_reproducible():
-    requests = [asked(ids, str(number)) for number, ids in enumerate(("ab", "ba", "ab", "c"))]
-    shuffled = random.Random(1).sample(requests, 4)
-    first = [requests[position].query for position in module.reproducible_order(requests)]
-    assert [shuffled[position].query for position in module.reproducible_order(shuffled)] == first

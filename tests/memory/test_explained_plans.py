@@ -112,14 +112,6 @@ def test_a_plan_explains_itself():
     )
 
 
-def test_the_retrievers_order_is_explained_as_the_cause_where_it_is_kept():
-    planner = ReusePlanner()
-    planner.plan(big_request((1, 2, 3), request_id="a"), "none")
-    explanation = planner.plan(big_request((3, 2, 1)), "none").explain()
-    assert (explanation.cause, explanation.lost_tokens) == (Cause.other_order, 300)
-    assert planner.plan(big_request((3, 2, 1)), "reuse").explain().cause is Cause.hit
-
-
 @pytest.mark.parametrize("evict", ["requests", "tokens", "capacity", "trim"])
 def test_evictions_are_explained(evict):
     planner = ReusePlanner(capacity_tokens=300 if evict == "capacity" else None)
@@ -156,16 +148,6 @@ def test_a_record_holds_a_digest_instead_of_the_system_text():
     assert len(set(digests)) == 4
     assert [len(digest) for digest in digests[1:]] == [16] * 4
     assert all(isinstance(digest, bytes) for digest in digests[1:])
-
-
-def test_a_plan_is_explained_by_its_own_tenants_prompts_only():
-    shared, alone = ReusePlanner(), ReusePlanner()
-    shared.plan(big_request((1, 2), tenant="theirs"))
-    plan = shared.plan(big_request((1, 2), tenant="own"))
-    assert plan.explain() == dataclasses.replace(
-        alone.plan(big_request((1, 2))).explain(), request_id=plan.request_id
-    )
-    assert plan.explain().cause is Cause.new_blocks
 
 
 def reachable_prompts(thing):
@@ -216,20 +198,6 @@ def test_later_turns_are_explained_by_what_they_send_themselves():
         words="It continues a conversation and repeats what was sent there; its own 1 blocks "
         "(100 tokens) stand behind that history, where no other prompt can have put them.",
     )
-
-
-@all_strategies
-def test_the_plans_of_a_batch_are_explained_in_execution_order(strategy):
-    contexts = [(1, 2), (7, 8), (2, 1), (8, 7), (3, 2, 1)]
-    requests = [big_request(ids, request_id=n) for n, ids in enumerate(contexts)]
-    batch = ReusePlanner().plan_batch(requests, strategy)
-    before = set()
-    for plan in batch.plans:
-        explanation = plan.explain()
-        assert explanation.request_id == plan.request_id
-        assert explanation.closest in before | {None}
-        assert explanation.shared_tokens == plan.expected_cached_tokens
-        before.add(plan.request_id)
 
 
 @all_strategies
@@ -364,12 +332,6 @@ def test_a_plan_made_by_hand_cannot_be_explained():
     assert str(caught.value) == (
         "this plan was made by hand; only a planner knows what was sent before it"
     )
-
-
-def test_the_record_for_explanations_is_no_part_of_a_plans_value():
-    plan = ReusePlanner().plan(big_request((1, 2)))
-    assert dataclasses.replace(plan, logged=None) == plan
-    assert "logged" not in repr(plan)
 
 
 @all_strategies

@@ -45,16 +45,6 @@ def test_what_nobody_marked_was_never_written():
     assert "300 of these tokens have no mark behind them in both prompts" in explanation.words
 
 
-def test_what_is_marked_deeper_in_one_prompt_only_is_not_read():
-    before = prompt("before", "abcy", marks=(2,))
-    assert figures(why("abcx", before, marks=(2,))) == (
-        Cause.never_written,
-        MissReason.never_written,
-        100,
-    )
-    assert why("abcx", before, marks=(2,)).shared_blocks == 3
-
-
 def test_a_provider_that_looks_back_from_marks_reads_what_was_marked_before_them():
     before = prompt("before", "abcy", marks=(2,))
     assert figures(why("abx", before, marks=(3,)))[0] is Cause.new_blocks
@@ -63,10 +53,6 @@ def test_a_provider_that_looks_back_from_marks_reads_what_was_marked_before_them
         MissReason.never_written,
         200,
     )
-
-
-def test_marks_that_are_not_known_are_taken_as_set():
-    assert figures(why("abx", prompt("before", "aby"), marks=None))[0] is Cause.new_blocks
 
 
 @pytest.mark.parametrize(
@@ -224,13 +210,6 @@ def test_a_plan_made_after_the_lifetime_says_so(cache, cause):
     for now in (0, 1, 2, 1_000):
         plan = planner.plan(ContextRequest(documents("a", "b"), "?"), "none", now=now)
     assert plan.explain().cause is cause
-
-
-def test_a_plan_below_the_minimum_says_so():
-    planner = ReusePlanner(cache="anthropic(minimum=4096)")
-    for now in (0, 1):
-        plan = planner.plan(ContextRequest(documents("a", "b"), "?"), now=now)
-    assert plan.explain().cause is Cause.below_minimum
 
 
 def test_a_conversation_that_is_compacted_says_so():

@@ -14,7 +14,7 @@ from ctxreuse.context.rendering import (
     render_turn,
 )
 from ctxreuse.memory import conversations as module
-from ctxreuse.memory.conversations import EMPTY_HISTORY, Conversations, History
+from ctxreuse.memory.conversations import Conversations, History
 
 A = ContextBlock(id="a", text="Paris is in France.")
 B = ContextBlock(id="b", text="Rome is in Italy.\nIt is old.")
@@ -61,20 +61,6 @@ def test_blocks_that_stand_under_their_labels_are_found():
     )
 
 
-def test_ids_come_back_with_their_type():
-    one, other = ContextBlock(id=1, text="x"), ContextBlock(id="1", text="y")
-    labels = found(sent_in({1: one, 2: other}), turn({1: one, 2: other}))
-    assert labels == {"[Doc_1]": 1, "[Doc_2]": "1"}
-
-
-def test_blocks_of_several_turns_are_found_in_any_message():
-    conversations = sent_in({1: A}, {2: B})
-    assert found(conversations, turn({1: A}), "OK.", turn({2: B})) == {
-        "[Doc_1]": "a",
-        "[Doc_2]": "b",
-    }
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -116,18 +102,6 @@ def test_a_block_is_found_wherever_it_stands_in_lines_of_its_own(content):
     assert found(sent_in({1: A}), content) == {"[Doc_1]": "a"}
 
 
-def test_of_a_history_that_was_cut_only_the_rest_is_found():
-    conversations = sent_in({1: A}, {2: B})
-    assert found(conversations, turn({2: B})) == {"[Doc_2]": "b"}
-    assert found(conversations, "A summary.") == {}
-
-
-def test_each_branch_of_a_conversation_finds_its_own_blocks():
-    conversations = sent_in({1: A}, {1: B})
-    assert found(conversations, turn({1: A})) == {"[Doc_1]": "a"}
-    assert found(conversations, turn({1: B})) == {"[Doc_1]": "b"}
-
-
 @pytest.mark.parametrize("longer_text", ["Paris\nis big", "Paris\n\nis big", "Parisians", "Paris!"])
 @pytest.mark.parametrize("shown", ["short", "long"])
 def test_a_block_whose_text_begins_like_anothers_is_not_taken_for_it(longer_text, shown):
@@ -138,17 +112,6 @@ def test_a_block_whose_text_begins_like_anothers_is_not_taken_for_it(longer_text
     for turns in (("short", "long"), ("long", "short")):
         conversations = sent_in(*[{1: block[name]} for name in turns])
         assert found(conversations, turn({1: block[shown]})) == {"[Doc_1]": shown}
-
-
-def test_a_block_is_not_found_in_another_whose_text_goes_on_behind_it():
-    longer = ContextBlock(id="long", text=A.text + " It is large.")
-    assert found(sent_in({1: A}), turn({1: longer})) == {}
-
-
-def test_an_updated_text_under_an_old_id_is_another_block():
-    updated = ContextBlock(id="a", text="Paris is in Texas.")
-    history = sent_in({1: A}, {2: updated}).read("c", [user(turn({1: A}))], DEFAULT_TEMPLATES)
-    assert history.label_of == {A.key: "[Doc_1]"}
 
 
 def test_a_block_that_was_sent_twice_is_found_where_it_first_stands():
@@ -257,11 +220,6 @@ def test_ordinals_follow_those_in_the_history(contents, ordinals):
     assert next_ordinals(3, *contents) == ordinals
 
 
-def test_an_empty_history_starts_at_1():
-    assert EMPTY_HISTORY.next_ordinals(2) == [1, 2]
-    assert EMPTY_HISTORY.next_ordinals(0) == []
-
-
 hostile_labels = st.one_of(
     st.integers(0, 6), st.integers(999_998, 1_000_003), st.integers(0, 10**20)
 ).map("[Doc_{}]".format)
@@ -358,13 +316,6 @@ def test_a_turn_takes_the_same_work_however_many_blocks_were_shown_before():
     assert steps(turn_after(1_000)) == steps(turn_after(10))
 
 
-def test_a_forgotten_conversation_is_no_longer_known():
-    conversations = sent_in({1: A})
-    assert conversations.forget("c") is True
-    assert conversations.forget("c") is False
-    assert (len(conversations), found(conversations, turn({1: A}))) == (0, {})
-
-
 def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_system_text():
     conversations = Conversations()
     first, second = 1, 2
@@ -440,17 +391,6 @@ def test_each_message_is_read_once(monkeypatch, is_own):
             history = [dict(one) for one in [*history, user(plan.content), assistant("This.")]]
         assert len(plan.references) == (number > 0)
     assert len(read) == 2 * 29
-
-
-def test_a_history_that_was_changed_is_read_anew():
-    planner = ReusePlanner(labels=True)
-    first = planner.plan(ContextRequest([block(1)], "?", history=[], conversation_id="c"))
-    history = [user(first.content), assistant("Yes.")]
-    again = ContextRequest([block(1)], "?", history=history, conversation_id="c")
-    assert planner.plan(again).references == (1,)
-    history[0] = user("It was taken out.")
-    changed = ContextRequest([block(1)], "?", history=history, conversation_id="c")
-    assert planner.plan(changed).references == ()
 
 
 def block(number):

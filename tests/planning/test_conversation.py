@@ -1,7 +1,7 @@
 import pytest
 from planning_helpers import assistant, big_request, block, location_words, order_words, user
 
-from ctxreuse import ContextBlock, Conversation, ReusePlanner
+from ctxreuse import Conversation, ReusePlanner
 from ctxreuse.errors import ConversationError, InvalidRequestError
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -64,18 +64,6 @@ def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history():
     ]
 
 
-def test_planning_again_before_the_answer_replaces_the_turn():
-    chat = ReusePlanner().conversation("c")
-    chat.plan(blocks(1, 2), "Frist?")
-    chat.plan(blocks(3), "First?")
-    assert chat.messages() == [user("[Doc_1] text of 3\n\nFirst?")]
-    chat.record("Yes.")
-    plan = chat.plan(blocks(1, 3), "Second?")
-    assert plan.content == f"[Doc_2] text of 1\n\n{location_words(1)}\n\nSecond?"
-    again = chat.plan(blocks(1, 3), "Second?")
-    assert again.messages() == plan.messages()
-
-
 def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():
     chat = ReusePlanner().conversation("c", system="Be brief.")
     chat.plan(blocks(1, 2), "First?")
@@ -94,31 +82,6 @@ def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():
     )
 
 
-def test_compaction_forgets_an_unanswered_turn():
-    chat = ReusePlanner().conversation("c")
-    plan = chat.plan(blocks(1), "First?")
-    chat.compact("They said hello.")
-    assert chat.messages() == [user("They said hello.")]
-    assert plan.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
-    with pytest.raises(ConversationError):
-        chat.record("Too late.")
-    assert chat.plan(blocks(1), "Again?").references == ()
-
-
-def test_a_forgotten_conversation_is_read_off_its_own_messages():
-    planner = ReusePlanner()
-    chat = planner.conversation("c", tenant="t")
-    chat.plan(blocks(1, 2), "First?")
-    chat.record("Yes.")
-    assert planner.end_conversation("c") is False
-    assert planner.end_conversation("c", tenant="t") is True
-    assert chat.plan(blocks(2, 3), "Second?").content == (
-        f"{location_words(2)}\n\n[Doc_3] text of 3\n\nSecond?"
-    )
-    chat.record("Yes.")
-    assert chat.plan(blocks(3), "Third?").content == f"{location_words(3)}\n\nThird?"
-
-
 def test_two_conversations_of_one_name_never_refer_to_each_others_messages():
     planner = ReusePlanner()
     one, two = planner.conversation("c"), planner.conversation("c")
@@ -128,13 +91,6 @@ def test_two_conversations_of_one_name_never_refer_to_each_others_messages():
     two.record("Yes.")
     assert two.plan(blocks(1, 2)).content == f"[Doc_2] text of 1\n\n{location_words(1)}"
     assert one.plan(blocks(1, 2)).content == f"{location_words(1)}\n\n[Doc_2] text of 2"
-
-
-def test_a_turn_without_blocks_or_question_is_legal():
-    chat = ReusePlanner().conversation(7)
-    assert chat.plan([]).messages() == [user("")]
-    chat.record("")
-    assert chat.plan([], "Well?").messages() == [user(""), assistant(""), user("Well?")]
 
 
 def test_a_turn_carries_its_request_id_tenant_and_conversation():
@@ -154,15 +110,6 @@ def test_the_messages_that_were_handed_out_are_copies():
     messages[0]["content"] = "changed"
     messages.clear()
     assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?"), assistant("Yes.")]
-
-
-def test_an_updated_memory_is_sent_beside_its_old_text():
-    chat = ReusePlanner().conversation("c")
-    chat.plan([ContextBlock(id="m", text="Likes tea.")], "First?")
-    chat.record("Yes.")
-    plan = chat.plan([ContextBlock(id="m", text="Likes coffee.")], "Second?")
-    assert plan.content == "[Doc_2] Likes coffee.\n\nSecond?"
-    assert plan.labels == {"[Doc_1]": "m", "[Doc_2]": "m"}
 
 
 def test_recording_without_a_planned_turn_is_an_error():

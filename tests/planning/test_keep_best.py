@@ -66,14 +66,6 @@ def test_nothing_is_said_on_what_stands_behind_the_best_block_unless_that_is_wan
     assert moving.plan(big_request("adcb")).order_annotation is not None
 
 
-def test_the_best_block_leads_where_it_was_sent_elsewhere_before():
-    moved, kept = ReusePlanner(), ReusePlanner(keep_best=True)
-    for planner in (moved, kept):
-        planner.plan(big_request("abc"))
-    assert sent_ids(moved.plan(big_request("cab"))) == ["a", "b", "c"]
-    assert sent_ids(kept.plan(big_request("cab"))) == ["c", "a", "b"]
-
-
 @pytest.mark.parametrize("cache", ["vllm", "anthropic(minimum=100)", "openai"])
 def test_a_batch_shares_what_stands_behind_the_same_best_block(cache):
     requests = [big_request(letters) for letters in ("abcx", "aycb", "bcaz", "bwca")]

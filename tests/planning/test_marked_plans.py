@@ -119,13 +119,6 @@ def test_what_has_expired_is_not_expected_to_be_read():
     assert planner.plan(request("abcd"), now=202).expected_cached_tokens == 0
 
 
-def test_a_prompt_shorter_than_the_minimum_is_left_as_it_is():
-    planner = ReusePlanner(cache=OWN)
-    for one in ("ab", "ab", "ba", "ba"):
-        plan = planner.plan(request(one))
-        assert (ids(plan), plan.marks) == (list(one), ())
-
-
 @pytest.mark.parametrize("cache", ["gemini", "openai-before-5.6", "openai", "anthropic"])
 def test_what_is_shorter_than_any_minimum_is_no_reason_to_move_anything(cache):
     texts = {name: f"{name} is a long river. " * 30 for name in ("Seine", "Loire", "Po")}

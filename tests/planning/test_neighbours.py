@@ -8,8 +8,8 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import STRATEGIES, assert_keeps_the_promises, big_request, request, user
-from tenant_sizes import bounded, measured
+from planning_helpers import STRATEGIES, big_request, request
+from tenant_sizes import act, bounded, measured, steps
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
@@ -18,7 +18,6 @@ from ctxreuse.memory.tenants import Bounds, Tenants
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
-WAIT_S = 60
 MODES = ("active", "shadow")
 
 
@@ -137,53 +136,19 @@ def test_a_noisy_tenant_does_not_push_out_counts_of_those_that_have_less_than_th
     assert planner.statistics().parts["token_counts"] == PartSize(10, 10)
 
 
-steps = st.lists(
-    st.tuples(
-        st.sampled_from("abcd"),
-        st.sampled_from(["plan", "batch", "turn", "later", "evict", "evict tokens", "trim", "end"]),
-        st.lists(st.integers(0, 30), max_size=8, unique=True),
-    ),
-    max_size=30,
-)
-
-
 @examples(200)
-@given(steps)
+@given(steps(30))
 def test_every_part_stays_within_its_bound_and_the_statistics_say_how_large_it_is(steps):
     planner = bounded()
-    tenants, last = planner._planning._tenants, None
-    for tenant, kind, numbers in steps:
-        texts, name = [f"text {n}" for n in numbers], numbers[0] if numbers else 0
-        if kind in ("plan", "batch", "turn", "later"):
-            history = {"turn": [], "later": [user("[Doc_1] text 1")]}.get(kind)
-            new = ContextRequest(
-                texts,
-                tenant=tenant,
-                history=history,
-                conversation_id=None if history is None else name,
-            )
-            plans = planner.plan_batch([new, new]).plans if kind == "batch" else [planner.plan(new)]
-            last = plans[-1]
-            assert_keeps_the_promises(last)
-        elif kind == "evict tokens":
-            planner.evict_tokens(30)
-        elif kind == "end":
-            planner.end_conversation(name, tenant)
-        elif last is not None:
-            ours = last.request.tenant
-            if kind == "evict":
-                planner.evict([last.request_id], ours)
-            else:
-                planner.trim(last.request_id, 1, ours)
+    tenants = planner._planning._tenants
+    for number, step in enumerate(steps):
+        act(planner, step, number)
         parts = planner.statistics().parts
         assert {name: size.entries for name, size in parts.items() if name != "tenants"} == (
             measured(tenants)
         )
         assert not any(size.is_exceeded for size in parts.values())
         assert parts["tenants"] == PartSize(len(tenants._states), 3)
-        for part, shares in tenants._shares.items():
-            held = {one.name_in_order: one.sizes[part] for one in tenants._states.values()}
-            assert shares._held == {name: size for name, size in held.items() if size}
 
 
 def test_the_statistics_name_every_bound():
@@ -266,17 +231,3 @@ def test_memory_stops_growing(send):
 
 def blocks_of(number):
     return [ContextBlock(id=f"{number} {i}", text=f"text {number} {i}") for i in range(10)]
-
-
-def test_a_conversation_holds_nothing_of_an_evicted_turn_but_where_its_blocks_stand():
-    planner = ReusePlanner()
-    plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
-    state, root = planner._planning._tenants.state(""), (None, True)
-    end = state.conversations.end_of("c", root)
-    assert state.index.holds(end)
-    planner.evict([plan.request_id])
-    assert not state.index.holds(end)
-    assert state.conversations.end_of("c", root) == end
-    history = [user(plan.content)]
-    later = planner.plan(big_request((1, 3), history=history, conversation_id="c"))
-    assert later.references == (1,)

@@ -46,16 +46,6 @@ def test_a_deleted_block_is_said_to_hold_no_longer_once():
     assert "no longer" not in chat.plan([CATS], query="On.", outdated=[PIN]).content
 
 
-def test_a_block_that_is_as_it_was_before_a_change_is_sent_anew():
-    chat = ReusePlanner().conversation("c")
-    for now, before in ((PORTO, []), (LISBON, [PORTO]), (PORTO, [LISBON])):
-        plan = chat.plan([now], outdated=before)
-        chat.record("Yes.")
-    assert plan.content == "[Doc_3] Alice lives in Porto.\n\n[Doc_3] replaces [Doc_2]."
-    assert chat.plan([PORTO], outdated=[LISBON]).references == ("home",)
-    assert "[Doc_3]" in chat.plan([PORTO], outdated=[LISBON]).content
-
-
 def test_what_no_message_shows_is_not_spoken_of():
     plan = ReusePlanner().plan(ContextRequest([CATS], outdated=[PIN]))
     assert plan.content == "[Doc_1] Alice has two cats."
@@ -64,17 +54,6 @@ def test_what_no_message_shows_is_not_spoken_of():
     chat.record("Noted.")
     chat.compact("We spoke of cats.")
     assert "no longer" not in chat.plan([CATS], outdated=[PIN]).content
-
-
-def test_a_block_that_no_longer_held_and_holds_again_is_sent_again():
-    chat = ReusePlanner().conversation("c")
-    chat.plan([PIN, CATS])
-    chat.record("Noted.")
-    assert "[Doc_1] no longer holds" in chat.plan([CATS], outdated=[PIN]).content
-    chat.record("Yes.")
-    plan = chat.plan([PIN, CATS])
-    assert [block.id for block in plan.blocks] == ["pin"]
-    assert plan.references == (CATS.id,)
 
 
 def test_shown_blocks_are_those_that_really_stand_there():

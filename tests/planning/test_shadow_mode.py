@@ -58,19 +58,6 @@ def test_what_it_counts_is_what_a_planner_reaches(requests, strategy, batch, cap
     )
 
 
-def test_the_second_of_two_orders_would_have_been_served_from_the_cache():
-    planner = ReusePlanner(mode="shadow")
-    planner.plan(big_request((1, 2, 3)))
-    plan = planner.plan(big_request((3, 1, 2)))
-    assert [block.id for block in plan.blocks] == [3, 1, 2]
-    assert plan.order_annotation is None
-    savings = planner.savings
-    assert (savings.requests, savings.changed) == (2, 1)
-    assert (savings.prefilled_as_sent, savings.prefilled_if_planned) == (600, 300)
-    words = DEFAULT_TEMPLATES.order_tokens(3)
-    assert (savings.word_tokens, savings.saved_share) == (words, (300 - words) / 600)
-
-
 @pytest.mark.parametrize("labels", [None, True])
 def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
     planner = ReusePlanner(mode="shadow", labels=labels)

@@ -24,41 +24,6 @@ class Service:
         return {name: shape(self.tenants.state(name).index) for name in names}
 
 
-def test_what_one_tenant_sent_is_in_no_other_tenants_index():
-    service = Service()
-    service.send("one", "ab", 1)
-    service.send("two", "ac", 2)
-    assert service.shapes("one", "two", "") == {"one": {"ab": [1]}, "two": {"ac": [2]}, "": {}}
-    assert service.tenants.statistics() == IndexStatistics(nodes=2, tokens=4, requests=2)
-
-
-def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
-    service = Service()
-    service.send("one", "ab", 1)
-    members = {
-        name: service.tenants.state(name).recent.members(keys("ab")) for name in ("one", "two")
-    }
-    assert members == {"one": dict.fromkeys(keys("ab"), 1), "two": {}}
-
-
-def test_each_tenant_has_conversations_of_its_own():
-    service = Service()
-    one = service.tenants.state("one")
-    one.conversations.remember("c", [], one.index.insert(None, [], [], 1, 1).end, None)
-    assert len(service.tenants.state("one").conversations) == 1
-    assert len(service.tenants.state("two").conversations) == 0
-
-
-def test_a_tenant_evicts_its_own_requests_only():
-    service = Service()
-    for tenant in ("one", "two"):
-        service.send(tenant, "ab", 1)
-    assert service.tenants.evict([1, 2], "two") == Evicted(1, 2, (2,))
-    assert service.tenants.trim(1, 0, "two") == Evicted(0, 0, (1,))
-    assert service.tenants.evict([1], "three") == Evicted(0, 0, (1,))
-    assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {}}
-
-
 def test_an_id_of_no_tenant_is_of_the_only_one_that_has_it():
     service = Service()
     service.send("one", "ab", 1)
@@ -73,54 +38,6 @@ def test_an_id_of_no_tenant_is_of_the_only_one_that_has_it():
     assert service.tenants.evict(iter([])) == Evicted(0, 0, ())
 
 
-def test_a_request_of_no_tenant_is_trimmed_where_only_one_tenant_has_it():
-    service = Service()
-    service.send("one", "ab", 1)
-    service.send("two", "abc", 2)
-    service.send("two", "xy", 1)
-    assert service.tenants.trim(2, 1) == Evicted(1, 2, ())
-    assert service.tenants.trim(1, 1) == Evicted(0, 0, (1,)), "two tenants have a request 1"
-    assert service.tenants.trim(1, 1, "one") == Evicted(1, 1, ())
-    assert service.shapes("one", "two") == {"one": {"a": [1]}, "two": {"a": [2], "xy": [1]}}
-    assert service.tenants.trim("?", 0) == Evicted(0, 0, ("?",))
-
-
-def test_the_oldest_leaves_go_first_whoever_sent_them():
-    service = Service()
-    service.send("one", "ab", 1)
-    service.send("two", "cd", 2)
-    service.send("one", "ef", 3)
-    left = []
-    while service.tenants.statistics().tokens:
-        assert service.tenants.evict_tokens(1) == Evicted(0, 1, ())
-        shapes = service.shapes("one", "two")
-        left.append([".".join(shapes[name]) for name in ("one", "two")])
-    assert left == [
-        ["a.ef", "cd"],
-        ["ef", "cd"],
-        ["ef", "c"],
-        ["ef", ""],
-        ["e", ""],
-        ["", ""],
-    ]
-
-
-def test_one_eviction_may_reach_several_tenants():
-    service = Service()
-    service.send("one", "ab", 1)
-    service.send("two", "cd", 2)
-    service.send("three", "ef", 3)
-    assert service.tenants.evict_tokens(3) == Evicted(0, 3, ())
-    assert service.shapes("one", "two", "three") == {
-        "one": {},
-        "two": {"c": [2]},
-        "three": {"ef": [3]},
-    }
-    assert service.tenants.evict_tokens(0) == Evicted(0, 0, ())
-    assert service.tenants.evict_tokens(99) == Evicted(0, 3, ())
-    assert service.tenants.evict_tokens(99) == Evicted(0, 0, ())
-
-
 def test_all_tenants_together_hold_no_more_than_the_capacity():
     service = Service(capacity_tokens=6)
     service.send("one", "abcdefgh", 1)
@@ -133,12 +50,6 @@ def test_all_tenants_together_hold_no_more_than_the_capacity():
     assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {"a": [2], "cd": [3]}}
     assert service.tenants.statistics().parts["index_tokens"] == PartSize(6, 6)
     assert service.tenants.evict([1], "one").tokens == 2
-
-
-def test_without_a_capacity_the_tokens_of_the_index_are_no_part_of_the_statistics():
-    service = Service()
-    service.send("one", "ab", 1)
-    assert "index_tokens" not in service.tenants.statistics().parts
 
 
 @given(

@@ -436,24 +436,3 @@ def test_the_sdks_read_what_a_plan_before_has_written():
             for plan in plans:
                 claude.messages.create(model="m", max_tokens=9, **plan.body("anthropic"))
         assert [usage.read for usage in server.usages] == [0, shared]
-
-
-@pytest.mark.parametrize("form", ["openai", "anthropic"])
-def test_each_turn_of_a_conversation_reads_the_turn_before(form):
-    profile = OPENAI if form == "openai" else ANTHROPIC
-    planner = ReusePlanner()
-    chat = planner.conversation("c1", system="Be brief.")
-    with caching_server(form) as server:
-        read = 0
-        for question in ("one?", "two?", "three?"):
-            blocks = [f"{question} {words}" for words in LONG]
-            plan = replace(chat.plan(blocks, question), cache=profile)
-            chat._unanswered = plan
-            before = server.usages[-1].total if server.usages else 0
-            server.reckon(plan.body(form), {})
-            assert server.usages[-1].read == before
-            content = plan.messages(parts=True)[-1]["content"]
-            assert "".join(one["text"] for one in content) == plan.content
-            chat.record("Yes.")
-            read += before
-        assert read

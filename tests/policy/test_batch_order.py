@@ -39,11 +39,6 @@ def arranged(batch, strategy="reuse", words=no_words):
     return orders, arrangement.execution
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_empty_batch_has_nothing_to_arrange(strategy):
-    assert arranged([], strategy) == ([], [])
-
-
 def test_each_context_stands_behind_its_cached_path():
     batch = [asked("dcba", cached="ab"), asked("edba", cached="ab"), asked("eda")]
     assert arranged(batch) == (["abdc", "abde", "eda"], [0, 1, 2])
@@ -110,18 +105,6 @@ def test_later_turns_keep_their_order_and_run_behind_their_first_turn(strategy):
     assert sorted(execution) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_whole_batch_of_conversations_runs_conversation_by_conversation():
-    batch = [
-        first_turn("ax", 1),
-        first_turn("y", 2),
-        first_turn("az", 3),
-        later_turn("p", 3),
-        later_turn("q", 2),
-        later_turn("r", 1),
-    ]
-    assert arranged(batch) == (["ax", "y", "az", "p", "q", "r"], [0, 5, 2, 3, 1, 4])
-
-
 def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_conversation():
     batch = [
         later_turn("ba", 1),
@@ -134,20 +117,6 @@ def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_con
     assert arranged(batch) == (["ba", "dc", "fe", "cd", "x", "ef"], [4, 0, 3, 1, 2, 5])
 
 
-def test_other_tenants_do_not_decide_when_later_turns_without_their_first_run():
-    own = [later_turn("a", 1), later_turn("b", None)]
-    assert arranged(own)[1] == [0, 1]
-    _, execution = arranged([later_turn("c", None, tenant="t"), *own])
-    assert [position - 1 for position in execution if position] == [0, 1]
-
-
-def test_turns_of_a_conversation_run_in_input_order_even_where_the_tree_says_otherwise():
-    batch = [first_turn("ab", 1), first_turn("xy", 1), asked("xy"), asked("xy")]
-    assert arranged(batch) == (["ab", "xy", "xy", "xy"], [0, 2, 3, 1])
-    late_first = [later_turn("ab", 1), first_turn("xy", 1)]
-    assert arranged(late_first) == (["ab", "xy"], [0, 1])
-
-
 def test_requests_with_a_conversation_but_without_history_stand_on_their_own():
     batch = [
         asked("ab", conversation_id=1),
@@ -155,18 +124,6 @@ def test_requests_with_a_conversation_but_without_history_stand_on_their_own():
         asked("xy", conversation_id=1),
     ]
     assert arranged(batch) == (["ab", "xy", "xy"], [1, 2, 0])
-
-
-def test_conversations_of_the_same_name_are_kept_apart_by_tenant_and_type():
-    batch = [
-        first_turn("a", 1),
-        first_turn("b", "1"),
-        first_turn("c", 1, tenant="t"),
-        later_turn("d", 1, tenant="t"),
-        later_turn("e", "1"),
-        later_turn("f", 1),
-    ]
-    assert arranged(batch) == (list("abcdef"), [0, 5, 1, 4, 2, 3])
 
 
 words = st.lists(st.sampled_from("abcde"), unique=True, max_size=4).map("".join)

@@ -71,30 +71,11 @@ def test_a_run_of_common_blocks_stands_in_the_order_of_its_earliest_context():
     assert reuse_orders([[5, 2, 1], [1, 2, 4]], [1] * 6) == [[2, 1, 5], [2, 1, 4]]
 
 
-def test_clusters_of_a_small_batch_are_merged_from_the_heaviest_down():
-    contents, parents = merge_heaviest([(0, 1, 2), (0, 1, 3), (0, 4), (5,)], [1] * 6)
-    assert contents == [(0, 1, 2), (0, 1, 3), (0, 4), (5,), (0, 1), (0,)]
-    assert parents == [4, 4, 5, -1, 5, -1]
-
-
 @pytest.mark.parametrize("copies", [1, 300])  # searched one by one, and as arrays
 def test_what_is_shorter_than_a_cache_keeps_is_not_merged(copies):
     contexts = [[2, 0, 1], [3, 1, 0], [4, 0]] * copies
     assert reuse_orders(contexts, [1] * 5, least=2)[:3] == [[0, 1, 2], [0, 1, 3], [4, 0]]
     assert reuse_orders(contexts, [1] * 5, least=3)[:3] == contexts[:3]
-
-
-def test_a_cluster_that_is_part_of_another_takes_it_in():
-    contents, parents = merge_heaviest([(0, 1, 2), (0, 1)], [1] * 3)
-    assert (contents, parents) == ([(0, 1, 2), (0, 1)], [1, -1])
-    assert reuse_orders([[2, 1, 0], [0, 1]], [1] * 3) == [[1, 0, 2], [1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("contexts", "orders"), [([], []), ([[]], [[]]), ([[1, 0], []], [[1, 0], []])]
-)
-def test_batches_with_nothing_to_share_stay_as_they_are(contexts, orders):
-    assert reuse_orders(contexts, [1, 1]) == orders
 
 
 @given(batches(8), block_weights())
@@ -200,8 +181,3 @@ def test_thousands_of_contexts_of_the_same_blocks_get_the_order_of_the_first():
 def test_thousands_of_contexts_around_one_block_share_it():
     contexts = [[i, 0] for i in range(1, MANY + 1)]
     assert reuse_orders(contexts, [1] * (MANY + 1)) == [[0, i] for i in range(1, MANY + 1)]
-
-
-def test_a_chain_of_contexts_within_contexts_stays_as_it_is():
-    contexts = [list(range(size)) for size in range(1, 100)]
-    assert reuse_orders(contexts, [1] * 100) == contexts

@@ -109,46 +109,6 @@ def test_blocks_follow_by_how_often_they_came_with_all_before_them(sent, placed,
     assert continuation(recent_requests(sent), placed, rest) == order
 
 
-def test_the_first_block_is_chosen_by_the_weight_that_requests_could_share():
-    recent = recent_requests(["a", "a", "a", "bc", "bc"])
-    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}) == "bca"
-    assert continuation(recent, "", "abc", {"a": 9, "b": 1, "c": 1}) == "abc"
-
-
-@pytest.mark.parametrize(
-    ("sent", "placed", "rest"),
-    [
-        ([], "", "cab"),
-        ([], "x", "cab"),
-        (["abc"], "x", "cab"),  # no request holds what is placed
-        (["x", "abc"], "x", "cab"),  # or none of the rest together with it
-        (["xy", "abc"], "xz", "cab"),
-        (["abc"], "", ""),
-    ],
-)
-def test_without_evidence_the_retrievers_order_stays(sent, placed, rest):
-    assert continuation(recent_requests(sent), placed, rest) == rest
-
-
-def test_requests_beyond_the_window_are_forgotten():
-    sent = ["ab"] * 5 + ["ac"] * 3
-    assert continuation(recent_requests(sent, window=8), "a", "bc") == "bc"
-    assert continuation(recent_requests(sent, window=5), "a", "bc") == "cb"
-    assert continuation(recent_requests(sent, window=3), "", "ba") == "ab"
-
-
-def test_too_many_blocks_push_out_the_oldest_requests():
-    sent = ["ab", "ab", "ac"]
-    assert continuation(recent_requests(sent, max_entries=6), "a", "cb") == "bc"
-    assert continuation(recent_requests(sent, max_entries=5), "a", "cb") == "cb"
-    assert continuation(recent_requests(sent, max_entries=3), "a", "bc") == "cb"
-    assert continuation(recent_requests(sent, max_entries=1), "a", "bc") == "bc"
-
-
-def test_a_request_without_blocks_takes_a_place_in_the_window():
-    assert continuation(recent_requests(["ab", "", ""], window=2), "a", "cb") == "cb"
-
-
 @given(st.lists(words, max_size=15), words, letter_weights, st.integers(-60, 0))
 def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
     sent, rest, weights, bound
@@ -161,12 +121,6 @@ def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
     assert sorted(cut.order) == sorted(context(rest))
     whole = continuation(recent, "", rest, weights)
     assert word(cut.order) == whole or cut.is_cut_short
-
-
-def test_an_ordinary_continuation_is_not_cut_short():
-    recent = recent_requests(["abc", "abd", "ab"])
-    assert continuation(recent, "", "dcba") == "badc"
-    assert not found(recent, "", "dcba").is_cut_short
 
 
 def test_what_requests_share_counts_from_the_shortest_prefix_that_is_kept():

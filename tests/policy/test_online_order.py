@@ -1,6 +1,5 @@
 from collections import defaultdict
 
-import pytest
 from helpers import LetterView, Sender, context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +14,6 @@ LIGHT = defaultdict(lambda: 1)
 
 words = st.lists(st.sampled_from("abcd"), unique=True).map("".join)
 some_words = st.lists(words, max_size=8)
-# the papers' C1 {2, 1, 3}, C2 {2, 6, 1} and C3 {4, 1, 0}, as Algorithm 4 orders them
-PAPERS_BATCH = ("123", "126", "140")
-PAPERS_ARRIVALS = [("214", "124"), ("578", "578"), ("129", "129"), ("140", "140")]
 
 
 def reuse_order(letters, sent=(), recent=(), weights=HEAVY, *, words=0):
@@ -35,22 +31,8 @@ def papers_order(letters, sent, alpha=0.001):
     return word(paper_order(context(letters), index.roots.get(None), alpha).order)
 
 
-@pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)
-def test_the_papers_arrivals_get_the_papers_orders(asked, order):
-    assert reuse_order(asked, PAPERS_BATCH) == order
-
-
-def test_without_cache_and_history_the_retrievers_order_stays():
-    assert reuse_order("cab") == "cab"
-    assert reuse_order("") == ""
-
-
 def test_the_cached_path_comes_first_and_the_rest_as_retrieved():
     assert reuse_order("dcba", sent=["ab9"]) == "abdc"
-
-
-def test_a_context_that_is_cached_as_a_whole_is_sent_as_it_was():
-    assert reuse_order("abc", sent=["cba", "ab"]) == "cba"
 
 
 def test_the_rest_follows_by_what_came_together_with_the_cached_path():
@@ -100,11 +82,6 @@ def test_behind_a_path_that_moves_nothing_the_rest_pays_for_its_words_itself():
     often = ["abd"] * 4
     for words, order in ((99, "abdc"), (100, "abcd")):
         assert reuse_order("abcd", ["ab9"], often, words=words) == order
-
-
-@pytest.mark.parametrize(("asked", "order"), PAPERS_ARRIVALS)
-def test_algorithm_1_finds_the_papers_nodes(asked, order):
-    assert papers_order(asked, PAPERS_BATCH) == order
 
 
 def test_algorithm_1_descends_to_the_closest_child_not_to_the_longest_path():

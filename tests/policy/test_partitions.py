@@ -2,7 +2,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from helpers import tree_weight
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -101,16 +100,6 @@ def test_a_group_that_is_too_large_is_cut_by_its_next_blocks():
     }
 
 
-def test_equal_contexts_that_do_not_fit_are_spread_evenly():
-    numbers = partitions_of(numbered([(1, 2)] * 10), 4)
-    assert sorted(Counter(numbers).values()) == [2, 4, 4]
-
-
-def test_what_shares_nothing_is_spread_evenly():
-    numbers = partitions_of(numbered([(block,) for block in range(9)]), 3)
-    assert sorted(Counter(numbers).values()) == [3, 3, 3]
-
-
 def test_small_scopes_share_a_partition_and_large_ones_have_their_own():
     small = [Request((1,), digest, scope=scope) for scope in (5, 6, 7) for digest in range(2)]
     large = numbered([(1,), (1,), (2,), (2,), (2,)], scope=8)
@@ -124,37 +113,6 @@ def test_small_partitions_come_last():
     large = [Request((1 + digest // 8,), digest, scope=8) for digest in range(16)]
     small = [Request((9,), digest, scope=5) for digest in range(2)]
     assert partitions_of(small + large, 9) == [2] * 2 + [0] * 8 + [1] * 8
-
-
-def test_later_turns_go_where_their_conversation_began():
-    first = [
-        Request((1 + position % 2,), position, conversation=position + 1) for position in range(4)
-    ]
-    later = [
-        Request((8,), 100 + number, conversation=number + 1, is_later=True)
-        for number in range(4)
-        for _ in range(3)
-    ]
-    numbers = partitions_of(first + later, 8)
-    assert numbers[4:] == [number for number in numbers[:4] for _ in range(3)]
-    assert Counter(numbers) == {0: 8, 1: 8}
-
-
-def test_conversations_that_began_elsewhere_stay_together():
-    requests = [
-        Request((number,), 50 + turn, conversation=number + 1, is_later=True)
-        for number in range(6)
-        for turn in range(2)
-    ]
-    numbers = partitions_of(requests, 4)
-    assert numbers[::2] == numbers[1::2]
-    assert max(Counter(numbers).values()) <= 4
-
-
-@pytest.mark.parametrize("most", [1, 5])
-def test_nothing_is_cut_where_there_is_nothing(most):
-    assert partitions_of([], most) == []
-    assert partitions_of([Request()], most) == [0]
 
 
 @given(requests_of_a_scope, sizes, st.integers(1, 9), st.randoms(use_true_random=False))

@@ -37,14 +37,6 @@ def test_a_group_is_the_largest_subtree_that_fits():
     assert groups_of(ordered, 2) == [["a"], ["ab", "abc"], ["acd"], ["b", "ba"]]
 
 
-def test_equal_beginnings_that_do_not_fit_are_cut_into_pieces():
-    assert groups_of(["ab"] * 5 + ["abc"], 2) == [["ab"] * 2, ["ab"] * 2, ["ab"], ["abc"]]
-
-
-def test_what_begins_with_nothing_stands_alone():
-    assert groups_of(["", "", "a"], 3) == [[""], [""], ["a"]]
-
-
 def test_each_batch_begins_with_the_next_group_and_is_filled():
     assert batch_order([3, 3, 1, 1], 4) == [0, 2, 1, 3]
     assert batch_order([2, 4, 1, 1, 2], 4) == [0, 4, 1, 2, 3]

@@ -37,10 +37,6 @@ def test_smaller_groups_run_first_where_that_is_wanted():
     assert depth_first_order(batch, largest_first=False) == [1, 3, 0, 2, 4]
 
 
-def test_requests_of_the_same_sequence_keep_the_input_order():
-    assert depth_first_order(["ab", "c", "ab", "c", "ab"]) == [0, 2, 4, 1, 3]
-
-
 @given(sequences)
 def test_the_order_is_a_permutation(batch):
     assert sorted(depth_first_order(batch)) == list(range(len(batch)))
@@ -98,8 +94,3 @@ def test_algorithm_5_sorts_groups_by_size_and_members_by_length(paths):
     for one in set(branch):
         members = [p for p, its in zip(order, branch, strict=True) if its == one]
         assert members == sorted(members, key=lambda p: (-len(paths[p]), p))
-
-
-def test_figure_7_algorithm_5_runs_the_requests_behind_c4_then_c3_then_c7():
-    # C6 and C8 stand behind C4 {1, 2}, C3 behind C5 {1}, C7 on its own
-    assert paper_schedule([[0, 0, 2], [0, 1], [1], [0, 0, 3]]) == [0, 3, 1, 2]

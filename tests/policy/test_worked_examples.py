@@ -2,14 +2,11 @@
 
 import pytest
 from planning_helpers import (
-    assistant,
     big_request,
     block,
-    location_words,
     order_words,
     request,
     sent_ids,
-    user,
 )
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -100,39 +97,3 @@ def test_figure_7_this_packages_batch_runs_in_the_papers_order(make):
     assert [plan.request_id for plan in batch.plans] == ["C6", "C8", "C3", "C7"]
     assert batch.order == (0, 3, 1, 2)
     assert [sent_ids(plan) for plan in batch.plans] == [[1, 2, 4], [1, 2, 9], [1, 4, 0], [5, 7, 8]]
-
-
-@pytest.mark.parametrize("strategy", ["reuse", "paper", "none"])
-def test_the_second_turn_refers_to_what_the_first_one_showed_and_sends_the_rest(strategy):
-    planner = ReusePlanner()
-    first = planner.plan(
-        request((1, 2, 4), "First?", history=[], conversation_id="c", system="Be brief."), strategy
-    )
-    history = [*first.messages()[1:], assistant("Yes.")]
-    second = planner.plan(
-        ContextRequest(
-            [block(1), block(5), block(2)],
-            "Second?",
-            history=history,
-            conversation_id="c",
-            system="Be brief.",
-        ),
-        strategy,
-    )
-
-    assert sent_ids(second) == [5]
-    assert second.references == (1, 2)
-    assert second.location_annotations == (location_words(1), location_words(2))
-    assert second.order_annotation is None
-    assert second.labels == {"[Doc_1]": 1, "[Doc_2]": 2, "[Doc_3]": 4, "[Doc_4]": 5}
-    assert second.messages() == [
-        {"role": "system", "content": "Be brief."},
-        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 4\n\nFirst?"),
-        assistant("Yes."),
-        user(
-            "Please refer to [Doc_1] in the previous conversation.\n\n"
-            "[Doc_4] text of 5\n\n"
-            "Please refer to [Doc_2] in the previous conversation.\n\n"
-            "Second?"
-        ),
-    ]

@@ -77,11 +77,6 @@ def test_any_bytes_come_back_as_they_were(make):
     assert log.read("", 10).entries == written
 
 
-def test_the_secret_is_the_same_for_all_who_open_it(make):
-    assert make().secret == make().secret == copy.copy(make()).secret
-    assert 0 < len(make().secret) <= 64
-
-
 def test_a_planner_orders_by_what_another_one_has_sent(make):
     one, other = ReusePlanner(shared_log=make()), ReusePlanner(shared_log=make())
     one.plan(asked("abc"))

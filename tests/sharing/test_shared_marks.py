@@ -91,15 +91,6 @@ def test_nothing_is_expected_of_a_worker_whose_clock_is_another(log, apart):
     assert other.plan(asked("abc"), now=6_000_000 + apart).expected_cached_tokens == 0
 
 
-def test_a_plan_that_was_never_sent_is_expected_by_nobody(log):
-    one, other = sharing(log, cache="anthropic")
-    failed = written(one)
-    one.evict([failed.request_id])
-    caught_up(one, other)
-    for planner in (one, other):
-        assert planner.plan(asked("abc"), now=1).expected_cached_tokens == 0
-
-
 @pytest.mark.parametrize(("taken_back", "ends"), [([0], 500), ([1], 300), ([0, 1], 0), ([1, 0], 0)])
 def test_what_is_taken_back_was_never_written_and_what_was_sent_is(taken_back, ends):
     for now in (ends - 1, ends + 1):

@@ -118,41 +118,6 @@ def test_the_file_is_for_its_owner_and_shows_no_text(log, tmp_path):
         assert asked("a").blocks[0].key not in content, "digests are keyed"
 
 
-@pytest.mark.parametrize("kind", ["fails", "garbage", "a folder"])
-def test_a_log_that_cannot_be_used_costs_no_plan(tmp_path, caplog, kind):
-    log: Any = MemoryLog()
-    if kind == "fails":
-        log.error = OSError("the disk is full")
-    else:
-        path = tmp_path / "log"
-        if kind == "garbage":
-            path.write_bytes(b"no database" * 500)
-        else:
-            path.mkdir()
-        log = SQLiteLog(path)
-    planner, alone = ReusePlanner(shared_log=log), ReusePlanner()
-    for letters in ("abc", "cab", "bca"):
-        plan = planner.plan(asked(letters))
-        assert_keeps_the_promises(plan)
-        assert order(plan) == order(alone.plan(asked(letters)))
-    until(lambda: planner.sharing.faults > 1)
-    assert not planner.catch_up(0.01)
-    [said] = [one for one in caplog.records if "goes on alone" in one.message]
-    assert "says" not in said.message
-
-
-def test_a_log_that_comes_back_is_caught_up_with():
-    log = MemoryLog()
-    one, other = sharing(log)
-    log.error = TimeoutError()
-    one.plan(asked("abc"))
-    until(lambda: one.sharing.faults > 0)
-    log.error = None
-    caught_up(one, other)
-    assert order(other.plan(asked("cab"))) == "abc"
-    assert one.sharing.untold == one.sharing.lost == 0
-
-
 def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(monkeypatch):
     log = MemoryLog()
     one, other = sharing(log)
@@ -171,19 +136,6 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(monkeypatch):
     caught_up(other)
     assert other.sharing == SharingStatistics(taken_in=2, faults=1)
     assert other.cached_tokens(asked("def")) > 0
-
-
-def test_too_much_to_tell_is_dropped_and_counted(monkeypatch):
-    from ctxreuse.sharing import exchange
-
-    monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
-    log = MemoryLog()
-    log.error = OSError()
-    planner = ReusePlanner(shared_log=log)
-    for letters in "abcdefg":
-        planner.plan(asked(letters))
-    assert planner.sharing.untold == 3
-    assert planner.sharing.lost == 4
 
 
 def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(monkeypatch):
@@ -210,24 +162,6 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(monkeypatc
     assert len(log.entries) == 4
 
 
-def test_planning_does_not_wait_for_a_log_that_is_slow():
-    log, go_on = MemoryLog(), threading.Event()
-    append = log.append
-
-    def slowly(entries: Sequence[bytes]) -> None:
-        assert go_on.wait(WAIT_S)
-        append(entries)
-
-    log.append = slowly
-    planner = ReusePlanner(shared_log=log)
-    for letters in ("abc", "bca"):
-        planner.plan(asked(letters))
-    assert planner.sharing.told == 0
-    go_on.set()
-    caught_up(planner)
-    assert planner.sharing.told == 2
-
-
 def test_the_thread_ends_with_the_planner():
     log = MemoryLog()
     planners = sharing(log, 3)
@@ -247,13 +181,6 @@ def test_copies_and_pickles_share_the_log(log):
     for other in (copy.copy(one), pickle.loads(pickle.dumps(one)), one.sibling()):
         caught_up(other)
         assert order(other.plan(asked("cba"))) == "abc"
-
-
-def test_a_planner_without_a_log_shares_nothing():
-    planner = ReusePlanner()
-    planner.plan(asked("abc"))
-    assert planner.catch_up()
-    assert planner.sharing.told == 0
 
 
 @pytest.mark.parametrize("log", [3, "a path", object()])

@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 from shared_logs import MemoryLog, asked, order
 
 from ctxreuse import ReusePlanner
-from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
-from ctxreuse.memory.sent_log import LostEntry, SentEntry
 from ctxreuse.memory.tenants import Bounds, Tenants
-from ctxreuse.sharing import snapshot
 
 LETTERS = "abcdef"
 TENANTS = ("", "A", "\ud800")
@@ -91,14 +88,6 @@ def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path):
     assert ours.requests == theirs.requests == 4
     assert ours.cached_as_sent == theirs.cached_as_sent > 0
     assert ours.cached_as_retrieved == theirs.cached_as_retrieved > 0
-
-
-def test_a_saved_planner_is_not_changed(tmp_path):
-    planner, other = ReusePlanner(), ReusePlanner()
-    for one in (planner, other):
-        one.plan(asked("abc"))
-    planner.save(tmp_path / "sent")
-    assert planner.plan(asked("cab")).messages() == other.plan(asked("cab")).messages()
 
 
 def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_path):
@@ -305,22 +294,3 @@ def test_a_length_that_is_a_lie_allocates_nothing(tmp_path):
         written_with_the_key(path, path.read_bytes()[:16] + lie)
         with pytest.raises(InputFileError, match="damaged"):
             ReusePlanner.load(path, strict=True)
-
-
-def test_the_entries_of_a_file_are_those_that_were_written(tmp_path):
-    tenant = (b"t" * 16).hex()
-    sent = SentEntry(
-        request_id=b"u" * 16,
-        tenant=tenant,
-        keys=(BlockKey(b"k" * 16),),
-        tokens=(3,),
-        ranks=(0,),
-        marks=(),
-    )
-    entries = [sent, LostEntry(b"u" * 16, tenant, None), LostEntry(b"v" * 16, tenant, 2)]
-    path = tmp_path / "sent"
-    ReusePlanner().save(path)
-    secret, none = snapshot.read_snapshot(path)
-    assert list(none) == []
-    snapshot.write_snapshot(path, secret, entries)
-    assert snapshot.read_snapshot(path) == (secret, entries)

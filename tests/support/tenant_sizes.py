@@ -1,8 +1,12 @@
-"""Planners that remember little, and the sizes of what they remember, counted anew."""
+"""Planners that remember little, what is done with them, and their sizes, counted anew."""
+
+from dataclasses import replace
 
 from helpers import nodes_of
+from hypothesis import strategies as st
+from planning_helpers import assert_keeps_the_promises, user
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.memory.tenants import Bounds, Tenants
 
 SMALL = Bounds(
@@ -44,3 +48,44 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
         "token_counts": sum(len(state.token_counts) for state in states),
     }
+
+
+def steps(most: int) -> st.SearchStrategy[list[tuple[str, str, list[int]]]]:
+    """Return what draws steps of four tenants, each for `act`."""
+    step = st.tuples(
+        st.sampled_from("abcd"),
+        st.sampled_from(
+            ["plan", "batch", "conversation", "later", "evict", "evict tokens", "trim", "end"]
+        ),
+        st.lists(st.integers(0, 30), max_size=8, unique=True),
+    )
+    return st.lists(step, max_size=most)
+
+
+def act(planner: ReusePlanner, step: tuple[str, str, list[int]], number: int) -> None:
+    """Do one step for a tenant."""
+    tenant, kind, numbers = step
+    new = ContextRequest([f"text {n}" for n in numbers], tenant=tenant, request_id=number % 7)
+    if kind == "plan":
+        assert_keeps_the_promises(planner.plan(new))
+    elif kind == "batch":
+        for plan in planner.plan_batch([new, new]).plans:
+            assert_keeps_the_promises(plan)
+    elif kind == "conversation":
+        chat = planner.conversation(number % 5, tenant)
+        for _ in range(2):
+            assert_keeps_the_promises(chat.plan(new.blocks))
+            chat.record("Yes.")
+    elif kind == "later":
+        history = [user("[Doc_1] text 1")]
+        later = replace(new, history=history, conversation_id=number % 5)
+        assert_keeps_the_promises(planner.plan(later))
+    elif kind == "evict":
+        planner.evict(range(3), tenant if number % 2 else None)
+    elif kind == "evict tokens":
+        planner.evict_tokens(30)
+    elif kind == "trim":
+        planner.trim(number % 7, 1, tenant)
+    else:
+        planner.end_conversation(number % 5, tenant)
+        planner.cached_tokens(new)

@@ -44,6 +44,8 @@ DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12
 BLOCKS = tuple(ContextBlock(id=f"d{number}", text=f"passage {number}.") for number in range(SIZE))
 METRICS = {"L2": faiss.METRIC_L2, "inner product": faiss.METRIC_INNER_PRODUCT}
 
+EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
+
 
 @cache
 def corpus_index(metric: str = "L2") -> Any:
@@ -79,6 +81,12 @@ def _word_vector(word: str) -> np.ndarray:
 def _text_vector(text: str) -> np.ndarray:
     words = re.findall(r"\w+", text) or [""]  # a zero vector is as near to all as to any
     return sum(map(_word_vector, words), np.zeros(DIMENSION)).astype(np.float32)
+
+
+def of_function(function: Callable[[Any], Any], **options: Any) -> WorkflowGraph:
+    """Return a graph whose only node is a function."""
+    graph = WorkflowGraph(**options).add_function("own", function)
+    return graph.add_edge(START, "own").add_edge("own", END)
 
 
 def corpus_retriever(

@@ -1,20 +1,20 @@
 """What the engine's methods promise: results, events, metrics, limits, sessions, tenants."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from workflow_engines import (
     BLOCKS,
+    EAGER,
     SteadyLLM,
     assert_idle,
-    corpus_index,
     corpus_retriever,
     engine_over,
     executors_of,
     guess_first,
     in_virtual_time,
+    of_function,
     plain_answer,
     plain_search,
     rag,
@@ -37,7 +37,7 @@ from ctxreuse.workflow.errors import (
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.retrievers import CallableRetriever
-from ctxreuse.workflow.runtime import services, workflow_run
+from ctxreuse.workflow.runtime import services
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     NodeFinished,
@@ -45,28 +45,26 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
-from ctxreuse.workflow.vector_search import executor, scheduler
-
-EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
+from ctxreuse.workflow.runtime.services import WorkflowOptions
+from ctxreuse.workflow.vector_search import executor
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(workflow_run, "_SEARCH_AT", (0.03, 0.1))
-    monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
-    return iter(())
+def records(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what each search that begins is told of the last one."""
+    told: list[Any] = []
+    begin = executor.SearchExecutor.begin
+
+    def watched(self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any):
+        told.append(record)
+        return begin(self, text, k, due, record, *rest, **more)
+
+    monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
+    return told
 
 
 def plainly(graph: WorkflowGraph, question: str) -> Any:
     return interpret(graph.compile(), question, plain_answer, plain_search)
-
-
-def of_function(function: Any, **options: Any) -> WorkflowGraph:
-    graph = WorkflowGraph(**options).add_function("own", function)
-    return graph.add_edge(START, "own").add_edge("own", END)
 
 
 class Asked(SteadyLLM):
@@ -376,17 +374,7 @@ def test_a_speculation_that_is_right_makes_the_run_faster():
 
 
 @virtual_time
-async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(monkeypatch):
-    records: list[Any] = []
-    begin = executor.SearchExecutor.begin
-
-    def watched(
-        self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
-    ) -> Any:
-        records.append(record)
-        return begin(self, text, k, due, record, *rest, **more)
-
-    monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
+async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(records):
     options = WorkflowOptions(speculative_retrieval=False)
     async with engine_over(options=options) as engine:
         await engine.run(rag(), "Why is it", session="s")
@@ -452,17 +440,7 @@ def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same(
 
 
 @virtual_time
-async def test_a_search_right_behind_another_one_knows_what_that_has_found(monkeypatch):
-    records: list[Any] = []
-    begin = executor.SearchExecutor.begin
-
-    def watched(
-        self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
-    ) -> Any:
-        records.append(None if record is None else record.ids[:3].tolist())
-        return begin(self, text, k, due, record, *rest, **more)
-
-    monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
+async def test_a_search_right_behind_another_one_knows_what_that_has_found(records):
     graph = WorkflowGraph()
     for name in ("first", "second"):
         graph.add_retrieval(name, query=f"{{input}} {name}", k=3, output=name)
@@ -472,8 +450,8 @@ async def test_a_search_right_behind_another_one_knows_what_that_has_found(monke
         kept = engine._services.last_search("", "s", "default")
         assert kept is not None
         assert kept.vectors is not None
-        for record, query in ((records[1], "Why first"), (kept.ids[:3], "Why second")):
-            assert [BLOCKS[number] for number in record] == plain_search(query, 3)
+        for record, query in ((records[1], "Why first"), (kept, "Why second")):
+            assert [BLOCKS[number] for number in record.ids[:3]] == plain_search(query, 3)
     assert records[0] is None
 
 
@@ -532,20 +510,6 @@ async def test_a_node_asks_the_retriever_that_it_names():
         )
 
 
-@virtual_time
-async def test_one_search_without_a_graph_gives_documents_and_scores_and_nothing_else_is_run():
-    async with engine_over() as engine:
-        result = await engine.retrieve("Why", 4)
-        assert list(result.documents) == plain_search("Why", 4)
-        assert result.scores is not None
-        assert len(result.scores) == 4
-        assert list(result.scores) == sorted(result.scores, reverse=True)
-    async with engine_over() as engine:
-        with pytest.raises(GraphError, match="graph must be a WorkflowGraph, not 'rag'"):
-            await engine.run("rag", "Why")
-        assert engine.metrics().runs == 0
-
-
 @pytest.mark.usefixtures("eager")
 @virtual_time
 async def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query():
@@ -590,13 +554,3 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidRequestError, match=message):
         WorkflowOptions(**options)
-
-
-@virtual_time
-async def test_the_users_index_is_left_as_it_was():
-    index = corpus_index()
-    before = (index.nprobe, index.parallel_mode, index.ntotal)
-    async with engine_over() as engine:
-        await engine.run(rag(), "Why")
-    assert (index.nprobe, index.parallel_mode, index.ntotal) == before
-    assert len(BLOCKS) == index.ntotal

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from workflow_engines import (
     BLOCKS,
     DIMENSION,
+    EAGER,
     Clock,
     Outcome,
     SteadyLLM,
@@ -30,6 +31,7 @@ from workflow_engines import (
     executing,
     guess_first,
     in_virtual_time,
+    of_function,
     plain_answer,
     plain_search,
     rag,
@@ -52,25 +54,18 @@ from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import CallableRetriever
-from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
 from ctxreuse.workflow.vector_search import scheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
-EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(workflow_run, "_SEARCH_AT", (0.03, 0.1))
-    monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
-
 
 def plainly(graph: WorkflowGraph, question: str) -> Any:
     return interpret(graph.compile(), question, plain_answer, plain_search).answer
+
+
+def several(times: int) -> list[tuple[WorkflowGraph, str]]:
+    return [(shape(), f"other {n}") for n in range(times) for shape in (rag, guess_first)]
 
 
 def beside_others(
@@ -83,7 +78,9 @@ def beside_others(
 
     async def main() -> Any:
         async with engine_of() as engine:
-            others = [(shape(), f"other {number}") for number in range(4) for shape in (rag, hyde)]
+            others = [
+                (shape(), f"other {number}") for number in range(4) for shape in (rag, guess_first)
+            ]
             running = [asyncio.ensure_future(engine.run(*job)) for job in others]
             await asyncio.sleep(0.004)
             [broken] = await asyncio.gather(
@@ -98,15 +95,6 @@ def beside_others(
             return broken
 
     return in_virtual_time(main())
-
-
-def hyde() -> WorkflowGraph:
-    return guess_first()
-
-
-def of_function(function: Callable[[Any], Any], **options: Any) -> WorkflowGraph:
-    graph = WorkflowGraph(**options).add_function("own", function)
-    return graph.add_edge(START, "own").add_edge("own", END)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -258,13 +246,6 @@ def test_an_index_without_vectors_finds_nothing():
     assert result.state["docs"] == ()
 
 
-@pytest.mark.parametrize("k", [601, 10**4])
-def test_more_than_there_is_gives_all_that_is_probed(k):
-    result = beside_others(engine_over, rag(k), "all of it")
-    assert list(result.state["docs"]) == plain_search("all of it", k)
-    assert len(result.state["docs"]) < len(BLOCKS)
-
-
 def test_an_absurd_k_gives_all_that_is_probed():
     class Guarded(VectorRetriever):
         """Refuses what would take the machine's memory."""
@@ -365,7 +346,7 @@ async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one():
 
     retriever.index.scan = failing
     async with engine_over(retriever, options=EAGER) as engine:
-        jobs = [(shape(), f"other {number}") for number in range(4) for shape in (rag, hyde)]
+        jobs = several(4)
         results = await engine.arun_batch(jobs, return_exceptions=True)
         failed = [one for one in results if isinstance(one, Exception)]
         assert failed
@@ -552,7 +533,9 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
             clock=Clock(),
         )
         async with engine:
-            jobs = [(shape(), f"other {number}") for number in range(3) for shape in (rag, hyde)]
+            jobs = [
+                (shape(), f"other {number}") for number in range(3) for shape in (rag, guess_first)
+            ]
             results = await engine.arun_batch(jobs, return_exceptions=True)
             for (graph, question), result in zip(jobs, results, strict=True):
                 if isinstance(result, Exception):

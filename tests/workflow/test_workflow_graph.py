@@ -1,7 +1,7 @@
 import pytest
 from workflow_graphs import chain
 
-from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, VisitLimitError
+from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Router
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
@@ -228,16 +228,6 @@ def test_branches_may_write_one_key_where_a_router_chooses_between_them():
     )
 
 
-def test_a_wavefront_and_a_router_hold_nodes_in_their_order():
-    graph = chain("b", "a").compile()
-    assert graph.wavefront(["a", "b", "a", END], State()) == ("b", "a")
-    assert graph.wavefront([END, END], State()) == ()
-    graph = chain("a", "b").add_edge("a", lambda state: END, ["b", END]).compile()
-    (router,) = graph.edges["a"].routers
-    assert graph.routed("a", router, "b") == ("b",)
-    assert graph.routed("a", router, [END, "b"]) == (END, "b")
-
-
 def test_an_edge_leads_on_where_a_node_may_not_be_visited_again():
     graph = (
         chain("a", "b")
@@ -294,24 +284,6 @@ def test_a_run_begins_with_its_inputs_and_copies_of_the_defaults():
     assert state.version("notes") == 0
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (
-            {},
-            "workflow 'workflow' was run without its input 'input'; pass it, or give it a value "
-            "with defaults={...}",
-        ),
-        ({"input": "", "notes": ""}, "workflow 'workflow' has no input 'notes'; it has 'input'"),
-    ],
-)
-def test_a_run_with_other_inputs_is_refused(inputs, message):
-    graph = chain("a", defaults={"notes": ""}).compile()
-    with pytest.raises(StateKeyError) as caught:
-        graph.initial_state(inputs)
-    assert str(caught.value) == message
-
-
 def test_the_answer_is_what_the_generation_before_end_or_the_last_node_writes():
     graph = chain("a").add_generation("b", prompt="", output="said").add_generation("c", prompt="")
     graph.add_edge("a", "c").add_edge("c", "b").add_edge("b", END)
@@ -334,13 +306,3 @@ def test_the_stage_that_certainly_comes_next_is_known():
     assert compiled.successor("last") is None
     compiled = graph.add_edge("r", lambda state: END, [END]).compile()
     assert compiled.successor("r") is None
-
-
-def test_the_visit_that_is_under_way_counts_for_what_comes_next():
-    graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2).add_edge(START, "g")
-    graph.add_edge("g", lambda state: END, [END])
-    assert graph.add_edge("g", "g").compile().successor("g") is None
-    graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2, otherwise=END)
-    graph = graph.add_edge(START, "g").add_edge("g", "g").compile()
-    assert graph.successor("g", visited()) == graph.nodes["g"]
-    assert graph.successor("g", visited(g=1)) is None

@@ -244,34 +244,6 @@ def test_a_batch_fits_its_budget_but_is_never_empty():
     assert costs.seconds(second.load) <= 2.5 * costs.seconds(first.load)
 
 
-def test_a_search_without_codes_is_done_at_once():
-    queue = Corpus(0, False).queue()
-    for clusters in ([], [CLUSTERS - 1]):
-        search = search_for(1, clusters)
-        queue.add(search)
-        assert search.is_done
-        assert queue.prefix(search) == len(clusters)
-        assert len(queue.best(search).ids) == 0
-        queue.remove(search)
-    assert len(queue) == 0
-    assert sorted(queue._free) == list(range(16))
-
-
-def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned():
-    corpus = Corpus(0, False)
-    queue = corpus.queue()
-    left = search_for(1, [0, 1])
-    queue.add(left)
-    batch = queue.next_batch(1.0)
-    assert batch is not None
-    queue.remove(left)
-    others = [search_for(2, [5]) for _ in range(16)]
-    for search in others:
-        queue.add(search)
-    assert queue.take_in(batch, corpus.scan(batch)) == []
-    assert all(found_by(queue, search) == [] for search in others)
-
-
 def test_a_larger_k_keeps_what_others_have_found():
     corpus = Corpus(0, True)
     queue = corpus.queue()

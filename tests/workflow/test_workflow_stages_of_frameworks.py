@@ -13,7 +13,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
+from ctxreuse import ContextBlock, ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.retrievers import FusedRetriever, checked_retriever
@@ -218,8 +218,3 @@ async def test_retrievers_of_both_frameworks_can_be_fused():
     )
     assert ids(await stage.retrieve("Which?", 3)) == ["3", "2", "1"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_planner_takes_what_a_stage_found():
-    blocks = await LlamaIndexStage(Nodes(nodes())).retrieve("Which?", 5)
-    assert ReusePlanner().plan(ContextRequest(blocks, "Which?")).blocks == blocks

@@ -144,19 +144,6 @@ def test_a_build_is_due_after_every_so_many_sub_stages():
     assert tier.counters.swaps == 1
 
 
-def test_copies_of_clusters_that_stay_are_kept():
-    tier = HotTier(IVFIndex(shared_index("L2")), PLENTY)
-    tier.note(np.array([1, 2]))
-    first = tier.build()
-    tier.swap(first)
-    tier.note(np.array([3]))
-    second = tier.build()
-    assert sorted(second.copies) == [1, 2, 3]
-    assert second.copies[1] is first.copies[1]
-    assert second.copies[2] is first.copies[2]
-    assert tier.clusters == (1, 2)
-
-
 def test_counters_tell_the_share_of_compared_vectors_that_was_hot():
     searched = IVFIndex(shared_index("L2"))
     tier = HotTier(searched, PLENTY)
