@@ -19,7 +19,7 @@ import heapq
 from array import array
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,25 +32,24 @@ _AFFORDABLE_LOOKUP = 20_000
 _NEARLY_AS_HEAVY = 0.7
 _HOLDERS_LOOKED_AT = 4_096
 _FEW_HOLDERS = 64
+_KEPT_NEAR = 16
 _FEW_ENTRIES = 500
 """For fewer, numpy's calls take longer than what they do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Partners:
+class _Partners(NamedTuple):
     """The two clusters that share most with some content, and the weights that they share."""
 
     best: int
     weight: int
     second: int
     second_weight: int
+    near: list[int]  # sorted, of these and the next ones: weight * capacity + cluster
+    bound: int  # what shares more is near, or was merged from what is
 
 
-_NO_PARTNERS = _Partners(_NOBODY, 0, _NOBODY, 0)
-
-
-_Entry = tuple[int, int, int]
-"""A pair in the heap: minus its weight, a cluster, its best partner."""
+_Numbers = tuple[int, ...]
+_Entry = tuple[int, int, int]  # a pair in the heap: minus its weight, a cluster, its best partner
 
 
 class _Clusters:
@@ -62,17 +61,16 @@ class _Clusters:
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int], least: int) -> None:
         self.content = contents  # sorted block numbers, common to all contexts of a cluster
-        self._least = least
+        self._least = max(least, 1)
         self.parent = [_NOBODY] * len(contents)
-        self._partners: dict[int, _Partners] = {}
-        self._following: dict[tuple[int, int], _Partners] = {}
-        self._weights = list(weights)
+        self._partners: dict[_Numbers, _Partners] = {}
+        most = (1 << 61) // max(1, 2 * len(contents) * max(map(len, contents), default=0))
+        self._weights = [min(weight, most) for weight in weights]  # no sum overflows
         self._holders = [array("q") for _ in weights]
         self._dead = [0] * len(weights)
-        capacity = 2 * len(contents)
-        self._alive = np.zeros(capacity, dtype=bool)
-        self._alive[: len(contents)] = True
-        self._shared = np.zeros(capacity, dtype=np.int64)  # all zero between calls
+        self._capacity = capacity = 2 * len(contents)
+        self._nothing = np.arange(capacity)  # near with weight 0; what is dead is below all
+        self._shared = self._nothing.copy()  # equal between calls
         for cluster, content in enumerate(contents):
             for block in content:
                 self._holders[block].append(cluster)
@@ -85,49 +83,45 @@ class _Clusters:
                 self._holds[block] = np.zeros(capacity, dtype=bool)
                 self._holds[block][holders] = True
 
-    def partners(self, cluster: int) -> _Partners:
-        """Return the living clusters that share most with a cluster."""
-        partners = self._partners.get(cluster)
-        if partners is None or not self._still_hold(partners):
-            partners = self._partners[cluster] = self._search(self.content[cluster], (cluster,))
-        return partners
+    def partners(self, *whose: int) -> _Partners:
+        """Return the living clusters that share most with a cluster, or with what two share."""
+        known = self._partners.get(whose)
+        if known is None or not self._still_hold(known):
+            known = self._partners[whose] = self._find(whose, known)
+        return known
 
     def twice_score(self, one: int, two: int) -> int:
         """Return twice the score of merging two clusters, `two` being the best partner of `one`."""
         mine, its = self.partners(one), self.partners(two)
         its_other = its.second_weight if its.best == one else its.weight
-        pair = (one, two) if one < two else (two, one)
-        following = self._following.get(pair)
-        if following is None or not self._still_hold(following):
-            following = self._following[pair] = self._search(self._common(one, two), pair)
+        following = self.partners(one, two) if one < two else self.partners(two, one)
         return 2 * mine.weight + following.weight - mine.second_weight - its_other
 
     def merge(self, one: int, two: int) -> int:
         """Put two clusters under one node and return its number."""
         content = self._common(one, two)
         # who holds no more than the other stays, so whatever names it as a partner stays right
-        if content == self.content[two]:
-            self._close(one, two)
-            return two
-        if content == self.content[one]:
-            self._close(two, one)
-            return one
+        for other, kept in ((one, two), (two, one)):
+            if content == self.content[kept]:
+                self._close(other, kept)
+                return kept
         merged = len(self.content)
         self.content.append(content)
         self.parent.append(_NOBODY)
-        self._alive[merged] = True
         for block in content:
             self._holders[block].append(merged)
             if block in self._holds:
                 self._holds[block][merged] = True
         self._close(one, merged)
         self._close(two, merged)
+        following = self._partners.pop((min(one, two), max(one, two)), None)
+        self._partners[merged,] = self._find((merged,), following)
         return merged
 
     def _close(self, cluster: int, parent: int) -> None:
         self.parent[cluster] = parent
-        self._alive[cluster] = False
-        self._partners.pop(cluster, None)
+        self._nothing[cluster] = self._shared[cluster] = _NEVER
+        self._partners.pop((cluster,), None)
         for block in self.content[cluster]:
             holders = self._holders[block]
             if len(holders) <= _FEW_HOLDERS:
@@ -135,7 +129,9 @@ class _Clusters:
                 continue
             self._dead[block] += 1
             if 2 * self._dead[block] > len(holders):
-                self._drop_dead(block)
+                found = np.frombuffer(holders, dtype=np.int64)
+                self._holders[block] = array("q", found[self._nothing[found] >= 0].tobytes())
+                self._dead[block] = 0
 
     def _still_hold(self, partners: _Partners) -> bool:
         parent = self.parent
@@ -143,71 +139,79 @@ class _Clusters:
             partners.second_weight == 0 or parent[partners.second] == _NOBODY
         )
 
-    def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
+    def _find(self, whose: _Numbers, known: _Partners | None) -> _Partners:
         """Find the living clusters that share most and enough, the newest among equals."""
-        if sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES:
-            return self._search_few(content, besides)
-        return self._search_many(content, besides)
+        content = self._common(*whose) if whose[1:] else self.content[whose[0]]
+        capacity, least = self._capacity, self._least
+        near, bound = ([], -_NEVER) if known is None else (known.near, known.bound)
+        self._renew(content, whose, near)
+        if bound >= least and (not near[1:] or near[-2] // capacity <= bound):
+            few = sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES
+            keys, bound = (self._search_few if few else self._search_many)(content, whose)
+            least *= capacity
+            near = sorted([key for key in keys if key >= least])
+            if len(near) > _KEPT_NEAR:
+                del near[:-_KEPT_NEAR]
+                bound = max(bound, near[0] // capacity)
+        weight, best = divmod(near[-1], capacity) if near else (0, _NOBODY)
+        second_weight, second = divmod(near[-2], capacity) if near[1:] else (0, _NOBODY)
+        return _Partners(best, weight, second, second_weight, near, bound)
 
-    def _search_few(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
-        """Find what `_search` does in a loop."""
+    def _renew(self, content: _Numbers, besides: _Numbers, near: list[int]) -> None:
+        """Put living clusters last: of the dead the parents, as far as they matter."""
+        parent, capacity, held, lightest = self.parent, self._capacity, set(content), 0
+        found: list[int] = []
+        while near and (len(found) < 2 or near[-1] >= lightest):
+            key = near.pop()
+            cluster = key % capacity
+            if parent[cluster] == _NOBODY:
+                found.append(key)
+                lightest = key - cluster
+                continue
+            while parent[cluster] != _NOBODY:
+                cluster = parent[cluster]
+            weight = sum([self._weights[block] for block in self.content[cluster] if block in held])
+            key = weight * capacity + cluster
+            if weight >= self._least and cluster not in besides and key not in near + found:
+                insort(near, key)
+        near += sorted(found)
+
+    def _search_few(self, content: _Numbers, besides: _Numbers) -> tuple[list[int], int]:
+        """Return what is near, and the bound."""
         shared = dict.fromkeys(besides, _NEVER)
         for block in content:
-            weight = self._weights[block]
+            weight = self._weights[block] * self._capacity
             for cluster in self._holders[block]:
-                shared[cluster] = shared.get(cluster, 0) + weight
-        parent, least = self.parent, self._least
-        best = second = _NOBODY
-        most = more = 0
-        for cluster, weight in shared.items():
-            if weight < least or weight < more or parent[cluster] != _NOBODY:
-                continue
-            if weight > most or (weight == most and cluster > best):
-                second, more = best, most
-                best, most = cluster, weight
-            elif weight > more or cluster > second:
-                second, more = cluster, weight
-        return _Partners(best, most, second, more)
+                shared[cluster] = shared.get(cluster, cluster) + weight
+        parent = self.parent
+        return [key for cluster, key in shared.items() if parent[cluster] == _NOBODY], 0
 
-    def _search_many(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
-        """Find what `_search` does with arrays."""
-        shared = self._shared
-        touched = []
+    def _search_many(self, content: _Numbers, besides: _Numbers) -> tuple[list[int], int]:
+        """Do with arrays what `_search_few` does; what many contexts share adds to the bound."""
+        holders, added, bound = [np.array(besides)], [_NEVER], 0
         for block in content:
-            holders = np.frombuffer(self._holders[block], dtype=np.int64)
+            found, weight = self._holders[block], self._weights[block]
             if block in self._holds:
-                touched.append(holders[-self._looked_at :])
-            else:
-                shared[holders] += self._weights[block]
-                touched.append(holders)
-        if not touched:
-            return _NO_PARTNERS
-        clusters = np.concatenate(touched)
-        for block in content:
-            if block in self._holds:
-                shared[clusters] += self._holds[block][clusters] * self._weights[block]
-        shared[list(besides)] = 0
-        found = shared[clusters]
-        found *= self._alive[clusters]
-        shared[clusters] = 0
-        found[found < self._least] = 0
-        weight = found.max()
-        if not weight:
-            return _NO_PARTNERS
-        best = clusters[found == weight].max()
-        found[clusters == best] = 0
-        second_weight = found.max()
-        second = clusters[found == second_weight].max()
-        return _Partners(int(best), int(weight), int(second), int(second_weight))
+                bound += weight  # whether who holds no other is looked at depends on the time
+                found, weight = found[-self._looked_at :], 0
+            holders.append(np.frombuffer(found, dtype=np.int64))
+            added.append(weight * self._capacity)
+        clusters = np.concatenate(holders)
+        np.add.at(self._shared, clusters, np.array(added).repeat([*map(len, holders)]))
+        near = self._shared[clusters]
+        self._shared[clusters] = self._nothing[clusters]
+        for block in self._holds.keys() & content:
+            near += self._holds[block][clusters] * (self._weights[block] * self._capacity)
+        most = _KEPT_NEAR // 2 * len(content)  # one is there for each block that it shares
+        if len(near) > most:
+            near.partition(-most)
+            near = near[-most:]
+            bound = max(bound, int(near[0]) // self._capacity)
+        return list(set(near.tolist())), bound
 
     def _common(self, one: int, two: int) -> tuple[int, ...]:
         held = set(self.content[two])
         return tuple(block for block in self.content[one] if block in held)
-
-    def _drop_dead(self, block: int) -> None:
-        holders = np.frombuffer(self._holders[block], dtype=np.int64)
-        self._holders[block] = array("q", holders[self._alive[holders]].tobytes())
-        self._dead[block] = 0
 
 
 class _HeavyPairs:
@@ -215,7 +219,7 @@ class _HeavyPairs:
 
     def __init__(self, clusters: _Clusters) -> None:
         self._clusters = clusters
-        self._front: list[_Entry] = []  # sorted; none in the heap goes before them
+        self.front: list[_Entry] = []  # sorted; none in the heap goes before them
         self._heap: list[_Entry] = []
 
     def add(self, cluster: int) -> None:
@@ -223,18 +227,14 @@ class _HeavyPairs:
         partners = self._clusters.partners(cluster)
         if partners.weight:
             entry = (-partners.weight, cluster, partners.best)
-            if self._front and entry < self._front[-1]:
-                insort(self._front, entry)
+            if self.front and entry < self.front[-1]:
+                insort(self.front, entry)
             else:
                 heapq.heappush(self._heap, entry)
 
-    def remove(self, pair: _Entry) -> None:
-        """Remove one of the pairs that `heaviest` returned last."""
-        self._front.remove(pair)
-
     def heaviest(self, most: int) -> list[_Entry]:
         """Return pairs of living clusters: the heaviest, and those nearly as heavy."""
-        front, parent = self._front, self._clusters.parent
+        front, parent = self.front, self._clusters.parent
         heavy: list[_Entry] = []
         seen: set[int] = set()
         lightest = 0.0
@@ -267,8 +267,8 @@ def merge_heaviest(
     """
     clusters = _Clusters(list(contents), weights, least)
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
-    compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
-    compared = min(compared, _COMPARED_PAIRS)
+    cost = max(clusters.lookup_cost, _AFFORDABLE_LOOKUP)
+    compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // cost)
     pairs = _HeavyPairs(clusters)
     for cluster in range(len(contents)):
         pairs.add(cluster)
@@ -276,7 +276,7 @@ def merge_heaviest(
         chosen = heavy[0]
         if len(heavy) > 1:
             chosen = max(heavy, key=lambda pair: clusters.twice_score(pair[1], pair[2]))
-        pairs.remove(chosen)
+        pairs.front.remove(chosen)
         pairs.add(clusters.merge(chosen[1], chosen[2]))
     return clusters.content, clusters.parent
 
