@@ -28,7 +28,7 @@ from ctxreuse.measure.replay.policies import (
     PAPERS_BATCH,
     POLICIES,
     MeasuredPolicy,
-    Tried,
+    TriedPolicies,
     check_own_engine,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
@@ -225,7 +225,7 @@ def run(
     notes += workload.notes
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
     sizes = config.capacity_tokens or summary.cache_sizes()[1:]
-    tried = Tried.of(cache, [None, *dict.fromkeys(sizes)], _prefill_rate(config))
+    tried = TriedPolicies.of(cache, [None, *dict.fromkeys(sizes)], _prefill_rate(config))
     matrix = RunMatrix(
         workload,
         policies,
@@ -310,7 +310,10 @@ def _policies(config: BenchConfig, notes: list[str]) -> Sequence[MeasuredPolicy]
                 f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
             )
     compared = [one for one in policies if one.name in (known[0], *(config.policy or known))]
-    return [*(one for one in Tried.of(config.profile).policies if not one.is_marked), *compared]
+    return [
+        *(one for one in TriedPolicies.of(config.profile).policies if not one.is_marked),
+        *compared,
+    ]
 
 
 def _tokenizer(name: str) -> Tokenizer | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.planning.plan import Plan, shard_of
-from ctxreuse.rules.answers import routed
+from ctxreuse.rules.answers import is_routed
 
 
 class PlannedPrefix(NamedTuple):
@@ -23,10 +23,11 @@ class PlannedPrefix(NamedTuple):
     @classmethod
     def of(cls, plan: Plan) -> PlannedPrefix | None:
         """Return what a plan says; None for a cache with neither marks nor keys."""
-        most, group = plan.cache.marks, shard_of(plan)
-        if not most and not routed(plan.cache, group):
+        most = plan.cache.marks
+        if not most and not is_routed(plan.cache):
             return None
-        return cls(plan.marks, group, most, bool(plan.request.history), PrefixUse.of(plan))
+        is_later_turn = bool(plan.request.history)
+        return cls(plan.marks, shard_of(plan), most, is_later_turn, PrefixUse.of(plan))
 
     def without_blocks_behind(self, number: int) -> PlannedPrefix:
         """Return it without the marks behind so many blocks."""

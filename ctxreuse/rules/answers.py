@@ -23,7 +23,7 @@ _SILENT_PROVIDER = (
 )
 
 
-class Places(NamedTuple):
+class KeptPlaces(NamedTuple):
     """Where a prompt is looked up and kept, each as the number of parts before it."""
 
     read: Sequence[range]
@@ -32,7 +32,7 @@ class Places(NamedTuple):
 
 def places(
     profile: CacheProfile, marks: Sequence[int], parts: int, *, marks_end: bool = False
-) -> Places:
+) -> KeptPlaces:
     """Return where a prompt of so many parts is looked up and kept.
 
     Args:
@@ -42,13 +42,13 @@ def places(
         marks_end: Whether the provider itself marks its end.
     """
     if not profile.has_marks:
-        return Places([range(parts, 0, -1)], range(1, parts + 1))
+        return KeptPlaces([range(parts, 0, -1)], range(1, parts + 1))
     end = [parts] if marks_end and parts else []
     latest = marks if profile.marks_read is None else marks[-profile.marks_read :]
     # the mark's own place is the first of those that are looked at
     seen = max(1, profile.look_back)
     read = [range(mark, max(0, mark - seen), -1) for mark in (*latest, *end)]
-    return Places(read, [*marks, *end][-profile.marks :])
+    return KeptPlaces(read, [*marks, *end][-profile.marks :])
 
 
 def kept_lengths(
@@ -84,9 +84,9 @@ def recorded_marks(profile: CacheProfile, marks: tuple[int, ...]) -> tuple[int, 
     return marks if profile.has_marks else None
 
 
-def routed(profile: CacheProfile, group: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the group whose key routes a request; () where no key does."""
-    return () if profile.key == "none" else group
+def is_routed(profile: CacheProfile) -> bool:
+    """Return whether a key routes a request to where its prefix is kept."""
+    return profile.key != "none"
 
 
 def charged(profile: CacheProfile, uncached: int, read: int) -> BilledTokens | None:

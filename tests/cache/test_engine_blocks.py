@@ -158,6 +158,13 @@ def test_any_unknown_removal_takes_away_what_was_only_implied():
     check(blocks)
 
 
+def test_an_unknown_removal_before_the_prompt_is_known_leaves_nothing_to_imply():
+    blocks = EngineBlocks()
+    stored(blocks, "yz", "unknown", "ccdd")
+    removed(blocks, "?")
+    assert follow(blocks, "p", "aabbccdd") == 0
+
+
 def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways():
     blocks = EngineBlocks()
     stored(blocks, "y", "unknown", "cc")
@@ -334,6 +341,18 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
         for name, tokens in blocks.take_lowered().items():
             assert tokens <= known[name]
             known[name] = tokens
+
+
+def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new():
+    blocks = EngineBlocks()
+    stored(blocks, "xyz", None, "aabbcc")
+    assert follow(blocks, "p", "aabbccdd") == 6
+    removed(blocks, "z")
+    stored(blocks, "zw", "y", "ccdd")
+    assert follow(blocks, "p", "aabbccdd", goes_on=True) == 8
+    assert blocks.take_lowered() == {}
+    removed(blocks, "z")
+    assert blocks.take_lowered() == {"p": 4}
 
 
 ROUTE = ((b"a", 0), (b"b", 1), (b"c", 1), (b"d", 0))

@@ -17,7 +17,7 @@ from helpers import (
     word,
     words,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from steps import steps
 
@@ -409,6 +409,7 @@ def best_path(sent, letters, weights):
     return best, weight_of(best, weights)
 
 
+@example(["ab", "cd", "cd"], "abcdx", dict.fromkeys("abcdex", 1))
 @given(some_words, words.map(lambda letters: letters + "x"), letter_weights)
 def test_search_finds_the_path_of_most_weight_like_a_look_at_every_prefix(sent, asked, weights):
     sender = Sender(*sent, weights=weights)

@@ -109,6 +109,20 @@ def test_blocks_follow_by_how_often_they_came_with_all_before_them(sent, placed,
     assert continuation(recent_requests(sent), placed, rest) == order
 
 
+def test_the_first_block_is_chosen_by_the_weight_that_requests_could_share():
+    recent = recent_requests(["a", "a", "a", "bc", "bc"])
+    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}) == "bca"
+    assert continuation(recent, "", "abc", {"a": 9, "b": 1, "c": 1}) == "abc"
+
+
+def test_too_many_blocks_push_out_the_oldest_requests():
+    sent = ["ab", "ab", "ac"]
+    assert continuation(recent_requests(sent, max_entries=6), "a", "cb") == "bc"
+    assert continuation(recent_requests(sent, max_entries=5), "a", "cb") == "cb"
+    assert continuation(recent_requests(sent, max_entries=3), "a", "bc") == "cb"
+    assert continuation(recent_requests(sent, max_entries=1), "a", "bc") == "bc"
+
+
 @given(st.lists(words, max_size=15), words, letter_weights, st.integers(-60, 0))
 def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
     sent, rest, weights, bound

@@ -15,7 +15,7 @@ from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, Tried
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, TriedPolicies
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.bill import Bill
@@ -52,7 +52,7 @@ def run_demo(
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-    tried = Tried.of(cache, list(_CACHES.values()), COMMON_RATES.prefill_tokens_per_s)
+    tried = TriedPolicies.of(cache, list(_CACHES.values()), COMMON_RATES.prefill_tokens_per_s)
     steps = 4 * len(tried.policies) * len(tried.sizes) * len(trace)
     with progress("planning and replaying", steps) as advance:
         replay = Replay(trace, corpus, WordTokenizer(), advance, cache)

@@ -96,7 +96,7 @@ def keeping_best(policies: Sequence[MeasuredPolicy]) -> tuple[MeasuredPolicy, ..
     return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
 
 
-class Tried(NamedTuple):
+class TriedPolicies(NamedTuple):
     """What is measured with a cache: how prompts are sent, its sizes, and an engine's speed."""
 
     policies: tuple[MeasuredPolicy, ...]
@@ -106,7 +106,7 @@ class Tried(NamedTuple):
     @classmethod
     def of(
         cls, cache: CacheProfile, sizes: Sequence[int | None] = (None,), speed: float | None = None
-    ) -> Tried:
+    ) -> TriedPolicies:
         """Return what is measured; a provider tells neither sizes nor speed."""
         if not cache.lives:
             return cls(POLICIES, sizes, speed)

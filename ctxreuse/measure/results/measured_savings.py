@@ -24,7 +24,7 @@ from ctxreuse.measure.replay.estimate import (
     shown,
 )
 from ctxreuse.measure.replay.policies import (
-    Tried,
+    TriedPolicies,
     check_own_engine,
     keeping_best,
     own_policies,
@@ -124,7 +124,7 @@ def measure_savings(
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
     of_engine = [None, *smaller] if smaller else summary.cache_sizes()
-    tried, sizes, speed = Tried.of(profile, of_engine, rate)
+    tried, sizes, speed = TriedPolicies.of(profile, of_engine, rate)
     if asked.keep_best:
         tried = keeping_best(tried)
     tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))

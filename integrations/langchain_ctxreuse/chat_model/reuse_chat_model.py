@@ -49,6 +49,7 @@ from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, pl
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.rules.answers import is_routed
 from langchain_ctxreuse.chat_model.batching import (
     BatchInput,
     BatchSlot,
@@ -529,17 +530,20 @@ class ReuseChatModel(DelegatingChatModel):
             return salt | added_cache_fields({**known, **body}, groups, profile, key)
 
         def added_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-            if not self.send_session_id:
-                return {}
             return added_session(headers, scope, key, by_group, self.session_header)
 
         options: dict[str, Any] = {}
-        for name, added in (("extra_body", added_fields), ("extra_headers", added_headers)):
-            at_model = getattr(self.inner, name, None)
-            at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
-            given = arguments.get(name, at_model) or {}
-            more = added(given)
-            options |= {name: {**given, **more}} if more else {}
+        has_key = bool(groups) and is_routed(profile)
+        for is_wanted, name, added in (
+            (self.send_cache_salt or has_key, "extra_body", added_fields),
+            (self.send_session_id, "extra_headers", added_headers),
+        ):
+            if is_wanted:
+                at_model = getattr(self.inner, name, None)
+                at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
+                given = arguments.get(name, at_model) or {}
+                more = added(given)
+                options |= {name: {**given, **more}} if more else {}
         return options
 
 
