@@ -1,7 +1,6 @@
 """The engine's prefix cache, as seen from outside."""
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.cache.kv_events.event_sync import KVEventStatistics, KVEventSync
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.cache.prompt_ends import block_ends
@@ -11,7 +10,6 @@ __all__ = [
     "BlockLevelCache",
     "CacheUsage",
     "CapacityTracker",
-    "EngineBlocks",
     "KVEventStatistics",
     "KVEventSync",
     "PrefixCacheMetrics",

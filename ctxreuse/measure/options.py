@@ -27,16 +27,6 @@ def option(
     secret: bool = False,
     **settings: Any,
 ) -> Any:
-    """Return a field of a dataclass that a command takes as an option.
-
-    Args:
-        help: What the command says of it.
-        default: Its value where it is not given; without one it must be given.
-        names: What it is called, if not as the field.
-        secret: Whether it may hold a password, so that no `repr` shows it.
-        settings: What else a command knows of it, as `typer.Option` takes it (`min`, `max`,
-            `envvar`, `metavar`); `argument=True` for what has no name, `type` for what it is given
-            as, where a field takes more.
-    """
+    """Return a field that a command takes as an option; `settings` are `typer.Option`'s."""
     told = {"help": help, "names": names, **settings}
     return field(default=default, repr=not secret, metadata=told)

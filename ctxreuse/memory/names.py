@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -13,12 +13,6 @@ from ctxreuse.memory.sent_log import Entry, LostEntry, RatioEntry, SavedEntry
 
 Ranks: TypeAlias = tuple[int, ...]
 """An order: the place of each of its blocks as they were retrieved, from 0."""
-
-
-def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> Ranks:
-    """Return the ranks of the blocks of an order."""
-    rank = {key: place for place, key in enumerate(retrieved)}
-    return tuple([rank[key] for key in order])
 
 
 class Keyed(Protocol):
@@ -67,10 +61,6 @@ class IndexedContext(NamedTuple):
 
     own: Mapping[BlockKey, int]  # by the blocks' own keys, in the retriever's order
     weights: Mapping[BlockKey, int]
-
-    def ranks(self, order: Sequence[BlockKey]) -> Ranks:
-        """Return an order of names as ranks."""
-        return ranks_of(order, self.weights)
 
     def order(self, ranks: Ranks) -> list[BlockKey]:
         """Return the blocks' own keys in an order."""

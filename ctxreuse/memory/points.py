@@ -123,11 +123,7 @@ class MarkPlace(NamedTuple):
 def most_gainful(
     places: Sequence[MarkPlace], read: int, most: int, saving: float, premium: float
 ) -> tuple[int, ...]:
-    """Return the blocks before each mark that gain most by what is expected to be read again.
-
-    A token that is not written now is written when it comes again: one saving later, at the same
-    premium.
-    """
+    """Return the blocks before each mark that gain most by what is expected to be read again."""
     # best[k][i]: the gain with k + 1 marks, the last at place i, and the place before it
     best: list[list[tuple[float, int]]] = []
     top = 0.0
@@ -266,10 +262,7 @@ class Points:
         return Marked((end,) * (read > 0) + marks, read, written)
 
     def note(self, index: PrefixIndex, end: Node, sent: SentEntry, looked: Looked) -> int:
-        """Note at the nodes down to an end what a prompt keeps that was sent; return what it reads.
-
-        That is the longest prefix that is kept and that it marks, in blocks; -1 is none.
-        """
+        """Note what a sent prompt keeps; return after how many blocks it reads, -1 for nothing."""
         marks, now = sent.marks or (), sent.time_s
         blocks_read = max({*looked.readable}.intersection(marks), default=-1)
         read = looked.tokens[blocks_read] if blocks_read >= 0 else 0

@@ -166,14 +166,7 @@ class Worth(Protocol):
     """What a path is worth, where that is not its weight."""
 
     def __call__(self, node: Node, matched: int, weight: int, kept: int) -> tuple[float, int]:
-        """Return the worth of a path, not positive for none, and what is kept at its end.
-
-        Args:
-            node: Where it ends.
-            matched: So many blocks of the node's run are part of it.
-            weight: The tokens of its blocks.
-            kept: What is kept above the node.
-        """
+        """Return a path's worth to so many blocks of a node's run, and what is kept there."""
 
 
 class SearchBudget:
@@ -269,10 +262,7 @@ class PrefixIndex:
         return self._ended(node, 0, request_id, now)
 
     def evict(self, request_id: RequestId) -> int | None:
-        """Forget a request that the engine dropped (ContextPilot section 4.1); return its tokens.
-
-        What others sent, too, stays; None is a request that is not known.
-        """
+        """Forget a request (ContextPilot section 4.1), not what others sent; return what leaves."""
         node = self._forget_end(request_id)
         return None if node is None else self._prune(node)
 
@@ -331,18 +321,7 @@ class PrefixIndex:
         first: BlockKey | None = None,
         worth: Worth | None = None,
     ) -> Match:
-        """Return the path worth most that uses only blocks of the context.
-
-        At a node only children whose block is in the context can go on. Ties go to the path that
-        more requests share, then to the retriever's rank.
-
-        Args:
-            root: What the root is named after.
-            context: The weight of each block, in the retriever's order.
-            budget: What all searches of a batch may compare together; None is this one's own.
-            first: The block that a path has to begin with; None is any.
-            worth: What a path is worth; None is its weight.
-        """
+        """Return the path worth most, by default the longest, of blocks of a context only."""
         top = self.roots.get(root)
         if top is None:
             return Match()
@@ -420,10 +399,7 @@ class PrefixIndex:
             node = node.children.get(path[done]) if is_whole and done < len(path) else None
 
     def nodes_to(self, end: Node, cuts: Iterable[int] = ()) -> list[tuple[int, Node]]:
-        """Return the nodes down to an end, the root first, each with the blocks before its end.
-
-        After as many blocks as `cuts` name, ascending, a node ends, too.
-        """
+        """Return the nodes down to an end, each with the blocks before its end; cut at `cuts`."""
         below, node = list[Node](), end
         while node.parent is not None:
             below.append(node)
@@ -525,11 +501,7 @@ class PrefixIndex:
         return gone
 
     def _cut(self, node: Node, keep: int) -> int:
-        """Take out all behind the first `keep` blocks of a node; return the tokens that leave.
-
-        Requests that ended there end at what is left of their turn; where nothing is, they are
-        forgotten.
-        """
+        """Take out all behind the first `keep` blocks of a node; return the tokens that leave."""
         if keep:
             holder, tops = node, list(node.children.values())
             gone = sum(node.weights[keep:])

@@ -20,48 +20,26 @@ _MOST_BLOCKS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentEntry:
-    """All that a request sent, as digests and numbers: no text.
+    """All that a request sent, as digests and numbers: no text."""
 
-    Attributes:
-        request_id: Its id; bytes name a request of another planner.
-        tenant: As the index names it.
-        system: Equal for equal system texts; so are `tools` and `conversation`.
-        keys: Its blocks in order, as the index names them.
-        tokens: The tokens of each.
-        ranks: The place of each as retrieved, from 0.
-        ids: The id of each, of this planner's own requests.
-        is_labelled: Whether its blocks have labels.
-        is_later_turn: Whether a history stands before it: it is nobody else's then.
-        front_tokens: Tokens of tools and system text.
-        marks: After how many blocks marks stand, ascending; None is not known.
-        time_s: When it was sent, in seconds of any clock.
-        is_alone: Whether it was planned by itself: it counts for how likely prefixes come again.
-        conversation: What stands for its conversation.
-        history: Messages in front of it.
-        after: The request that its history ends with.
-        model: The model that was asked.
-        key: What routes it to a cache.
-        tools: What stands for its tools.
-    """
-
-    request_id: RequestId
-    tenant: str
-    system: str | bytes | None = None
-    keys: tuple[BlockKey, ...] = ()
+    request_id: RequestId  # bytes name a request of another planner
+    tenant: str  # as the index names it
+    system: str | bytes | None = None  # equal for equal texts; so are `tools` and `conversation`
+    keys: tuple[BlockKey, ...] = ()  # its blocks in order, as the index names them
     tokens: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-    ids: tuple[BlockId, ...] = ()
+    ranks: tuple[int, ...] = ()  # the place of each as retrieved, from 0
+    ids: tuple[BlockId, ...] = ()  # of this planner's own requests
     is_labelled: bool = False
-    is_later_turn: bool = False
-    front_tokens: int = 0
-    marks: tuple[int, ...] | None = None
-    time_s: float | None = None
-    is_alone: bool = True
+    is_later_turn: bool = False  # a history stands before it: it is nobody else's then
+    front_tokens: int = 0  # of tools and system text
+    marks: tuple[int, ...] | None = None  # after so many blocks, ascending; None is not known
+    time_s: float | None = None  # of any clock
+    is_alone: bool = True  # planned by itself: it counts for how likely prefixes come again
     conversation: bytes | None = None
-    history: int = 0
-    after: str | int | None = None
+    history: int = 0  # messages in front of it
+    after: str | int | None = None  # the request that its history ends with
     model: str = ""
-    key: str = ""
+    key: str = ""  # what routes it to a cache
     tools: str | bytes = ""
 
     @property

@@ -104,18 +104,7 @@ class TenantState:
     def commit(
         self, sent: SentEntry, tick: int, looked: Looked | None = None, behind: Node | None = None
     ) -> Inserted:
-        """Note what a request has sent: in the index, in what came together, at its points.
-
-        Args:
-            sent: What it has sent.
-            tick: When, on the planner's clock.
-            looked: What was known of its prefixes; None has it looked up.
-            behind: Of a later turn: where its conversation ends.
-
-        Returns:
-            Where it ends, and how many of its blocks stand in the cache; -1 where not even what
-            stands in front of them does.
-        """
+        """Note what was sent, a later turn behind an end; return what of it was kept."""
         assert not isinstance(sent.system, str), "the index has digests"
         root, path, name = (sent.system, sent.is_labelled), sent.keys, sent.request_id
         weights = [tokens or 1 for tokens in sent.tokens]  # at least 1, for a label
@@ -131,10 +120,7 @@ class TenantState:
         return Inserted(inserted.end, points.note(self.index, inserted.end, sent, looked))
 
     def forget(self, request_id: RequestId, blocks: int | None = None) -> int | None:
-        """Expect nothing of a request, or nothing behind so many blocks; return what leaves.
-
-        None is a request that is not known.
-        """
+        """Expect nothing of a request behind so many blocks; return the tokens that leave."""
         end = self.index.end_of(request_id)
         if end is None:
             return None

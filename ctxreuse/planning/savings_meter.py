@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
@@ -297,54 +298,29 @@ class _Sent(NamedTuple):
     said_tokens: int  # of words on what is left out
 
 
+@dataclass(slots=True)
 class _ClassTotals:
     """The numbers of one class of tenants; the meter's lock guards it."""
 
-    __slots__ = (
-        "answers",
-        "as_retrieved",
-        "as_sent",
-        "bill_as_retrieved",
-        "bill_if_planned",
-        "block_tokens",
-        "cached_tokens",
-        "changed",
-        "confirmed_tokens",
-        "expected_tokens",
-        "if_planned",
-        "left_out",
-        "prompt_tokens",
-        "references",
-        "requests",
-        "unfollowed",
-        "unreported",
-        "word_tokens",
-        "written",
-    )
-
-    def __init__(self) -> None:
-        self.written: dict[str, int] = {}
-        self.bill_as_retrieved = self.bill_if_planned = BilledTokens()
-        for name in self.__slots__:
-            if not hasattr(self, name):
-                setattr(self, name, 0)
-
-    answers: int
-    as_retrieved: float
-    as_sent: int
-    block_tokens: int
-    cached_tokens: int
-    changed: int
-    confirmed_tokens: int
-    expected_tokens: int
-    if_planned: int
-    left_out: int
-    prompt_tokens: int
-    references: int
-    requests: int
-    unfollowed: int  # tokens of first turns since the latest sample
-    unreported: int
-    word_tokens: int
+    answers: int = 0
+    as_retrieved: float = 0
+    as_sent: int = 0
+    bill_as_retrieved: BilledTokens = field(default_factory=BilledTokens)
+    bill_if_planned: BilledTokens = field(default_factory=BilledTokens)
+    block_tokens: int = 0
+    cached_tokens: int = 0
+    changed: int = 0
+    confirmed_tokens: int = 0
+    expected_tokens: int = 0
+    if_planned: int = 0
+    left_out: int = 0
+    prompt_tokens: int = 0
+    references: int = 0
+    requests: int = 0
+    unfollowed: int = 0  # tokens of first turns since the latest sample
+    unreported: int = 0
+    word_tokens: int = 0
+    written: dict[str, int] = field(default_factory=dict)
 
     def count(
         self, is_changed: bool, tokens: int, as_sent: int, if_planned: int, as_retrieved: float,
@@ -361,9 +337,9 @@ class _ClassTotals:
         self.word_tokens += words
 
     def add(self, other: _ClassTotals) -> None:
-        for name in self.__slots__:
-            if name != "written":
-                setattr(self, name, getattr(self, name) + getattr(other, name))
+        for one in fields(self):
+            if one.name != "written":
+                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
         for life, tokens in other.written.items():
             self.written[life] = self.written.get(life, 0) + tokens
 

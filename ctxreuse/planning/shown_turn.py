@@ -1,13 +1,13 @@
-"""What a turn shows: its blocks, references and words, worked out when somebody asks."""
+"""A turn on its way through a planner, and what it shows, worked out when somebody asks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockId, BlockKey
+from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.rendering import (
     Notice,
@@ -17,8 +17,33 @@ from ctxreuse.context.rendering import (
     TurnPart,
     replace_overlaps,
 )
-from ctxreuse.memory.names import Ranks
-from ctxreuse.planning.turns import PreparedRequest
+from ctxreuse.memory.conversations import EMPTY_HISTORY, History
+from ctxreuse.memory.names import IndexedContext, Ranks
+from ctxreuse.memory.prefix_index import Root
+
+
+class PreparedRequest(NamedTuple):
+    """A request with the sizes of its blocks and, of an open turn, what its history shows."""
+
+    request: ContextRequest
+    tenant: str  # as `IndexNames` names it; so is `system`
+    tokens: Mapping[BlockKey, int]
+    system: bytes | None
+    is_labelled: bool
+    context: IndexedContext
+    front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
+    root: Root  # what its root in the index is named after
+    blocks: Mapping[BlockKey, ContextBlock] = {}
+    history: History = EMPTY_HISTORY
+    shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
+    outdated: Mapping[str, BlockKey] = {}  # labels of what no longer holds, and is not yet said
+    withdrawn: Sequence[str] = ()  # words on those without a label
+    ordinals: Sequence[int] = ()  # of the others
+
+    @property
+    def weights(self) -> Mapping[BlockKey, int]:
+        """The weight of each block, in the retriever's order."""
+        return self.context.own
 
 
 class _Shown(NamedTuple):
@@ -31,25 +56,15 @@ class _Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """A turn in its order, with the words around its blocks.
-
-    Attributes:
-        turn: The turn.
-        ranks: Its order, left-out blocks included.
-        templates: The words around the blocks.
-        annotates: Whether a first turn says how its blocks rank.
-        trims_overlaps: Whether blocks lose a beginning that ends an earlier one.
-        words: Other words on the order than its own; None for none.
-        given: Other parts than its own.
-    """
+    """A turn in its order, with the words around its blocks."""
 
     turn: PreparedRequest
-    ranks: Ranks
+    ranks: Ranks  # left-out blocks included
     templates: Templates
-    annotates: bool = True
-    trims_overlaps: bool = False
-    words: str | EllipsisType | None = ...
-    given: tuple[TurnPart, ...] | None = None
+    annotates: bool = True  # a first turn says how its blocks rank
+    trims_overlaps: bool = False  # blocks lose a beginning that ends an earlier one
+    words: str | EllipsisType | None = ...  # other ones on the order than its own; None is none
+    given: tuple[TurnPart, ...] | None = None  # other parts than its own
 
     @property
     def parts(self) -> tuple[TurnPart, ...]:
@@ -87,7 +102,7 @@ class ShownTurn:
     def _label_of(self) -> dict[BlockKey, str]:
         """The labels of the blocks that are sent, in the order in which they stand."""
         turn = self.turn
-        sent = [key for key in turn.order(self.ranks) if key not in turn.shown]
+        sent = [key for key in turn.context.order(self.ranks) if key not in turn.shown]
         labels = self.templates.block_labels(turn.ordinals)
         return dict(zip(sent, labels, strict=True))
 
@@ -105,7 +120,7 @@ class ShownTurn:
                     replaced[labels[old]].append(old)
                 else:
                     parts.append(Notice(old, templates.outdated_annotation(old, None)))
-        order = turn.order(self.ranks)
+        order = turn.context.order(self.ranks)
         left_out = [key for key in order if key in shown]
         named = [key for key in left_out if shown[key]]
         locations = templates.location_annotations([shown[key] for key in named])

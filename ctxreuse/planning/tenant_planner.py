@@ -50,8 +50,7 @@ from ctxreuse.memory.sent_log import (
 from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.planning.shown_turn import ShownTurn
-from ctxreuse.planning.turns import CountedRequest, PreparedRequest
+from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
 from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
@@ -321,7 +320,7 @@ class TenantPlanner:
                 state.token_counts.update(counted)
         return tokens
 
-    def _counted(self, request: ContextRequest, deduplicate: bool | None) -> CountedRequest:
+    def _counted(self, request: ContextRequest, deduplicate: bool | None) -> PreparedRequest:
         """Return a request with its blocks counted."""
         tenant = request.tenant
         system = None if request.system is None else text_digest(request.system)
@@ -338,13 +337,13 @@ class TenantPlanner:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
         root = system, is_labelled
-        return CountedRequest(
+        return PreparedRequest(
             request, tenant, tokens, system, is_labelled, context, front_tokens, root
         )
 
     def _view(
         self,
-        counted: CountedRequest | PreparedRequest,
+        counted: PreparedRequest,
         now: float | None,
         budget: SearchBudget | None = None,
     ) -> View:
@@ -382,12 +381,12 @@ class TenantPlanner:
             state.conversations.put_reading(request.conversation_id, reading)
         return history
 
-    def _open_turn(self, counted: CountedRequest, deduplicate: bool | None) -> PreparedRequest:
+    def _open_turn(self, counted: PreparedRequest, deduplicate: bool | None) -> PreparedRequest:
         request, tokens = counted.request, counted.tokens
         unique = request.unique_blocks
         if not request.history:  # nothing is shown yet
             all_of_them = range(1, len(tokens) + 1)
-            return PreparedRequest(*counted, unique, EMPTY_HISTORY, {}, {}, (), all_of_them)
+            return counted._replace(blocks=unique, ordinals=all_of_them)
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
@@ -414,7 +413,14 @@ class TenantPlanner:
                 }
         number = len([key for key in tokens if key not in shown])
         ordinals = history.next_ordinals(number)
-        return PreparedRequest(*counted, unique, history, shown, outdated, withdrawn, ordinals)
+        return counted._replace(
+            blocks=unique,
+            history=history,
+            shown=shown,
+            outdated=outdated,
+            withdrawn=withdrawn,
+            ordinals=ordinals,
+        )
 
     def _order(self, turn: PreparedRequest, policy: Policy, now: float | None) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
@@ -424,7 +430,7 @@ class TenantPlanner:
 
     def _marks_together(
         self,
-        counted: Sequence[CountedRequest],
+        counted: Sequence[PreparedRequest],
         ranks: Sequence[Ranks],
         execution: Sequence[int],
         now: float | None,
@@ -641,9 +647,7 @@ def _marks(
     return _TurnMarks(points.choose(looked).marks if given is None else given, None, looked)
 
 
-def checked_ranks(
-    policy: Policy, order: Sequence[BlockKey], counted: CountedRequest | PreparedRequest
-) -> Ranks:
+def checked_ranks(policy: Policy, order: Sequence[BlockKey], counted: PreparedRequest) -> Ranks:
     """Return the ranks of a policy's order, which holds each block once."""
     rank = {key: place for place, key in enumerate(counted.context.weights)}
     ranks = tuple([rank.pop(key, -1) for key in order])

@@ -33,14 +33,7 @@ class KeptPlaces(NamedTuple):
 def places(
     profile: CacheProfile, marks: Sequence[int], parts: int, *, marks_end: bool = False
 ) -> KeptPlaces:
-    """Return where a prompt of so many parts is looked up and kept.
-
-    Args:
-        profile: The rules.
-        marks: Behind how many parts a mark stands, ascending.
-        parts: How many parts it has.
-        marks_end: Whether the provider itself marks its end.
-    """
+    """Return where a prompt is looked up and kept; the provider may mark its end, too."""
     if not profile.has_marks:
         return KeptPlaces([range(parts, 0, -1)], range(1, parts + 1))
     end = [parts] if marks_end and parts else []
@@ -63,14 +56,7 @@ def kept_lengths(
 def read_end(
     profile: CacheProfile, kept: Sequence[int] | None, marks: Sequence[int] | None, common: int
 ) -> int:
-    """Return how many of the blocks that two prompts begin with the second one reads.
-
-    Args:
-        profile: The rules.
-        kept: The marks of the first; None is not known.
-        marks: Those of the second.
-        common: How many blocks both begin with.
-    """
+    """Return how many common first blocks the second prompt reads; no marks are unknown ones."""
     if not profile.has_marks:
         return common
     ends = [common] if kept is None else [end for end in kept if end <= common]

@@ -34,15 +34,7 @@ class BilledTokens:
     def of_sent(
         cls, rules: CacheProfile, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
     ) -> BilledTokens:
-        """Return what a prompt's system text and blocks come to, kept and read up to points.
-
-        Args:
-            rules: The cache's.
-            front: Tokens of the system text.
-            tokens: Of each block.
-            ends: After how many blocks it is kept.
-            read: After how many blocks what is read ends; negative is nothing.
-        """
+        """Return what system text and blocks come to, kept after `ends` and read up to `read`."""
         sums = list(accumulate(tokens, initial=front))
         found = sums[read] if read >= 0 else 0
         kept = max((sums[end] for end in ends if sums[end] >= rules.least_tokens), default=0)

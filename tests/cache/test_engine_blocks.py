@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_event_helpers import TellingCache
 
-from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import block_tree
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.errors import InvalidRequestError
 
 

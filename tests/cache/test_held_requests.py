@@ -3,9 +3,13 @@ from array import array
 from steps import steps
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import engine_blocks
-from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests, SentRequest
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    RecordedRequests,
+    SentRequest,
+)
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
 from ctxreuse.memory.prefix_index import IndexStatistics
 

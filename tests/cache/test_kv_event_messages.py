@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache import EngineBlocks
-from ctxreuse.cache.kv_events.engine_blocks import HeldRequests
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests
 from ctxreuse.cache.kv_events.event_listener import Arrival, EventSequence
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,

@@ -6,7 +6,8 @@ import pytest
 from client_helpers import MESSAGES, completed, connected, planned, raw_replies
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache import CapacityTracker, EngineBlocks
+from ctxreuse.cache import CapacityTracker
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EngineClient
 

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, TurnPart
-from ctxreuse.memory.conversations import EMPTY_HISTORY
 from ctxreuse.memory.names import IndexedContext
-from ctxreuse.planning.shown_turn import ShownTurn
-from ctxreuse.planning.turns import PreparedRequest
+from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 
 STRATEGIES = ("reuse", "paper", "none")
 
@@ -209,7 +207,5 @@ def given_turn(
 ) -> ShownTurn:
     """Return what a plan made by hand shows: blocks under labels."""
     nothing = IndexedContext({}, {})
-    turn = PreparedRequest(
-        request, "", {}, None, True, nothing, 0, None, {}, EMPTY_HISTORY, {}, {}, (), ()
-    )
+    turn = PreparedRequest(request, "", {}, None, True, nothing, 0, (None, True))
     return ShownTurn(turn, (), templates, words=words, given=tuple(parts))

@@ -40,7 +40,6 @@ from ctxreuse.adapters.memory_planner import MemoryContext
 from ctxreuse.cache import (
     BlockLevelCache,
     CapacityTracker,
-    EngineBlocks,
     KVEventSync,
     PrefixCacheMetrics,
     PrefixCacheSimulator,
@@ -298,7 +297,6 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     Conversation: _conversation,
     EmulatedEngine: EmulatedEngine,
     EmulatedLLM: _model,
-    EngineBlocks: EngineBlocks,
     EngineClient: _client,
     EnginePool: _pool,
     ExpectedBill: lambda: ExpectedBill(BilledTokens(9), BilledTokens(8), cache_profile("openai")),
@@ -441,7 +439,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "read_reported.path": lambda: _answers(),
     "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
-    "EngineBlocks.tell_below.tokens": lambda: 1,
     "ReusePlanner.load.path": lambda: "nowhere",
     "ReusePlanner.trim.blocks": lambda: 1,
     "ReusePlanner.block_tokens.blocks": lambda: _blocks(2),

@@ -37,23 +37,6 @@ class EngineBlocks:
     Blocks are found by their tokens and their parent. A prompt is held as far as all groups of
     layers hold it; groups that store parts of prompts only (sliding windows, state-space layers)
     are left out. What is not certain, after a late start, counts as not held.
-
-    Args:
-        max_blocks: How many blocks are remembered (some 500 bytes each), of each group an equal
-            share; the oldest go first.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
-    Example:
-        >>> blocks = EngineBlocks()
-        >>> blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], block_size=2)
-        True
-        >>> blocks.held_tokens([1, 2, 3, 4, 5]), blocks.held_tokens([1, 2, 5])
-        (4, 2)
-        >>> blocks.removed([b"y"])
-        >>> blocks.held_tokens([1, 2, 3, 4, 5])
-        2
     """
 
     def __init__(self, max_blocks: int = 500_000) -> None:
@@ -87,24 +70,7 @@ class EngineBlocks:
         *,
         whole_prompts: bool = True,
     ) -> bool:
-        """Note stored blocks.
-
-        Args:
-            block_hashes: The engine's names of the blocks, in order.
-            parent_hash: The block before them; None begins a prompt.
-            token_ids: Their tokens.
-            block_size: Tokens of a block.
-            extra_keys: What else the engine tells the blocks apart by, for each block.
-            group: The group of layers.
-            whole_prompts: Whether the group is known to store all blocks of a prompt.
-
-        Returns:
-            Whether they could be used: not without all their tokens, nor of a ninth size in their
-            group.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Note stored blocks behind a parent; return whether they could be used."""
         _check_names(block_hashes, group)
         checked_kind("token_ids", token_ids, Sequence, "a list of token ids")
         checked_kind("extra_keys", extra_keys, (Sequence, NoneType), "a list or None")
@@ -136,15 +102,7 @@ class EngineBlocks:
         return True
 
     def removed(self, block_hashes: Sequence[BlockHash], group: int = 0) -> None:
-        """Note removed blocks; an unknown one drops all that was only implied.
-
-        Args:
-            block_hashes: The engine's names of the blocks.
-            group: The group of layers.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Note removed blocks; an unknown one drops all that was only implied."""
         _check_names(block_hashes, group)
         tree = self._trees.get(group)
         if tree is not None:
@@ -159,16 +117,7 @@ class EngineBlocks:
     def held_tokens(
         self, token_ids: Sequence[int], *, cache_salt: str | None = None, lora: str | None = None
     ) -> int:
-        """Return how many leading tokens of a prompt the engine holds; whole blocks only.
-
-        Args:
-            token_ids: The prompt.
-            cache_salt: The `cache_salt` that it was or will be sent with.
-            lora: The name of the LoRA adapter that it is for.
-
-        Raises:
-            InvalidRequestError: the tokens are not integers.
-        """
+        """Return how many leading tokens of a prompt the engine holds; whole blocks only."""
         prompt = self._prompt(token_ids, cache_salt, lora)
         return min((tree.held_tokens(prompt) for tree in self._whole_trees()), default=0)
 
@@ -181,22 +130,7 @@ class EngineBlocks:
         lora: str | None = None,
         goes_on: bool = False,
     ) -> int:
-        """Follow a prompt under a name: `take_lowered` tells when less of it is held.
-
-        Args:
-            name: The prompt's name; an earlier prompt of that name is replaced.
-            token_ids: The prompt.
-            cache_salt: As in `held_tokens`.
-            lora: As in `held_tokens`.
-            goes_on: Whether this prompt is followed under the name already, and more may be held
-                now.
-
-        Returns:
-            How many leading tokens the engine holds.
-
-        Raises:
-            InvalidRequestError: the tokens are not integers, or the name cannot be hashed.
-        """
+        """Let `take_lowered` tell when less of a prompt is held; return how many tokens are now."""
         _check_name(name)
         prompt = self._prompt(token_ids, cache_salt, lora)
         goes_on = goes_on and name in self._looked_up
@@ -206,15 +140,7 @@ class EngineBlocks:
         )
 
     def tell_below(self, name: Name, tokens: int) -> None:
-        """Let `take_lowered` tell of a followed prompt only when less than this is held of it.
-
-        Args:
-            name: The prompt's name.
-            tokens: A number of its tokens, from 1.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Let `take_lowered` tell only when less than this is held of a followed prompt."""
         _check_name(name)
         checked_integer("tokens", tokens, 1)
         self._looked_up.discard(name)
@@ -222,11 +148,7 @@ class EngineBlocks:
             tree.tell_below(name, tokens)
 
     def unfollow(self, name: Name) -> None:
-        """Stop following a prompt.
-
-        Raises:
-            InvalidRequestError: the name cannot be hashed.
-        """
+        """Stop following a prompt."""
         _check_name(name)
         self._looked_up.discard(name)
         for tree in self._trees.values():

@@ -61,11 +61,7 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 
 
 def own_policies(named: Sequence[str]) -> tuple[MeasuredPolicy, ...]:
-    """Return the policies of a user, each as `module:Class` names it, online and as one batch.
-
-    Raises:
-        InvalidRequestError: there is no such class, or it makes no policy.
-    """
+    """Return the policies that `module:Class` names, each online and as one batch."""
     own: list[MeasuredPolicy] = []
     for policy in map(_loaded, named):
         own.append(MeasuredPolicy(f"{policy.name}, online", policy, "online"))
