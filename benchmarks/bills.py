@@ -24,7 +24,7 @@ from random import Random
 
 from rich.console import Console
 
-from ctxreuse import BatchPlan, CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse import BatchPlan, CacheRules, ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from shared import data_folder, new_table, read_named_trace
 
@@ -64,7 +64,7 @@ def replayed_bill(
     plans: Iterable[Plan],
     times: Iterable[float],
     tokens: Mapping[str, int],
-    profile: CacheProfile,
+    profile: CacheRules,
     lifetime: float,
 ) -> float:
     """Return the bill of marked prompts, as a multiple of the same prompts uncached.

@@ -8,14 +8,14 @@ from ctxreuse.memory.prefix_index import Evicted
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, cache_profile
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, cache_profile
 
 __version__ = "0.1.0"
 
 __all__ = [
     "PAPER_TEMPLATES",
     "BatchPlan",
-    "CacheProfile",
+    "CacheRules",
     "ContextBlock",
     "ContextRequest",
     "Conversation",

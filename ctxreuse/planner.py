@@ -57,7 +57,7 @@ from ctxreuse.planning.tracing import AnsweredCall, Tracing
 from ctxreuse.policy.ready import ready_policies
 from ctxreuse.policy.reuse import REUSE
 from ctxreuse.policy.view import Policy
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, cache_profile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, cache_profile
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
@@ -91,7 +91,7 @@ class ReusePlanner(FixedSettings):
         tenant_class: From a tenant to the class that `savings` counts it in, as a function or a
             mapping; at most 16, and "other".
         tracing: Is told what is planned and answered: `ctxreuse.cache.telemetry.PlannerSpans`.
-        cache: A `CacheProfile`, or what `cache_profile` reads: "anthropic(minimum=4096)". None is
+        cache: A `CacheRules`, or what `cache_profile` reads: "anthropic(minimum=4096)". None is
             vLLM's.
         keep_best: Whether the retriever's best block stays in front, for models that weigh what
             they read first: half the savings for documents. Only for "reuse".
@@ -121,7 +121,7 @@ class ReusePlanner(FixedSettings):
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
-        cache: CacheProfile | str | None = None,
+        cache: CacheRules | str | None = None,
         keep_best: bool = False,
     ) -> None:
         if given:
@@ -282,7 +282,7 @@ class ReusePlanner(FixedSettings):
         return self._settings.templates
 
     @property
-    def cache(self) -> CacheProfile:
+    def cache(self) -> CacheRules:
         """The rules and prices of the prefix cache that is planned for."""
         return self._settings.cache
 

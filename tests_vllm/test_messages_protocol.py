@@ -12,7 +12,7 @@ from engine import Engine
 
 from ctxreuse import ContextRequest, Plan, ReusePlanner
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
-from ctxreuse.rules.cache_profile import CacheProfile, cache_profile
+from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 from ctxreuse.serving import Completion, EngineClient
 
 SYSTEM = "Answer from the records."
@@ -29,7 +29,7 @@ class Answered:
     completion: Completion
 
 
-async def answers(engine: Engine, cache: str | CacheProfile) -> AsyncIterator[Answered]:
+async def answers(engine: Engine, cache: str | CacheRules) -> AsyncIterator[Answered]:
     """Ask questions that share records through `/v1/messages`, one token each."""
     records = [
         f"{topic.title()}. " + " ".join(f"Page {page} tells of {topic}." for page in range(16))

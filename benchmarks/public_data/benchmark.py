@@ -43,7 +43,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.rules.cache_profile import CacheProfile, cache_profile, spec_unless_default
+from ctxreuse.rules.cache_rules import CacheRules, cache_profile, spec_unless_default
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
@@ -172,13 +172,13 @@ class BenchConfig(DataConfig):
         None,
         min=1,
     )
-    cache: str | CacheProfile = option(
+    cache: str | CacheRules = option(
         f"{CACHES} Of a provider's cache, what is shown is the bill.", "vllm", type=str
     )
     prices: str | Prices | None = option(PRICES, None, metavar="FILE|MODEL", type=str | None)
 
     @property
-    def profile(self) -> CacheProfile:
+    def profile(self) -> CacheRules:
         """The rules of the cache."""
         return cache_profile(self.cache)
 
@@ -473,7 +473,7 @@ def _known_or_measured(
         yield one, new
 
 
-def _planned_again(run: Run, cache: CacheProfile) -> Sequence[PlannedRequest]:
+def _planned_again(run: Run, cache: CacheRules) -> Sequence[PlannedRequest]:
     """Return the plans of a run whose result was kept, which no file holds."""
     planner = run.planner(cache)
     return plan_under(run.policy, run.trace, planner, conversations=True)

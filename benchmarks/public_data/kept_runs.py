@@ -14,7 +14,7 @@ from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.results.stored_results import run_result
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 Kept: TypeAlias = RunResult | BatchTooLargeError
 _Key: TypeAlias = tuple[object, ...]
@@ -24,7 +24,7 @@ class KeptRuns:
     """Keeps the results of runs in a file of JSON lines, each as soon as it is there."""
 
     def __init__(
-        self, path: Path, benchmark: Mapping[str, object], cache: CacheProfile = DEFAULT_CACHE
+        self, path: Path, benchmark: Mapping[str, object], cache: CacheRules = DEFAULT_CACHE
     ) -> None:
         self.path, self._cache = path, cache
         self._name = hashlib.blake2b(

@@ -9,7 +9,7 @@ from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.rules.cache_marks import cache_fields, mark_field
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""
@@ -73,7 +73,7 @@ def added_session(
 
 
 def added_cache_fields(
-    body: Mapping[str, Any], groups: Sequence[tuple[str, ...]], profile: CacheProfile, key: str
+    body: Mapping[str, Any], groups: Sequence[tuple[str, ...]], profile: CacheRules, key: str
 ) -> dict[str, Any]:
     """Return what to add to the body of a call to OpenAI: `prompt_cache_key` and `..._options`."""
     if not groups:

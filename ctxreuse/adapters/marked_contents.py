@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.rules.cache_marks import MarkField, mark_value
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.rules.prompt_forms import cut_content, marked_prompt
 
 
@@ -30,7 +30,7 @@ def marked_contents(
     contents: Sequence[Any],
     planned: PlannedPrompt,
     positions: Sequence[TextPosition | None],
-    profile: CacheProfile,
+    profile: CacheRules,
     field: MarkField,
     tools: Sequence[Any] = (),
     *,

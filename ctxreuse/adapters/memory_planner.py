@@ -50,7 +50,7 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
 
 MemoryRecord: TypeAlias = Mapping[str, Any]

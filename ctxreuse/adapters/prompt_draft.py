@@ -34,7 +34,7 @@ from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.rules.answers import is_routed
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_CONTEXTS = 64
 _SPEAKERS = ("user", "assistant")
@@ -206,7 +206,7 @@ class PromptDraft:
         """Return what is sent for each part, up to the next piece."""
         return tuple(map(joined, self._parts))
 
-    def parts(self, profile: CacheProfile) -> tuple[tuple[ContentPart, ...], ...]:
+    def parts(self, profile: CacheRules) -> tuple[tuple[ContentPart, ...], ...]:
         """Return what is sent for each part cut into content parts, with marks."""
         if not profile.marks or not self._shown:
             return ()

@@ -26,7 +26,7 @@ from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.policy.batch import prefix_order
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
@@ -289,7 +289,7 @@ class PromptPlanner:
         return PlacedContext(text, ContextLabels(ordinals, ids), parts, deepest, group)
 
 
-def _planned(position: int, draft: PromptDraft, profile: CacheProfile) -> PlannedPrompt:
+def _planned(position: int, draft: PromptDraft, profile: CacheRules) -> PlannedPrompt:
     return PlannedPrompt(
         position,
         draft.texts(),

@@ -20,7 +20,7 @@ from ctxreuse.context.checks import (
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.rules.answers import places
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive
 
 
 class PromptPiece(NamedTuple):
@@ -67,8 +67,8 @@ class ProviderCache:
         2000
     """
 
-    def __init__(self, profile: CacheProfile, *, marks_end: bool = False) -> None:
-        self._profile = checked_kind("profile", profile, CacheProfile, "a CacheProfile")
+    def __init__(self, profile: CacheRules, *, marks_end: bool = False) -> None:
+        self._profile = checked_kind("profile", profile, CacheRules, "CacheRules")
         self._marks_end = checked_kind("marks_end", marks_end, bool, "True or False")
         self._lives = {one.name: one for one in profile.times_to_live}
         self._entries: dict[bytes, _Entry] = {}

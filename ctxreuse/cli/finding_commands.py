@@ -21,7 +21,7 @@ from ctxreuse.measure.lint import lint
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, PRICES, option
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.traces.recording_folder import read_recording
-from ctxreuse.rules.cache_profile import cache_profile
+from ctxreuse.rules.cache_rules import cache_profile
 
 
 @dataclass(frozen=True, kw_only=True)

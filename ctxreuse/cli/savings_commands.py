@@ -25,7 +25,7 @@ from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_sa
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
-from ctxreuse.rules.cache_profile import cache_profile
+from ctxreuse.rules.cache_rules import cache_profile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ from ctxreuse.measure.traces.recording import TraceRecorder, recording_anthropic
 from ctxreuse.measure.traces.recording import recording as record_openai
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import ReusePlanner, Strategy
-from ctxreuse.rules.cache_profile import cache_profile
+from ctxreuse.rules.cache_rules import cache_profile
 
 _CORPUS = "Blocks: a JSON object a line with id, text, tokens (optional)."
 _OUTPUT = "Where to write; '-' is standard output."

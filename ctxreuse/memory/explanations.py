@@ -17,7 +17,7 @@ from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.rules.answers import is_routed, read_end
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LONGEST_NAME = 60
 
@@ -135,7 +135,7 @@ def explain(
     cached_tokens: int | None = None,  # of blocks; None takes all as still cached
     *,
     across_tenants: bool = False,  # reveals what other tenants sent
-    cache: CacheProfile = DEFAULT_CACHE,
+    cache: CacheRules = DEFAULT_CACHE,
 ) -> Explanation:
     """Return why a prompt hits or misses, compared with earlier ones, the latest last."""
     before = list(earlier)
@@ -180,7 +180,7 @@ _IN_FRONT = {
 
 
 def _narrowed(
-    prompt: SentEntry, opening: list[SentEntry], cache: CacheProfile
+    prompt: SentEntry, opening: list[SentEntry], cache: CacheRules
 ) -> Iterator[tuple[Cause | None, list[SentEntry]]]:
     """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
     for name, cause in _IN_FRONT.items():
@@ -199,7 +199,7 @@ class _Kept(NamedTuple):
     cause: Cause | None = None
 
 
-def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheProfile) -> _Kept:
+def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheRules) -> _Kept:
     """Return how much can be read of a prompt's first blocks, which an earlier one began with."""
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
@@ -219,7 +219,7 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheP
     return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
 
 
-def _is_alive(one: SentEntry, now: SentEntry, cache: CacheProfile) -> bool:
+def _is_alive(one: SentEntry, now: SentEntry, cache: CacheRules) -> bool:
     """Return whether what a prompt has written or read is kept until another is sent."""
     if cache.lifetime is None or one.time_s is None or now.time_s is None:
         return True
@@ -231,7 +231,7 @@ def _compared(
     closest: SentEntry,
     before: list[SentEntry],
     cached_tokens: int | None,
-    cache: CacheProfile,
+    cache: CacheRules,
 ) -> Explanation:
     blocks = _shared_blocks(prompt, closest)
     shared = sum(prompt.tokens[:blocks])
@@ -284,7 +284,7 @@ def _compared(
     return _explained(prompt, cause, words, closest.own_id, blocks, other, lost)
 
 
-def _unread(cause: Cause, tokens: int, cache: CacheProfile) -> str:
+def _unread(cause: Cause, tokens: int, cache: CacheRules) -> str:
     """Say why a beginning that was sent before cannot be read."""
     if cause is Cause.too_short:
         return (
@@ -322,7 +322,7 @@ def _older(prompt: SentEntry, cached_tokens: int) -> Explanation:
     return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
-def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheProfile) -> Explanation:
+def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheRules) -> Explanation:
     turns = (
         one
         for one in reversed(before)
@@ -347,7 +347,7 @@ def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheProfile)
     return _explained(prompt, Cause.later_turn, words, prompt.after)
 
 
-def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheProfile) -> tuple[Cause, str] | None:
+def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheRules) -> tuple[Cause, str] | None:
     """Return why nothing of a conversation's last turn is read; None if all of it can be."""
     for name, cause in _IN_FRONT.items():
         is_in_front = name not in ("tenant", "is_labelled") and (name != "key" or is_routed(cache))

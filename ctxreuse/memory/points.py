@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.memory.prefix_index import Node, Point, PrefixIndex, Worth
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_SIGHTINGS = 4  # that are told apart
 _EXACT = 12  # so many blocks each count apart, longer prefixes by their logarithm
@@ -172,7 +172,7 @@ class Looked(NamedTuple):
 class Points:
     """Which prefixes one tenant's cache keeps, noted at the nodes of its index."""
 
-    def __init__(self, rules: CacheProfile) -> None:
+    def __init__(self, rules: CacheRules) -> None:
         self._most = rules.marks
         self.saving = rules.saving
         self._premium = rules.premium

@@ -32,7 +32,7 @@ from ctxreuse.memory.prefix_index import (
 )
 from ctxreuse.memory.sent_log import Cooccurrence, Entry, Logged, SentEntry, SentLog
 from ctxreuse.memory.token_ratio import TokenRatios
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TenantState:
         name: str,
         capacity_tokens: int | None,
         max_nodes: int,
-        rules: CacheProfile | None = None,
+        rules: CacheRules | None = None,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
@@ -230,7 +230,7 @@ class Tenants:
         self,
         capacity_tokens: int | None,
         bounds: Bounds | None = None,
-        rules: CacheProfile | None = None,
+        rules: CacheRules | None = None,
     ) -> None:
         self._capacity_tokens = capacity_tokens
         self._rules = rules

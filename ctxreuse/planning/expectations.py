@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from ctxreuse.rules.answers import when_silent
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 ANSWERS: Final = 200
 """Answers that one judgement rests on."""
@@ -28,7 +28,7 @@ class Mismatch(NamedTuple):
     expected_tokens: int
     found_tokens: int
 
-    def words(self, *, is_shared: bool, cache: CacheProfile = DEFAULT_CACHE) -> str:
+    def words(self, *, is_shared: bool, cache: CacheRules = DEFAULT_CACHE) -> str:
         """Return what the log says of it, with a remedy."""
         if self.kind == "silent":
             return when_silent(cache, ANSWERS, self.expected_tokens)

@@ -24,7 +24,7 @@ from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.planning.shown_turn import ShownTurn
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
@@ -58,7 +58,7 @@ class Plan:
     expected_cached_tokens: int
     marks: tuple[int, ...] = ()
     opening_mark: int | None = None
-    cache: CacheProfile = DEFAULT_CACHE
+    cache: CacheRules = DEFAULT_CACHE
     shards: int = 1
     read_blocks: int | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)

@@ -12,7 +12,7 @@ from ctxreuse.context.checks import checked_number
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import CacheProfile, profile_spec
+from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 
 Mode: TypeAlias = Literal["active", "shadow"]
 """Whether plans are carried out, or only counted."""
@@ -129,7 +129,7 @@ class ExpectedBill:
 
     as_retrieved: BilledTokens
     if_planned: BilledTokens
-    cache: CacheProfile
+    cache: CacheRules
 
     @property
     def factor_as_retrieved(self) -> float:

@@ -32,7 +32,7 @@ from ctxreuse.planning.savings import (
     Savings,
 )
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""
@@ -51,7 +51,7 @@ class SavingsMeter:
         mode: Mode,
         capacity_tokens: int | None = None,
         tenant_class: TenantClasses | None = None,
-        cache: CacheProfile = DEFAULT_CACHE,
+        cache: CacheRules = DEFAULT_CACHE,
         templates: Templates = DEFAULT_TEMPLATES,
         *,
         annotates: bool = True,
@@ -351,7 +351,7 @@ class _ClassTotals:
         prompts_without_context: int = 0,
         by_class: Mapping[str, Savings] | None = None,
         parts: Mapping[str, PartSize] | None = None,
-        cache: CacheProfile | None = None,
+        cache: CacheRules | None = None,
     ) -> Savings:
         bill = None
         if cache is not None:

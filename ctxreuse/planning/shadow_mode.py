@@ -17,7 +17,7 @@ from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.view import Policy
 from ctxreuse.rules.answers import charged
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
 
 class _Arrived(NamedTuple):

@@ -53,7 +53,7 @@ from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
@@ -73,7 +73,7 @@ class PlannerSettings:
     annotate: bool
     labels: bool | None
     trim_overlaps: bool
-    cache: CacheProfile = DEFAULT_CACHE
+    cache: CacheRules = DEFAULT_CACHE
     keep_best: bool = False
 
     @property

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.memory.prefix_index import Node, Root, SearchBudget
 from ctxreuse.memory.tenants import Beginning, PathQuery, TenantState
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +50,7 @@ class View:
         front_tokens: int,
         least: int,
         has_minimum: bool,
-        rules: CacheProfile,
+        rules: CacheRules,
         now: float | None,
         words: int,
         keeps_best: bool,

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _SILENT = (
     "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
@@ -31,7 +31,7 @@ class KeptPlaces(NamedTuple):
 
 
 def places(
-    profile: CacheProfile, marks: Sequence[int], parts: int, *, marks_end: bool = False
+    profile: CacheRules, marks: Sequence[int], parts: int, *, marks_end: bool = False
 ) -> KeptPlaces:
     """Return where a prompt is looked up and kept; the provider may mark its end, too."""
     if not profile.has_marks:
@@ -45,7 +45,7 @@ def places(
 
 
 def kept_lengths(
-    profile: CacheProfile, marks: tuple[int, ...], tokens: Sequence[int], least: int
+    profile: CacheRules, marks: tuple[int, ...], tokens: Sequence[int], least: int
 ) -> tuple[int, ...]:
     """Return after how many blocks a prompt can be read, from so many tokens on."""
     if profile.has_marks:
@@ -54,7 +54,7 @@ def kept_lengths(
 
 
 def read_end(
-    profile: CacheProfile, kept: Sequence[int] | None, marks: Sequence[int] | None, common: int
+    profile: CacheRules, kept: Sequence[int] | None, marks: Sequence[int] | None, common: int
 ) -> int:
     """Return how many common first blocks the second prompt reads; no marks are unknown ones."""
     if not profile.has_marks:
@@ -65,32 +65,32 @@ def read_end(
     return max(ends, default=0)
 
 
-def recorded_marks(profile: CacheProfile, marks: tuple[int, ...]) -> tuple[int, ...] | None:
+def recorded_marks(profile: CacheRules, marks: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return marks as a plan's record has them; None where a request carries none."""
     return marks if profile.has_marks else None
 
 
-def is_routed(profile: CacheProfile) -> bool:
+def is_routed(profile: CacheRules) -> bool:
     """Return whether a key routes a request to where its prefix is kept."""
     return profile.key != "none"
 
 
-def charged(profile: CacheProfile, uncached: int, read: int) -> BilledTokens | None:
+def charged(profile: CacheRules, uncached: int, read: int) -> BilledTokens | None:
     """Return tokens of which nothing is written; None where no provider charges for any."""
     return BilledTokens(uncached, read) if profile.lives else None
 
 
-def counted_front(profile: CacheProfile, tokens: int) -> int:
+def counted_front(profile: CacheRules, tokens: int) -> int:
     """Return what of the tokens before the blocks counts for the shortest prefix."""
     return tokens if profile.is_hosted else 0
 
 
-def read_of_blocks(profile: CacheProfile, tokens: int) -> int:
+def read_of_blocks(profile: CacheRules, tokens: int) -> int:
     """Return what is read of whole blocks; by default they are not cut to the engine's."""
     return tokens if profile == DEFAULT_CACHE else profile.readable(tokens)
 
 
-def when_silent(profile: CacheProfile, answers: int, expected: int) -> str:
+def when_silent(profile: CacheRules, answers: int, expected: int) -> str:
     """Return what may be wrong where answers report nothing of the tokens expected."""
     if profile.is_hosted:
         return _SILENT_PROVIDER % (answers, expected, profile.name)

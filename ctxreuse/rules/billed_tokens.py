@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BilledTokens:
 
     @classmethod
     def of_sent(
-        cls, rules: CacheProfile, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
+        cls, rules: CacheRules, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
     ) -> BilledTokens:
         """Return what system text and blocks come to, kept after `ends` and read up to `read`."""
         sums = list(accumulate(tokens, initial=front))
@@ -57,13 +57,13 @@ class BilledTokens:
             written[life] = written.get(life, 0) + tokens
         return BilledTokens(self.uncached + other.uncached, self.read + other.read, written)
 
-    def bill(self, profile: CacheProfile) -> float:
+    def bill(self, profile: CacheRules) -> float:
         """Return what the prompts cost, in uncached tokens.
 
         Raises:
             InvalidRequestError: wrong type, or the profile has no such time to live.
         """
-        checked_kind("profile", profile, CacheProfile, "a CacheProfile")
+        checked_kind("profile", profile, CacheRules, "CacheRules")
         factors = {one.name: one.write_factor for one in profile.times_to_live}
         if not factors.keys() >= self.written.keys():
             raise InvalidRequestError(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 MarkField: TypeAlias = Literal["prompt_cache_breakpoint", "cache_control", "cachePoint"]
 """The field of a content part that marks it; Bedrock's is a block of its own behind the part."""
@@ -33,7 +33,7 @@ _LONGEST_FIRST = ("1h", "5m")
 _log = logging.getLogger("ctxreuse")
 
 
-def mark_field(profile: CacheProfile) -> MarkField:
+def mark_field(profile: CacheRules) -> MarkField:
     """Return what marks a content part: providers that look back from marks share one word."""
     return "cache_control" if profile.look_back else "prompt_cache_breakpoint"
 
@@ -46,12 +46,12 @@ def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
     return {**kind, "ttl": life} if life == _LONGEST_FIRST[0] else kind
 
 
-def cache_options(profile: CacheProfile) -> dict[str, str]:
+def cache_options(profile: CacheRules) -> dict[str, str]:
     """Return OpenAI's `prompt_cache_options`: nothing is written but what is marked."""
     return {"mode": "explicit", "ttl": profile.time_to_live.name}
 
 
-def cache_fields(profile: CacheProfile, field: MarkField, key: str) -> dict[str, Any]:
+def cache_fields(profile: CacheRules, field: MarkField, key: str) -> dict[str, Any]:
     """Return the fields of a request that tell OpenAI how to keep it, and by which key."""
     fields: dict[str, Any] = {}
     if profile.has_marks and field == "prompt_cache_breakpoint":
@@ -103,7 +103,7 @@ def is_cache_point(part: object) -> bool:
     return isinstance(part, Mapping) and _is_mark(part.get("cachePoint"), "cachePoint")
 
 
-def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
+def room_for_marks(profile: CacheRules, taken: int, wanted: int) -> int:
     """Return how many of our marks a request still takes; say once if these are not all."""
     room = max(0, profile.marks - taken)
     if taken and profile.has_marks and (room < wanted or taken > profile.marks):
@@ -111,7 +111,7 @@ def room_for_marks(profile: CacheProfile, taken: int, wanted: int) -> int:
     return min(room, wanted)
 
 
-def fitting_life(profile: CacheProfile, before: Sequence[str], behind: Sequence[str]) -> str:
+def fitting_life(profile: CacheRules, before: Sequence[str], behind: Sequence[str]) -> str:
     """Return a time to live for our marks, so that longer ones stand before shorter ones."""
     life = profile.time_to_live.name
     if life == _LONGEST_FIRST[0] and _LONGEST_FIRST[1] in before:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_LEVELS = 48
 """Forks of a batch's tree above one that may be written; each looks at all written above it."""
@@ -31,7 +31,7 @@ def marks_of_batch(
     weights: Sequence[Sequence[int]],
     system_tokens: int,
     written: Sequence[int],
-    rules: CacheProfile,
+    rules: CacheRules,
 ) -> list[tuple[int, ...]]:
     """Choose the marks of requests that run one after the other, in depth-first order.
 
@@ -98,7 +98,7 @@ def _fork(
 class _Chosen:
     """The best choices below forks, worked out once each."""
 
-    def __init__(self, rules: CacheProfile) -> None:
+    def __init__(self, rules: CacheRules) -> None:
         self._rules = rules
         self._least = rules.least_tokens
         self._known: dict[tuple[int, int, int], tuple[float, bool]] = {}

@@ -26,7 +26,7 @@ from ctxreuse.rules.cache_marks import (
     room_for_marks,
     without_mark,
 )
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 PromptForm: TypeAlias = Literal["openai", "responses", "anthropic", "bedrock"]
 """The protocol whose words are used."""
@@ -46,7 +46,7 @@ class MarkedPrompt(NamedTuple):
 
 def marked_prompt(
     messages: Sequence[Mapping[str, Any]],
-    profile: CacheProfile,
+    profile: CacheRules,
     field: MarkField,
     tools: Sequence[Any] = (),
     *,
@@ -112,7 +112,7 @@ def marked_prompt(
 
 def prompt_body(
     messages: Sequence[Mapping[str, Any]],
-    profile: CacheProfile,
+    profile: CacheRules,
     form: PromptForm,
     tools: Sequence[Any] = (),
     *,

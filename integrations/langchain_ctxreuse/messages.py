@@ -22,7 +22,7 @@ from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -178,7 +178,7 @@ def with_marks(
     messages: Sequence[BaseMessage],
     texts: PromptTexts,
     planned: PlannedPrompt,
-    profile: CacheProfile,
+    profile: CacheRules,
     field: MarkField,
     tools: Sequence[Any],
     *,
@@ -208,7 +208,7 @@ def _marked_behind(texts: PromptTexts, planned: PlannedPrompt) -> Iterator[tuple
         yield (*(part._replace(is_marked=False) for part in parts[:-1]), end)
 
 
-def mark_field_for(model: object, profile: CacheProfile) -> MarkField:
+def mark_field_for(model: object, profile: CacheRules) -> MarkField:
     """Return what marks a content part that a chat model of LangChain's sends."""
     kinds = {one.__name__ for one in type(model).__mro__}
     if getattr(model, "beta_use_converse_api", False) is True:  # ChatBedrock then calls the other

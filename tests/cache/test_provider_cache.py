@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import cache_profile
+from ctxreuse.rules.cache_rules import cache_profile
 
 MINIMUM = 6
 

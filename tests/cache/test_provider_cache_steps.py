@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, cache_profile
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, cache_profile
 
 PROFILE = cache_profile("openai-before-5.6(minimum=256)")
 
@@ -80,7 +80,7 @@ def test_it_agrees_with_a_comparison_of_all_prompts(given_prompts, write_factor)
 
 
 def test_what_is_written_for_money_and_never_read_is_counted():
-    profile = CacheProfile(
+    profile = CacheRules(
         name="paid", granularity="steps", times_to_live=(TimeToLive("", None, 2.0),)
     )
     cache = ProviderCache(profile)

@@ -1,8 +1,8 @@
 import pytest
 
-from ctxreuse import CacheProfile, TimeToLive, cache_profile
+from ctxreuse import CacheRules, TimeToLive, cache_profile
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, READY_PROFILES
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, READY_PROFILES
 
 
 @pytest.mark.parametrize("name", READY_PROFILES)
@@ -30,7 +30,7 @@ def test_marks_and_readable_parts_are_those_of_the_profile():
 
 
 def test_users_make_their_own():
-    own = CacheProfile(
+    own = CacheRules(
         name="ours",
         granularity="marks",
         marks=2,
@@ -83,7 +83,7 @@ def test_the_error_of_a_wrong_text_names_it_and_the_remedy(text, words):
 )
 def test_a_profile_that_cannot_be_is_refused(values):
     with pytest.raises(InvalidRequestError):
-        CacheProfile(name="ours", **values)
+        CacheRules(name="ours", **values)
 
 
 @pytest.mark.parametrize("values", [(5,), ("5m", -1), ("5m", 5, float("inf"))])
@@ -93,5 +93,5 @@ def test_a_time_to_live_that_cannot_be_is_refused(values):
 
 
 def test_a_profile_of_a_wrong_type_is_refused():
-    with pytest.raises(InvalidRequestError, match="cache must be a CacheProfile or one of"):
+    with pytest.raises(InvalidRequestError, match="cache must be CacheRules or one of"):
         cache_profile(16)

@@ -28,7 +28,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive, profile_spec
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, profile_spec
 
 __all__ = ["run"]
 
@@ -425,7 +425,7 @@ def test_a_profile_is_told_as_it_is_read(spec):
 
 
 def test_a_profile_of_the_user_s_own_is_billed_by_its_own_factors():
-    own = CacheProfile(
+    own = CacheRules(
         name="ours",
         granularity="steps",
         minimum=24,

@@ -11,7 +11,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.lint import LintReport, lint
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.rules.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
+from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
 
 HELP = "You help people with questions about rivers. " * 100  # 1,125 tokens
 TOOLS = ("search#1", "sum#2")
@@ -250,7 +250,7 @@ def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
 def test_arguments_that_are_none_are_named():
     with pytest.raises(InvalidRequestError, match="TraceRequest"):
         lint([7], CORPUS)
-    with pytest.raises(InvalidRequestError, match="cache must be a CacheProfile"):
+    with pytest.raises(InvalidRequestError, match="cache must be CacheRules"):
         lint([], CORPUS, "anthropic")
 
 

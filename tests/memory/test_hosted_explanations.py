@@ -10,7 +10,7 @@ from sent_prompts import prompt
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
 from ctxreuse.memory.explanations import Cause, explain
-from ctxreuse.rules.cache_profile import READY_PROFILES, anthropic, cache_profile, openai, vllm
+from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
 
 ANTHROPIC = anthropic(minimum=150)
 GEMINI = replace(cache_profile("gemini"), minimum=150)

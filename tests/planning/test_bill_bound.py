@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxreuse import CacheProfile, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
+from ctxreuse import CacheRules, ContextBlock, ContextRequest, Plan, ReusePlanner, TimeToLive
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.rules.billed_tokens import BilledTokens
 
@@ -16,8 +16,8 @@ LONGEST_FIRST = "hgfedcba"
 TOKENS = {letter: 10 + 7 * number for number, letter in enumerate(LONGEST_FIRST[::-1])}
 
 
-def profile(write_factor: float, read_factor: float, seconds: float | None) -> CacheProfile:
-    return CacheProfile(
+def profile(write_factor: float, read_factor: float, seconds: float | None) -> CacheRules:
+    return CacheRules(
         name="ours",
         granularity="marks",
         minimum=20,
@@ -44,7 +44,7 @@ def request(letters: str, has_system: bool) -> ContextRequest:
 
 
 def billed(
-    asked: list[tuple[str, bool, str]], cache: CacheProfile, gap: float
+    asked: list[tuple[str, bool, str]], cache: CacheRules, gap: float
 ) -> tuple[list[float], list[int]]:
     """Return what each prompt costs, and its tokens."""
     planner = ReusePlanner(cache=cache, token_counter=lambda text: SYSTEM_TOKENS)

@@ -16,7 +16,7 @@ from planning_helpers import (
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.rules.cache_profile import READY_PROFILES
+from ctxreuse.rules.cache_rules import READY_PROFILES
 from ctxreuse.sharing import SQLiteLog
 
 CACHES = st.sampled_from([*sorted(READY_PROFILES), "anthropic(minimum=30)"])

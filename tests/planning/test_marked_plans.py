@@ -3,10 +3,10 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse import CacheProfile, ContextBlock, ContextRequest, ReusePlanner, TimeToLive
+from ctxreuse import CacheRules, ContextBlock, ContextRequest, ReusePlanner, TimeToLive
 from ctxreuse.errors import InvalidRequestError
 
-OWN = CacheProfile(
+OWN = CacheRules(
     name="ours",
     granularity="marks",
     minimum=30,

@@ -25,7 +25,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory import prefix_index
 from ctxreuse.memory.prefix_index import IndexStatistics
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -19,7 +19,7 @@ from ctxreuse.context.content_parts import ContentPart, joined, without_blank_pa
 from ctxreuse.context.rendering import Templates
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules import cache_marks
-from ctxreuse.rules.cache_profile import cache_profile
+from ctxreuse.rules.cache_rules import cache_profile
 
 SYSTEM = "Answer from these. " * 10
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from ctxreuse.memory.points import MarkPlace, most_gainful
 from ctxreuse.policy.clustering import reuse_orders
 from ctxreuse.policy.view import depth_first_order
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive
 from ctxreuse.rules.marks import marks_of_batch
 
 
-def rules(write_factor: float, marks: int = 4) -> CacheProfile:
-    return CacheProfile(
+def rules(write_factor: float, marks: int = 4) -> CacheRules:
+    return CacheRules(
         name="own",
         granularity="marks",
         minimum=10,

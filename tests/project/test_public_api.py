@@ -18,7 +18,7 @@ from ctxreuse import (
 from ctxreuse.distance import context_distance
 
 EXPORTED = {
-    "ctxreuse": "BatchPlan CacheProfile ContextBlock ContextRequest Conversation CtxreuseError "
+    "ctxreuse": "BatchPlan CacheRules ContextBlock ContextRequest Conversation CtxreuseError "
     "Evicted PAPER_TEMPLATES Plan ReusePlanner Templates TimeToLive cache_profile request_context",
     "langchain_ctxreuse": "LangChainLLM RetrieverStage ReuseChatModel ReuseCompressor "
     "ReuseMiddleware ReuseRetriever ReuseStore SpeculativeRAGChain WorkflowRetriever "

@@ -15,7 +15,7 @@ from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Evicted, Inserted, Node, PrefixIndex
 from ctxreuse.memory.tenants import TenantState
 from ctxreuse.policy.view import View
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
 LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)

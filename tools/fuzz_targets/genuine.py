@@ -27,7 +27,7 @@ import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
 from chain_of_agents import ChainOfAgents, ChainPrompts
 from ctxreuse import (
-    CacheProfile,
+    CacheRules,
     ContextBlock,
     ContextRequest,
     Conversation,
@@ -287,7 +287,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     BilledTokens: lambda: BilledTokens(10, 90, {"30m": 100}),
     BlockLevelCache: BlockLevelCache,
     ProviderCache: lambda: ProviderCache(cache_profile("anthropic")),
-    CacheProfile: lambda: cache_profile("openai"),
+    CacheRules: lambda: cache_profile("openai"),
     ConversationNames: ConversationNames,
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
     CallableRetriever: _finder,
@@ -360,7 +360,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "RunBill.of.never_read": lambda: 5,
     "RunBill.of.profile": lambda: cache_profile("openai"),
     "RunBill.of.prompts": lambda: [BilledTokens(9), BilledTokens(1, 8)],
-    "CacheProfile.readable.tokens": lambda: 5,
+    "CacheRules.readable.tokens": lambda: 5,
     "BlockLevelCache.serve.blocks": lambda: [b"one", b"two"],
     "BlockLevelCache.serve.tokens": lambda: [3, 4],
     "CapacityTracker.from_metrics.metrics": lambda: PrefixCacheMetrics(

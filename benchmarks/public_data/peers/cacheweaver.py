@@ -28,7 +28,7 @@ from ctxreuse.memory.prefix_index import Evicted, Node, PrefixIndex
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.policy import Policy
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 
 def cacheweaver_order(
@@ -64,7 +64,7 @@ class CacheWeaverPlanner(ReusePlanner):
         deduplicate: bool = True,
         capacity_tokens: int | None = None,
         prefers_most_served: bool = False,
-        cache: CacheProfile = DEFAULT_CACHE,
+        cache: CacheRules = DEFAULT_CACHE,
     ) -> None:
         super().__init__(
             annotate=False,
@@ -129,7 +129,7 @@ def _name(tenant: str, request_id: str | int) -> str:
 
 class _CacheWeaverPolicy(MeasuredPolicy):
     def planner(
-        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = DEFAULT_CACHE
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheRules = DEFAULT_CACHE
     ) -> ReusePlanner:
         return CacheWeaverPlanner(
             labels=self.labels(deduplicate=deduplicate),

@@ -19,7 +19,7 @@ from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.policy import Policy
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from public_data.peers.frameworks import PeerPolicy, ReorderedTrace
 
 _PROGRAM = Path(__file__).with_name("contextpilot_program.py")
@@ -59,7 +59,7 @@ class _PilotPolicy(PeerPolicy):
     is_batch: bool = False
 
     def planner(
-        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = DEFAULT_CACHE
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheRules = DEFAULT_CACHE
     ) -> ReusePlanner:
         assert self.pilot is not None
         planner = _RankingPlanner(

@@ -26,7 +26,7 @@ from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, profile_spec
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
@@ -46,7 +46,7 @@ def run_demo(
     output: Path,
     progress: Progress = no_progress,
     prices: Prices | None = None,
-    cache: CacheProfile = DEFAULT_CACHE,
+    cache: CacheRules = DEFAULT_CACHE,
 ) -> Iterator[Shown]:
     """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone."""
     make_folder(output)

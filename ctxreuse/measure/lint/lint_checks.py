@@ -22,7 +22,7 @@ from ctxreuse.measure.traces.varying_fronts import (
     is_digest,
 )
 from ctxreuse.memory.explanations import Cause, Explanation
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _OFTEN = 0.1
 """Share of the requests from which on other tools count as changing."""
@@ -100,7 +100,7 @@ class _CheckedTrace:
     """What the checks look at."""
 
     requests: Sequence[_Request]
-    cache: CacheProfile
+    cache: CacheRules
     variations: Sequence[Variation]
     hidden_systems: Sequence[_Request]
     new_fronts: Sequence[_Request]
@@ -132,12 +132,12 @@ class _CheckedTrace:
 
 
 def lint(
-    trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheProfile = DEFAULT_CACHE
+    trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheRules = DEFAULT_CACHE
 ) -> LintReport:
     """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
     trace = checked_each("trace", trace, TraceRequest, "a TraceRequest")
     checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
-    checked_kind("cache", cache, CacheProfile, "a CacheProfile")
+    checked_kind("cache", cache, CacheRules, "CacheRules")
     sent = list(map(PlannedRequest.as_recorded, behind_fronts(trace)))
     explained = explain_plan(sent, corpus, cache=cache)
     requests = []

@@ -21,7 +21,7 @@ from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
 from ctxreuse.rules.answers import counted_front
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
@@ -44,7 +44,7 @@ def explain_plan(
     corpus: Corpus,
     tokenizer: Tokenizer | None = None,
     *,
-    cache: CacheProfile = DEFAULT_CACHE,
+    cache: CacheRules = DEFAULT_CACHE,
     reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[ExplainedRequest]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
@@ -122,7 +122,7 @@ def _beginnings(prompt: SentEntry, fronts: Sequence[str]) -> Iterator[Hashable]:
             yield (root, digest.digest())
 
 
-def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheProfile) -> SentEntry:
+def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> SentEntry:
     blocks = sent_blocks(request, corpus)
     sent = request.sent or SentCall()
     system_tokens, conversation = sent.system_tokens, request.conversation_id

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.policy.view import Policy
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 TraceMode: TypeAlias = Literal["online", "offline"]
 
@@ -28,7 +28,7 @@ class MeasuredPolicy:
     keep_best: bool = False
 
     def planner(
-        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheProfile = DEFAULT_CACHE
+        self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheRules = DEFAULT_CACHE
     ) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache is empty."""
         return ReusePlanner(
@@ -101,7 +101,7 @@ class TriedPolicies(NamedTuple):
 
     @classmethod
     def of(
-        cls, cache: CacheProfile, sizes: Sequence[int | None] = (None,), speed: float | None = None
+        cls, cache: CacheRules, sizes: Sequence[int | None] = (None,), speed: float | None = None
     ) -> TriedPolicies:
         """Return what is measured; a provider tells neither sizes nor speed."""
         if not cache.lives:
@@ -110,7 +110,7 @@ class TriedPolicies(NamedTuple):
         return cls((TODAY, *ours) if cache.marks else ours)
 
 
-def check_own_engine(cache: CacheProfile, options: str, *given: object) -> None:
+def check_own_engine(cache: CacheRules, options: str, *given: object) -> None:
     """Raise InvalidRequestError where options that only an engine has are given for a bill."""
     if cache.lives and any(one is not None and one not in ((), []) for one in given):
         raise InvalidRequestError(

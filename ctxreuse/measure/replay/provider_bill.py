@@ -10,7 +10,7 @@ from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import CutPrompt, Tokenizer, prompt_pieces
 from ctxreuse.measure.traces.trace_files import Corpus
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 
 
 class BilledPrompts(NamedTuple):
@@ -23,7 +23,7 @@ class BilledPrompts(NamedTuple):
 def billed_prompts(
     planned: Sequence[PlannedRequest],
     corpus: Corpus,
-    profile: CacheProfile,
+    profile: CacheRules,
     tokenizer: Tokenizer | None = None,
     *,
     is_marked: bool = True,

@@ -16,7 +16,7 @@ from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _Value = TypeVar("_Value")
 
@@ -43,7 +43,7 @@ class Run:
     at_once: int = 1
     """Conversations that a live engine is asked at a time."""
 
-    def planner(self, cache: CacheProfile = DEFAULT_CACHE) -> ReusePlanner:
+    def planner(self, cache: CacheRules = DEFAULT_CACHE) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
         return self.policy.planner(
             deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens, cache=cache
@@ -59,7 +59,7 @@ class RunBill:
     pays_from: int | None = None
 
     @classmethod
-    def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheProfile) -> Self:
+    def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheRules) -> Self:
         """Return the bill of prompts in the order in which they were sent."""
         ahead, pays_from = 0.0, None
         for number, one in enumerate(prompts, start=1):

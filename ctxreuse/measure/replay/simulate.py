@@ -18,7 +18,7 @@ from ctxreuse.measure.replay.provider_bill import billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.rules.answers import read_of_blocks
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _Item = TypeVar("_Item")
 
@@ -97,7 +97,7 @@ class Replay:
     corpus: Corpus
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
-    cache: CacheProfile = DEFAULT_CACHE
+    cache: CacheRules = DEFAULT_CACHE
 
     def of(self, trace: Sequence[TraceRequest]) -> Replay:
         """Return a replay of another trace of the same corpus."""

@@ -18,7 +18,7 @@ from ctxreuse.measure.results.results_file import CauseTotal, Miss, Results
 from ctxreuse.measure.results.tables import best_of_ours, bill_lines, bill_table, tables
 from ctxreuse.measure.results.verdict import SavingsVerdict, amount, verdict
 from ctxreuse.measure.table import Table
-from ctxreuse.rules.cache_profile import profile_spec
+from ctxreuse.rules.cache_rules import profile_spec
 
 _PAGE = HtmlPage(
     "ctxreuse.measure.report", "report.html.j2", feature="an HTML report", extra="report"

@@ -12,7 +12,7 @@ from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import CacheProfile, profile_spec
+from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 
 _THOUSAND = 1_000
 _ALIKE = 0.005
@@ -39,7 +39,7 @@ class BillRow:
 class Bill:
     """The bill of a trace."""
 
-    cache: CacheProfile
+    cache: CacheRules
     base: str
     requests: int
     rows: tuple[BillRow, ...]

@@ -42,7 +42,7 @@ from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
-from ctxreuse.rules.cache_profile import CacheProfile, cache_profile
+from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 _BEST_FIRST = (
@@ -87,7 +87,7 @@ class EstimateConfig:
         None,
         min=1,
     )
-    cache: str | CacheProfile = option(
+    cache: str | CacheRules = option(
         f"{CACHES} Of a provider's cache, what is shown is the bill.", "vllm", type=str
     )
     prices: str | Prices | None = option(PRICES, None, metavar="FILE|MODEL", type=str | None)

@@ -11,7 +11,7 @@ from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.results.stored_results import json_object, number, read_as, read_fields
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _MILLION = 1_000_000
 _NEEDED = ("input", "cached_input", "currency", "date", "source")
@@ -31,7 +31,7 @@ class Prices:
     derived: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: FilePath, cache: CacheProfile = DEFAULT_CACHE) -> Self:
+    def read(cls, path: FilePath, cache: CacheRules = DEFAULT_CACHE) -> Self:
         """Read a JSON object with these fields."""
         try:
             value = json.loads(read_whole(path))
@@ -40,7 +40,7 @@ class Prices:
         return cls.of(str(path), value, cache)
 
     @classmethod
-    def of(cls, place: str, value: Any, cache: CacheProfile = DEFAULT_CACHE) -> Self:
+    def of(cls, place: str, value: Any, cache: CacheRules = DEFAULT_CACHE) -> Self:
         """Return the prices of a JSON object."""
         given = dict(json_object(place, value))
         told = read_as(tuple[str, ...], f"{place}: derived", given.get("derived", []), {})

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _PROVIDERS: Final = {
     "openai": "openai",
@@ -22,7 +22,7 @@ _WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
 """Where it has the price of writing for a time to live, if not under `cache_write_mtok`."""
 
 
-def prices_given(given: str | Prices | None, cache: CacheProfile) -> Prices | None:
+def prices_given(given: str | Prices | None, cache: CacheRules) -> Prices | None:
     """Return the prices of a file, or those of a model's name as they are published today."""
     if given is None or isinstance(given, Prices):
         return given
@@ -31,7 +31,7 @@ def prices_given(given: str | Prices | None, cache: CacheProfile) -> Prices | No
     return published_prices(given, date.today(), cache)
 
 
-def published_prices(model: str, day: date, cache: CacheProfile = DEFAULT_CACHE) -> Prices:
+def published_prices(model: str, day: date, cache: CacheRules = DEFAULT_CACHE) -> Prices:
     """Return a model's prices on a day, as the installed release of genai-prices knows them."""
     try:
         import genai_prices

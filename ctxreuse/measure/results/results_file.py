@@ -35,7 +35,7 @@ from ctxreuse.measure.results.stored_results import (
 )
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 Level: TypeAlias = Literal["blocks", "tokens", "engine"]
 """What is counted, or by whom."""
@@ -85,7 +85,7 @@ class Results:
     date: str = ""
     python: str = ""
     causes: tuple[CauseTotal, ...] = ()
-    cache: CacheProfile = DEFAULT_CACHE
+    cache: CacheRules = DEFAULT_CACHE
     output_tokens: int | None = None
     different_fronts: int | None = None
     outside_runs: int = 0
@@ -113,7 +113,7 @@ class Results:
         cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else DEFAULT_CACHE
         readers = {
             **readers_of(cache),
-            CacheProfile: lambda place, value: cache,
+            CacheRules: lambda place, value: cache,
             Prices: lambda place, value: Prices.of(place, value, cache),
         }
         results: Self = read_fields(cls, str(path), stored, readers)
@@ -131,7 +131,7 @@ def results_of(
     corpus: Corpus,
     titles: Titles | None = None,
     *,
-    cache: CacheProfile = DEFAULT_CACHE,
+    cache: CacheRules = DEFAULT_CACHE,
     **more: Any,
 ) -> Results:
     """Return results, with the tree and the misses of one policy's prompts."""

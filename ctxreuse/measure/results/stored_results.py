@@ -18,7 +18,7 @@ from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.traces.json_lines import LARGEST
-from ctxreuse.rules.cache_profile import CacheProfile, TimeToLive
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive
 
 FORMAT = 1
 """The number of the format that is written and read."""
@@ -128,7 +128,7 @@ def fail(place: str, value: Any, words: str) -> NoReturn:
 # what results consist of
 
 
-def readers_of(cache: CacheProfile) -> Readers:
+def readers_of(cache: CacheRules) -> Readers:
     """Return how parts of results are read that have been measured with a cache of some rules."""
     return {
         TraceSummary: _summary,
@@ -138,16 +138,16 @@ def readers_of(cache: CacheProfile) -> Readers:
     }
 
 
-def profile(place: str, value: Any) -> CacheProfile:
+def profile(place: str, value: Any) -> CacheRules:
     """Return the rules of a cache."""
     given = json_object(place, value)
-    known = {one.name: given[one.name] for one in fields(CacheProfile) if one.name in given}
+    known = {one.name: given[one.name] for one in fields(CacheRules) if one.name in given}
     lives = read_as(
         tuple[dict[str, Any], ...], f"{place}: times_to_live", given.get("times_to_live"), _OBJECTS
     )
     try:
         known["times_to_live"] = tuple(TimeToLive(**one) for one in lives)
-        return CacheProfile(**known)
+        return CacheRules(**known)
     except (InvalidRequestError, TypeError) as error:
         raise InputFileError(f"{place}: no cache profile: {describe(str(error))}") from error
 
@@ -155,7 +155,7 @@ def profile(place: str, value: Any) -> CacheProfile:
 _OBJECTS: Readers = {dict[str, Any]: json_object}
 
 
-def _run_bill(cache: CacheProfile, place: str, value: Any) -> RunBill:
+def _run_bill(cache: CacheRules, place: str, value: Any) -> RunBill:
     bill: RunBill = read_fields(RunBill, place, value, {})
     lives = [one.name for one in cache.lives]
     if not set(lives) >= bill.written.keys():
@@ -185,7 +185,7 @@ def _tree(levels: int, place: str, value: Any) -> TreeNode:
     return node
 
 
-def run_result(place: str, value: Any, cache: CacheProfile) -> RunResult:
+def run_result(place: str, value: Any, cache: CacheRules) -> RunResult:
     """Return what a policy reached with a cache of some rules."""
     readers = {RunBill: partial(_run_bill, cache)}
     run: RunResult = read_fields(RunResult, place, value, readers)

@@ -20,7 +20,7 @@ from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.verdict import amount, verdict
 from ctxreuse.measure.table import Shown, Table
 from ctxreuse.memory.explanations import Explanation
-from ctxreuse.rules.cache_profile import profile_spec
+from ctxreuse.rules.cache_rules import profile_spec
 
 Runs: TypeAlias = Sequence[RunResult]
 Columns: TypeAlias = dict[str, Callable[[RunResult], str]]

@@ -14,7 +14,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_marks import mark_field
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile, profile_spec
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
 
 LEAST_SHARE = 0.01
 """Of the computed tokens; a smaller saving is not worth a change of a program."""
@@ -58,7 +58,7 @@ class Saving:
     requests: int
     before: BilledTokens
     after: BilledTokens
-    cache: CacheProfile = DEFAULT_CACHE
+    cache: CacheRules = DEFAULT_CACHE
     word_tokens: int = 0
 
     @property
@@ -213,7 +213,7 @@ def _compared(results: Results) -> list[RunResult]:
     return []
 
 
-def _savings(runs: Sequence[RunResult], cache: CacheProfile) -> list[Saving]:
+def _savings(runs: Sequence[RunResult], cache: CacheRules) -> list[Saving]:
     """Return what each run saves, against that as retrieved with the same cache."""
     sizes = dict.fromkeys(run.capacity_tokens for run in runs)
     plain = {size: base_run([run for run in runs if run.capacity_tokens == size]) for size in sizes}
@@ -390,7 +390,7 @@ def _planner(results: Results, *options: str) -> str:
     return f"ReusePlanner({', '.join(given)})"
 
 
-def _step_of_bill(results: Results, cache: CacheProfile, saving: Saving) -> str:
+def _step_of_bill(results: Results, cache: CacheRules, saving: Saving) -> str:
     planner = _planner(results, f'cache="{profile_spec(cache)}"')
     if saving.mode == "offline":
         return (

@@ -15,7 +15,7 @@ from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
 from ctxreuse.planning.plan import Plan, marked_parts
 from ctxreuse.rules.cache_marks import cache_options
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 from langchain_ctxreuse.agents.planned_messages import planned_text
 from langchain_ctxreuse.messages import mark_field_for, prompt_texts, role_of, with_marks
 
@@ -60,7 +60,7 @@ def is_cut(message: BaseMessage) -> bool:
 
 
 def marking_methods(
-    kind: type[BaseChatModel], profile: CacheProfile, attempt: Callable[[Any, Any], Any]
+    kind: type[BaseChatModel], profile: CacheRules, attempt: Callable[[Any, Any], Any]
 ) -> dict[str, Callable[..., Any]]:
     """Return what a model's class does otherwise: its calls get messages with marks."""
 
@@ -89,7 +89,7 @@ def _marked(
     model: BaseChatModel,
     messages: list[BaseMessage],
     arguments: dict[str, Any],
-    profile: CacheProfile,
+    profile: CacheRules,
 ) -> tuple[list[BaseMessage], dict[str, Any]]:
     """Return messages with marks, and a call's arguments."""
     if not any(map(is_cut, messages)):

@@ -16,7 +16,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates
-from ctxreuse.rules.cache_profile import DEFAULT_CACHE, CacheProfile
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from langchain_ctxreuse.agents.marked_messages import marking_methods
 from langchain_ctxreuse.agents.planned_messages import planned_text, repeated_blocks
 from langchain_ctxreuse.chat_model.model_view import seen_as, view_class
@@ -37,7 +37,7 @@ class PointingStep:
         templates: Templates,
         registry: ContextRegistry,
         fail_open: FailOpen,
-        profile: CacheProfile = DEFAULT_CACHE,
+        profile: CacheRules = DEFAULT_CACHE,
     ) -> None:
         self.profile = profile
         self._templates = templates

@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
 
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.rules.cache_profile import CacheProfile
+from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.rules.prompt_forms import marked_prompt
 from llamaindex_ctxreuse.llm.planned_prompts import text_positions
 
@@ -41,7 +41,7 @@ def takes_cache_points(model: object) -> bool:
 def with_cache_points(
     messages: Sequence[ChatMessage],
     planned: PlannedPrompt,
-    profile: CacheProfile,
+    profile: CacheRules,
     model: object,
     cache_idx: int | None = None,
 ) -> list[ChatMessage]:

@@ -59,7 +59,7 @@ class TimeToLive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheProfile:
+class CacheRules:
     """The rules and prices of a prefix cache.
 
     Args:
@@ -215,9 +215,9 @@ class CacheProfile:
         return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
 
 
-def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheProfile:
+def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheRules:
     """Return the profile of vLLM; hybrid attention has blocks of 1,536 to 3,584 tokens."""
-    return CacheProfile(
+    return CacheRules(
         name="vllm",
         granularity="blocks",
         step_tokens=block_tokens,
@@ -228,9 +228,9 @@ def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheProfile:
     )
 
 
-def sglang() -> CacheProfile:
+def sglang() -> CacheRules:
     """Return the profile of SGLang, whose radix tree holds single tokens."""
-    return CacheProfile(
+    return CacheRules(
         name="sglang",
         granularity="blocks",
         minimum=1,
@@ -240,9 +240,9 @@ def sglang() -> CacheProfile:
     )
 
 
-def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
+def openai(minimum: int = 1024, life: str = "30m") -> CacheRules:
     """Return the profile of OpenAI's API from GPT-5.6 on, with explicit breakpoints."""
-    return CacheProfile(
+    return CacheRules(
         name="openai",
         granularity="marks",
         minimum=minimum,
@@ -260,9 +260,9 @@ def openai(minimum: int = 1024, life: str = "30m") -> CacheProfile:
     )
 
 
-def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheProfile:
+def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheRules:
     """Return the profile of OpenAI's API before GPT-5.6; `read_factor` is 0.1 to 0.5, by model."""
-    return CacheProfile(
+    return CacheRules(
         name="openai-before-5.6",
         granularity="steps",
         step_tokens=128,
@@ -276,9 +276,9 @@ def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CachePro
     )
 
 
-def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
+def anthropic(minimum: int = 1024, life: str = "5m") -> CacheRules:
     """Return the profile of Anthropic's API; `minimum` is 512, 1,024, 2,048 or 4,096, by model."""
-    return CacheProfile(
+    return CacheRules(
         name="anthropic",
         granularity="marks",
         minimum=minimum,
@@ -293,7 +293,7 @@ def anthropic(minimum: int = 1024, life: str = "5m") -> CacheProfile:
     )
 
 
-def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
+def bedrock(minimum: int = 1024, life: str = "5m") -> CacheRules:
     """Return the profile of Claude models on Amazon Bedrock, whose marks are cache points."""
     return replace(
         anthropic(minimum, life),
@@ -303,9 +303,9 @@ def bedrock(minimum: int = 1024, life: str = "5m") -> CacheProfile:
     )
 
 
-def gemini(minimum: int = 4096) -> CacheProfile:
+def gemini(minimum: int = 4096) -> CacheRules:
     """Return the profile of Gemini's implicit cache; `minimum` is 4,096 (Gemini 3) or 2,048."""
-    return CacheProfile(
+    return CacheRules(
         name="gemini",
         granularity="steps",
         minimum=minimum,
@@ -316,9 +316,9 @@ def gemini(minimum: int = 4096) -> CacheProfile:
     )
 
 
-def deepseek(read_factor: float = 0.1) -> CacheProfile:
+def deepseek(read_factor: float = 0.1) -> CacheRules:
     """Return the profile of DeepSeek's disk cache; `read_factor` is 0.02 to 0.2, by model."""
-    return CacheProfile(
+    return CacheRules(
         name="deepseek",
         granularity="steps",
         step_tokens=64,
@@ -330,7 +330,7 @@ def deepseek(read_factor: float = 0.1) -> CacheProfile:
     )
 
 
-READY_PROFILES: Final[Mapping[str, Callable[..., CacheProfile]]] = MappingProxyType(
+READY_PROFILES: Final[Mapping[str, Callable[..., CacheRules]]] = MappingProxyType(
     {
         "vllm": vllm,
         "sglang": sglang,
@@ -348,12 +348,12 @@ DEFAULT_CACHE: Final = vllm()
 """The rules where nobody names a cache."""
 
 
-def cache_profile(given: str | CacheProfile) -> CacheProfile:
+def cache_profile(given: str | CacheRules) -> CacheRules:
     """Return a profile by its name, with arguments or none.
 
     Args:
         given: "openai", "anthropic(minimum=4096, life=1h)", "vllm(block_tokens=1536)"; a
-            CacheProfile is returned as it is.
+            CacheRules is returned as it is.
 
     Raises:
         InvalidRequestError: wrong type, no such profile or no such argument.
@@ -362,12 +362,12 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
         >>> cache_profile("anthropic(life=1h)").write_factor
         2.0
     """
-    if isinstance(given, CacheProfile):
+    if isinstance(given, CacheRules):
         return given
     names = ", ".join(map(repr, READY_PROFILES))
     if not isinstance(given, str):
         raise InvalidRequestError(
-            f"cache must be a CacheProfile or one of {names}, not {describe(given)}"
+            f"cache must be CacheRules or one of {names}, not {describe(given)}"
         )
     call = _CALL.fullmatch(given)
     make = READY_PROFILES.get(call[1].lower()) if call else None
@@ -383,7 +383,7 @@ def cache_profile(given: str | CacheProfile) -> CacheProfile:
     return make(**_arguments(call[1].lower(), make, call[2] or ""))
 
 
-def profile_spec(profile: CacheProfile) -> str:
+def profile_spec(profile: CacheRules) -> str:
     """Return what `cache_profile` reads as a profile; of the user's own its name."""
     make = READY_PROFILES.get(profile.name)
     if make is None:
@@ -405,12 +405,12 @@ def profile_spec(profile: CacheProfile) -> str:
     return f"{profile.name}({arguments})" if arguments else profile.name
 
 
-def spec_unless_default(profile: CacheProfile) -> str:
+def spec_unless_default(profile: CacheRules) -> str:
     """Return what a heading says of a profile: its spec, or "" for the default."""
     return "" if profile == DEFAULT_CACHE else profile_spec(profile)
 
 
-def _arguments(name: str, make: Callable[..., CacheProfile], given: str) -> dict[str, Any]:
+def _arguments(name: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
     """Return the arguments that stand between the parentheses behind a profile's name."""
     parameters = signature(make).parameters
     arguments: dict[str, Any] = {}
