@@ -102,8 +102,9 @@ class ProviderCache:
         self._sweep(now)
         prefixes, ends = _prefixes_of(prompt, key)
         profile, marks = self._profile, [n for n, one in enumerate(prompt, 1) if one.is_marked]
-        looked_at = places(profile, marks, len(prompt), marks_end=self._marks_end)
         known = [self._entries.get(prefix) for prefix in prefixes]
+        met = max((n for n, one in enumerate(known) if one is not None), default=0)
+        looked_at = places(profile, marks, len(prompt), met, marks_end=self._marks_end)
         looked_up = chain.from_iterable(looked_at.read)
         hit = max((n for n in looked_up if (kept := known[n]) and kept.ends_at > now), default=0)
         for entry in filter(None, known[1 : hit + 1]):
@@ -124,6 +125,9 @@ class ProviderCache:
                 entry.unread, reached = end - reached, end
                 written[life.name] = written.get(life.name, 0) + entry.unread
                 self.never_read += entry.unread
+        if not profile.serves_all:
+            for prefix in prefixes[1:]:  # met, if not kept
+                self._entries.setdefault(prefix, _Entry())
         return BilledTokens(ends[-1] - reached, read, written)
 
     def _life(self, piece: PromptPiece) -> TimeToLive:

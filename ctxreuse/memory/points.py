@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.memory.prefix_index import Node, Point, PrefixIndex, Worth
+from ctxreuse.memory.prefix_index import Inserted, Node, Point, PrefixIndex, Worth
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.rules.cache_rules import CacheRules
 
@@ -173,7 +173,8 @@ class Points:
     """Which prefixes one tenant's cache keeps, noted at the nodes of its index."""
 
     def __init__(self, rules: CacheRules) -> None:
-        self._most = rules.marks
+        self._rules = rules
+        self.most_marks = rules.marks
         self.saving = rules.saving
         self._premium = rules.premium
         self._least = rules.least_tokens
@@ -181,8 +182,10 @@ class Points:
         self._again = _Again()
         self._ledger = WriteLedger(rules.premium, rules.saving)
 
-    def gain(self, front: int, now: float | None) -> Worth:
-        """Return what a beginning gains that is read, or written now."""
+    def gain(self, front: int, now: float | None) -> Worth | None:
+        """Return what a beginning gains that is read, or written now; None is its weight."""
+        if not self.most_marks:
+            return None
 
         def worth(node: Node, matched: int, weight: int, kept: int) -> tuple[float, int]:
             point, tokens = node.point, front + weight
@@ -252,19 +255,25 @@ class Points:
         if is_limited:
             end, most = looked.readable[-1], self._ledger.most(looked.tokens[-1])
         read = looked.tokens[end] if end >= 0 else 0
+        if not self.most_marks:
+            return Marked((), read, 0)
         places = [
             MarkPlace(blocks, tokens, self._again.probability(came + 1, blocks))
             for blocks, came in looked.sightings
             if read < (tokens := looked.tokens[blocks]) <= read + most and tokens >= self._least
         ]
-        marks = most_gainful(places, read, self._most - (read > 0), self.saving, self._premium)
+        marks = most_gainful(places, read, self.most_marks - (read > 0), self.saving, self._premium)
         written = looked.tokens[marks[-1]] - read if marks else 0
         return Marked((end,) * (read > 0) + marks, read, written)
 
-    def note(self, index: PrefixIndex, end: Node, sent: SentEntry, looked: Looked) -> int:
+    def note(self, index: PrefixIndex, at: Inserted, sent: SentEntry, looked: Looked) -> int:
         """Note what a sent prompt keeps; return after how many blocks it reads, -1 for nothing."""
         marks, now = sent.marks or (), sent.time_s
-        blocks_read = max({*looked.readable}.intersection(marks), default=-1)
+        if self.most_marks:  # what is read is marked, too
+            blocks_read = max({*looked.readable}.intersection(marks), default=-1)
+        else:
+            blocks_read = looked.readable[-1]
+            marks = tuple(self._rules.points(marks, at.blocks_before, len(sent.keys)))
         read = looked.tokens[blocks_read] if blocks_read >= 0 else 0
         gained, paid = 0, 0
         could = marks  # a batch knows what is read again: nothing limits it
@@ -277,7 +286,7 @@ class Points:
                 self._again.note(came + 1, blocks, came_again=False)
         until = math.inf if now is None else now + self._lifetime
         deepest = read
-        for blocks, node in index.nodes_to(end, sorted({*marks, *could})):
+        for blocks, node in index.nodes_to(at.end, sorted({*marks, *could})):
             point, tokens = node.point, looked.tokens[blocks]
             if point is None:
                 node.point = point = Point(blocks)

@@ -97,7 +97,7 @@ class TenantState:
         self.log = SentLog()
         # another tenant's counts would tell by time which texts it has
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
-        self.points = Points(self._rules) if self._rules and self._rules.marks else None
+        self.points = None if self._rules is None or self._rules.serves_all else Points(self._rules)
         self.ratios: TokenRatios | None = None
         self.unnamed_requests = 0
 
@@ -117,7 +117,7 @@ class TenantState:
         self.recent.add(path)
         if points is None or looked is None:
             return inserted
-        return Inserted(inserted.end, points.note(self.index, inserted.end, sent, looked))
+        return Inserted(inserted.end, points.note(self.index, inserted, sent, looked))
 
     def forget(self, request_id: RequestId, blocks: int | None = None) -> int | None:
         """Expect nothing of a request behind so many blocks; return the tokens that leave."""
@@ -138,7 +138,7 @@ class TenantState:
         match = self.index.search(asked.root, asked.weights, asked.budget, asked.first, worth)
         if match.is_cut_short or match.is_greedy:
             match.note_limits(asked.note_limit)
-        if points is not None:
+        if worth is not None:
             seen = A_TOKEN_SEEN * (asked.front_tokens + match.weight)
             return Beginning(match.path, match.worth - seen if match.path else 0.0)
         if match.weight < asked.least:

@@ -57,6 +57,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
+_A_PAIR = 2
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
@@ -134,6 +135,8 @@ class TenantPlanner:
         self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
+        # what ends at a mark is read whole
+        self._is_cut = cache.has_minimum and (cache.step_tokens > 1 or cache.serves_all)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
         self._names = IndexNames(keyed if sharing is None else sharing)
@@ -182,6 +185,9 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
+        if self._settings.cache.worth(1, _A_PAIR) == 0:  # most forks of a batch have no third use
+            plans = [self.plan(one, policy, deduplicate, now) for one in requests]
+            return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
         budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
         views = {
@@ -448,7 +454,7 @@ class TenantPlanner:
             weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
             front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
-                if state.points is None:
+                if state.points is None or not state.points.most_marks:
                     return {}
                 looks = partial(state.points.look, state.index, root, front, now=now)
                 readable = [looks(*one).readable[-1] for one in zip(keys, weights, strict=True)]
@@ -507,11 +513,10 @@ class TenantPlanner:
         logged = LoggedPrompt(entry, state.log, tick)
         read = inserted.blocks_before
         cached = sum(entry.tokens[: max(0, read)])
-        if chosen.looked is not None:  # a point is read whole
-            return _Recorded(request_id, logged, cached, read, chosen)
-        if self._has_minimum:
+        if self._is_cut:
             cached = self._settings.cache.served(turn.front_tokens, cached)
-        return _Recorded(request_id, logged, cached, None, chosen)
+        is_marked = state.points is not None and state.points.most_marks and chosen.looked
+        return _Recorded(request_id, logged, cached, read if is_marked else None, chosen)
 
     def _plan(
         self,
@@ -642,7 +647,8 @@ def _marks(
     if turn.request.history:
         opening = state.conversations.opening_mark_of(turn.request.conversation_id, turn.root)
         # the whole turn is written for the next one, so this mark costs nothing
-        return _TurnMarks((len(sent.keys),) if sent.keys else (), opening)
+        ends = (len(sent.keys),) if sent.keys and points.most_marks else ()
+        return _TurnMarks(ends, opening)
     looked = points.look(state.index, turn.root, turn.front_tokens, sent.named, sent.weights, now)
     return _TurnMarks(points.choose(looked).marks if given is None else given, None, looked)
 

@@ -31,11 +31,11 @@ class KeptPlaces(NamedTuple):
 
 
 def places(
-    profile: CacheRules, marks: Sequence[int], parts: int, *, marks_end: bool = False
+    profile: CacheRules, marks: Sequence[int], parts: int, met: int, *, marks_end: bool = False
 ) -> KeptPlaces:
     """Return where a prompt is looked up and kept; the provider may mark its end, too."""
     if not profile.has_marks:
-        return KeptPlaces([range(parts, 0, -1)], range(1, parts + 1))
+        return KeptPlaces([range(parts, 0, -1)], profile.points((), met, parts))
     end = [parts] if marks_end and parts else []
     latest = marks if profile.marks_read is None else marks[-profile.marks_read :]
     # the mark's own place is the first of those that are looked at

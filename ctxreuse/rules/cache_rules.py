@@ -7,7 +7,7 @@ the price of an uncached input token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from types import MappingProxyType
@@ -20,6 +20,11 @@ from ctxreuse.errors import InvalidRequestError, describe
 Granularity: TypeAlias = Literal["blocks", "steps", "marks"]
 """Where a cached prefix may end: each full block of an engine, each step from the shortest prefix
 on, or only where an earlier prompt carried a mark."""
+
+States: TypeAlias = Literal["everywhere", "junctions"]
+"""Where what a prompt kept can be read: at each end of a block or step, or only at the prompt's own
+end and where it parted from an earlier prompt, so that a common prefix is read from its third sight
+on."""
 
 KeyUse: TypeAlias = Literal["none", "optional", "needed"]
 """Whether a key that a request carries routes it to where its prefix is kept."""
@@ -67,6 +72,7 @@ class CacheRules:
         granularity: Where a kept prefix may end: "blocks", "steps" or "marks".
         step_tokens: Tokens of a block or a step; 1 where a prefix may end anywhere.
         minimum: Tokens of the shortest prefix that is kept.
+        states: Where of blocks or steps it can be read: "everywhere" or at "junctions".
         marks: How many marks a request may carry; 0 unless prefixes end at marks.
         marks_read: How many marks, the latest of the prompt, are looked at for reading; None is
             all.
@@ -91,6 +97,7 @@ class CacheRules:
     granularity: Granularity
     step_tokens: int = 1
     minimum: int = 0
+    states: States = "everywhere"
     marks: int = 0
     marks_read: int | None = None
     look_back: int = 0
@@ -108,6 +115,7 @@ class CacheRules:
         for name in ("name", "date", "source"):
             checked_kind(name, getattr(self, name), str, "a string")
         checked_choice("granularity", self.granularity, get_args(Granularity))
+        checked_choice("states", self.states, get_args(States))
         checked_choice("key", self.key, get_args(KeyUse))
         checked_choice("follower_hits", self.follower_hits, get_args(FollowerHits))
         checked_integer("step_tokens", self.step_tokens, 1)
@@ -183,9 +191,30 @@ class CacheRules:
     def worth(self, tokens: int, uses: int) -> float:
         """Return what a common prefix saves that so many prompts use, in uncached tokens.
 
-        The first of them pays for writing it, and each other one reads it.
+        The first of them pays for writing it, and each other one reads it; but the second only
+        leaves a state there, where states are kept at junctions.
         """
-        return tokens * (self.saving * (uses - 1) - self.premium)
+        readers = uses - 1 - (self.states == "junctions")
+        return tokens * (self.saving * readers - self.premium)
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether each prefix of a prompt that was sent can be read, in whole steps."""
+        return not self.has_marks and self.states == "everywhere"
+
+    def points(self, marks: Sequence[int], met: int, parts: int) -> Sequence[int]:
+        """Return after how many parts a prompt can be read once it was sent, ascending.
+
+        Args:
+            marks: After how many parts a mark stands.
+            met: How many of its first parts an earlier prompt began with.
+            parts: How many parts it has.
+        """
+        if self.has_marks:
+            return marks
+        if self.states == "junctions":
+            return sorted({met, parts} - {0})
+        return range(1, parts + 1)
 
     @property
     def least_tokens(self) -> int:
@@ -323,6 +352,7 @@ def deepseek(read_factor: float = 0.1) -> CacheRules:
         granularity="steps",
         step_tokens=64,
         minimum=64,
+        states="junctions",
         read_factor=read_factor,
         date=_READ,
         source="DeepSeek's guide to context caching; shortest prefix and lifetime are not stated, "

@@ -1,0 +1,67 @@
+"""Caches that can be read at the end of a prompt and at junctions that were met before."""
+
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import CacheRules, ContextBlock, ContextRequest, ReusePlanner, cache_profile
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
+
+RULES = cache_profile("deepseek")
+TOKENS = 100
+
+
+def asked(letters: str) -> ContextRequest:
+    return ContextRequest([ContextBlock(id=one, text=one, tokens=TOKENS) for one in letters], "?")
+
+
+def expected(planner: ReusePlanner, *contexts: str) -> list[int]:
+    return [planner.plan(asked(letters)).expected_cached_tokens for letters in contexts]
+
+
+def test_a_common_prefix_is_read_from_its_third_sight_on():
+    assert expected(ReusePlanner(cache="deepseek"), "abx", "aby", "abz") == [0, 0, 192]
+
+
+def test_the_end_of_a_prompt_is_read_at_once():
+    assert expected(ReusePlanner(cache="deepseek"), "abc", "abcd", "abcde") == [0, 256, 384]
+
+
+def test_a_fork_is_worth_one_use_less_where_states_are_kept_at_junctions():
+    assert [RULES.worth(100, uses) for uses in (2, 3)] == [0, 90]
+    assert [cache_profile("vllm").worth(100, uses) for uses in (1, 2, 3)] == [0, 100, 200]
+    assert cache_profile("anthropic").worth(100, 2) == 65
+
+
+def test_each_kind_of_cache_says_where_a_sent_prompt_can_be_read():
+    caches = ("vllm", "openai-before-5.6", "deepseek", "anthropic")
+    points = [list(cache_profile(name).points((1,), met=2, parts=4)) for name in caches]
+    assert points == [[1, 2, 3, 4], [1, 2, 3, 4], [2, 4], [1]]
+
+
+contexts = st.lists(
+    st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True).map("".join),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(contexts)
+@examples(100)
+def test_what_is_expected_is_what_such_a_provider_reads(sent):
+    planner = ReusePlanner(cache=RULES)
+    cache = ProviderCache(RULES)
+    for now, letters in enumerate(sent):
+        plan = planner.plan(asked(letters))
+        pieces = [PromptPiece(block.text, TOKENS) for block in plan.blocks]
+        assert cache.serve(pieces, now=now).read == plan.expected_cached_tokens
+
+
+@given(contexts)
+@examples(30)
+def test_a_batch_is_planned_as_if_it_came_one_by_one(sent):
+    requests = [asked(letters) for letters in sent]
+    batch = ReusePlanner(cache=CacheRules(name="own", granularity="steps", states="junctions"))
+    alone = batch.sibling()
+    plans = batch.plan_batch(requests).in_input_order()
+    assert [plan.blocks for plan in plans] == [alone.plan(one).blocks for one in requests]
