@@ -473,19 +473,19 @@ class ReusePlanner(FixedSettings):
             checked_id("a request id", request_id)
         return self._note_evicted(self._planning.evict(ids, _checked_tenant(tenant)))
 
-    def forget(self, request: Plan | str | int, tenant: str | None = None) -> bool:
+    def forget(self, sent: Plan | str | int, tenant: str | None = None) -> bool:
         """Take back a request that was not sent, or not answered: nothing of it is in the cache.
 
         Args:
-            request: Its plan, or its id.
+            sent: Its plan, or its id.
             tenant: Of an id: as for `evict`.
 
         Returns:
             Whether it was known.
         """
-        if isinstance(request, Plan):
-            return self.forget(request.request_id, request.request.tenant)
-        return self.evict([request], tenant).requests > 0
+        if isinstance(sent, Plan):
+            return self.forget(sent.request_id, sent.request.tenant)
+        return self.evict([sent], tenant).requests > 0
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many block tokens, the least recently used.

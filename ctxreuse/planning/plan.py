@@ -23,7 +23,7 @@ from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.planning.shown_turn import ShownTurn
-from ctxreuse.rules.billed_tokens import BilledTokens
+from ctxreuse.rules.billed_tokens import BilledTokens, billed_if_sent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 
@@ -76,7 +76,7 @@ class Plan:
         if sent.conversation is not None:  # its next turn reads all of it
             ends.append(len(sent.tokens))
         read = self.read_blocks
-        return BilledTokens.of_sent(self.cache, sent.front_tokens, sent.tokens, ends, read)
+        return billed_if_sent(self.cache, sent.front_tokens, sent.tokens, ends, read)
 
     @property
     def parts(self) -> tuple[TurnPart, ...]:

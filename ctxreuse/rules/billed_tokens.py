@@ -30,17 +30,6 @@ class BilledTokens:
     read: int = 0
     written: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of_sent(
-        cls, rules: CacheRules, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
-    ) -> BilledTokens:
-        """Return what system text and blocks come to, kept after `ends` and read up to `read`."""
-        sums = list(accumulate(tokens, initial=front))
-        found = sums[read] if read >= 0 else 0
-        kept = max((sums[end] for end in ends if sums[end] >= rules.least_tokens), default=0)
-        written = {rules.time_to_live.name: kept - found} if kept > found else {}
-        return cls(sums[-1] - max(found, kept), found, written)
-
     @property
     def prompt_tokens(self) -> int:
         """All tokens of the prompts."""
@@ -72,3 +61,14 @@ class BilledTokens:
             )
         paid = sum(factors[life] * tokens for life, tokens in self.written.items())
         return self.uncached + profile.read_factor * self.read + paid
+
+
+def billed_if_sent(
+    rules: CacheRules, front: int, tokens: Sequence[int], ends: Sequence[int], read: int
+) -> BilledTokens:
+    """Return what system text and blocks come to, kept after `ends` and read up to `read`."""
+    sums = list(accumulate(tokens, initial=front))
+    found = sums[read] if read >= 0 else 0
+    kept = max((sums[end] for end in ends if sums[end] >= rules.least_tokens), default=0)
+    written = {rules.time_to_live.name: kept - found} if kept > found else {}
+    return BilledTokens(sums[-1] - max(found, kept), found, written)

@@ -13,7 +13,13 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from ctxreuse.context.checks import checked_choice, checked_integer, checked_kind, checked_number
+from ctxreuse.context.checks import (
+    checked_choice,
+    checked_integer,
+    checked_kind,
+    checked_list,
+    checked_number,
+)
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
 from ctxreuse.errors import InvalidRequestError, describe
 
@@ -193,9 +199,12 @@ class CacheRules:
 
         The first of them pays for writing it, and each other one reads it; but the second only
         leaves a state there, where states are kept at junctions.
+
+        Raises:
+            InvalidRequestError: wrong type or negative.
         """
-        readers = uses - 1 - (self.states == "junctions")
-        return tokens * (self.saving * readers - self.premium)
+        readers = checked_integer("uses", uses) - 1 - (self.states == "junctions")
+        return checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
 
     @property
     def serves_all(self) -> bool:
@@ -209,7 +218,12 @@ class CacheRules:
             marks: After how many parts a mark stands.
             met: How many of its first parts an earlier prompt began with.
             parts: How many parts it has.
+
+        Raises:
+            InvalidRequestError: wrong type or negative.
         """
+        parts, met = checked_integer("parts", parts), checked_integer("met", met)
+        marks = checked_list("marks", marks, "a list of numbers")
         if self.has_marks:
             return marks
         if self.states == "junctions":
@@ -224,7 +238,8 @@ class CacheRules:
 
     def served(self, front: int, tokens: int) -> int:
         """Return how many tokens of a common beginning behind others can be read."""
-        return max(0, self.readable(front + tokens) - front)
+        front = checked_integer("front", front)
+        return max(0, self.readable(front + checked_integer("tokens", tokens)) - front)
 
     @property
     def has_minimum(self) -> bool:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from ctxreuse.context.checks import checked_choice, checked_kind
+from ctxreuse.context.checks import checked_choice, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.converse_form import converse_form
 from ctxreuse.errors import InvalidRequestError
@@ -131,6 +131,7 @@ def prompt_body(
         field = mark_field(profile)
     elif form == "bedrock":
         field = "cachePoint"
+    tools = checked_list("tools", tools, "a list of tools")
     written = marked_prompt(messages, profile, field, tools, cites=citations)
     body = as_form(written.messages, form)
     if tools and form == "bedrock":
