@@ -2,7 +2,7 @@
 
 A path from a root is a sent sequence; there is a root for each system text. Nodes hold *runs* of
 blocks (a radix tree), and children are found by their first block, whatever the fan-out; the
-papers' descent (ContextPilot Algorithm 1) is `ordering.paper.paper_order`.
+papers' descent (ContextPilot Algorithm 1) is `policy.paper.paper_order`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
-_A_PAIR = 2
 _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
@@ -185,7 +184,7 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
-        if self._settings.cache.worth(1, _A_PAIR) == 0:  # most forks of a batch have no third use
+        if self._settings.cache.worth(1, 2) == 0:  # most forks of a batch have no third use
             plans = [self.plan(one, policy, deduplicate, now) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
