@@ -275,7 +275,7 @@ class Points:
             blocks_read = looked.readable[-1]
             marks = tuple(self._rules.points(marks, at.blocks_before, len(sent.keys)))
         read = looked.tokens[blocks_read] if blocks_read >= 0 else 0
-        gained, paid = 0, 0
+        gained = paid = 0
         could = marks  # a batch knows what is read again: nothing limits it
         if sent.is_alone:
             unlimited = self.choose(looked, is_limited=False)

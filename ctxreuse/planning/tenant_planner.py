@@ -184,7 +184,7 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
-        if self._settings.cache.worth(1, 2) == 0:  # most forks of a batch have no third use
+        if not self._settings.cache.worth(1, 2):  # most forks of a batch have no third use
             plans = [self.plan(one, policy, deduplicate, now) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request

@@ -203,7 +203,8 @@ class CacheRules:
         Raises:
             InvalidRequestError: wrong type or negative.
         """
-        readers = checked_integer("uses", uses) - 1 - (self.states == "junctions")
+        is_met_first = self.states == "junctions" and not self.has_marks
+        readers = checked_integer("uses", uses) - 1 - is_met_first
         return checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
 
     @property
