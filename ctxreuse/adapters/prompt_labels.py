@@ -71,24 +71,24 @@ class PromptLabels:
         rank = ordinal - len(self.sent)
         return rank + bisect_left(self._free_before, rank)
 
-    def to_given(self, text: str) -> str:
-        """Return what the model says with the labels that the application gave."""
-        return self._renamed(text, self.given)
+    def to_given(self, text: str, start: int = 0) -> str:
+        """Return what the model says from a place on, with the labels of the application."""
+        return self._renamed(text, self.given, start)
 
     def to_sent(self, text: str) -> str:
         """Return what the application says with the labels that the model sees."""
         return self._renamed(text, self.as_sent)
 
-    def _renamed(self, text: str, number: Callable[[int], int]) -> str:
+    def _renamed(self, text: str, number: Callable[[int], int], start: int = 0) -> str:
         forms = _forms(self.templates.label)
         if forms is None or not self.renames:
-            return text
-
-        def with_number(found: re.Match[str]) -> str:
-            start, end = (at - found.start() for at in found.span(1))
-            return f"{found[0][:start]}{number(int(found[1]))}{found[0][end:]}"
-
-        return forms.whole.sub(with_number, text)
+            return text[start:]
+        pieces: list[str] = []
+        for found in forms.whole.finditer(text, start):  # what is before still ends a word
+            first, end = found.span(1)
+            pieces += text[start:first], str(number(int(found[1])))
+            start = end
+        return "".join([*pieces, text[start:]])
 
 
 class TextStream:
@@ -124,7 +124,7 @@ class TextStream:
     def _shown(self, text: str, kept: str) -> str:
         before, self._kept = self._last, kept
         self._last = text[-1:] or self._last
-        return self._labels.to_given(before + text)[len(before) :]
+        return self._labels.to_given(before + text, len(before))
 
 
 def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> Any:

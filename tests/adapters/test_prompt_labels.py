@@ -1,6 +1,6 @@
 """Renaming labels loses none and joins none, in whole texts and piece by piece."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import Templates
@@ -55,6 +55,7 @@ def test_a_text_comes_back_as_it_was(sent, text, label):
 
 
 @given(ordinals, texts, templates, st.lists(st.integers(1, 5), max_size=40))
+@example([2], "DDoc_1", "[Doc_{ordinal}]", [2])
 def test_a_stream_shows_what_the_whole_text_shows(sent, text, label, sizes):
     labels = PromptLabels(tuple(sent), Templates(label=label))
     stream, shown, start = TextStream(labels), "", 0
