@@ -48,7 +48,7 @@ demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo
 test: $(VENV)/dev  ## the tests but for slow ones, with few examples of each property
 	$(PYTEST) -m 'not slow' --junitxml .cache/test.xml
 
-test-slow: $(VENV)/dev  ## the slow tests, and many new examples of each property
+test-slow: $(VENV)/dev  ## the slow tests, and many examples of each property; new ones unless CI=1
 	$(PYTEST) -m 'slow or hypothesis' --hypothesis-profile many
 
 test-core: $(VENV)/dev  ## those of `test` that need no framework

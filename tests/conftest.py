@@ -16,9 +16,7 @@ from ctxreuse.adapters.issued_plans import ISSUED_PLANS, SEARCHED_TEXTS
 settings.register_profile(
     "few", max_examples=20, deadline=None, derandomize=bool(os.environ.get("CI"))
 )
-settings.register_profile(
-    "many", max_examples=500, deadline=None, derandomize=False, print_blob=True
-)
+settings.register_profile("many", settings.get_profile("few"), max_examples=500, print_blob=True)
 settings.load_profile("few")
 
 
