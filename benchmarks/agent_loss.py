@@ -17,9 +17,9 @@ from rich.console import Console
 
 from agents import POLICIES, chain_on, read_questions, usage_of
 from chain_of_agents import Answer, Trace
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from shared import data_folder
 from virtual_client import Ledger
+from virtual_clock import run_in_virtual_time
 
 ENGINES = 15
 CAPACITY_TOKENS = 20_000

@@ -25,11 +25,11 @@ from ctxreuse import ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EnginePool
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.emulation.rates import NOTE_TOKENS
 from ctxreuse.serving.pool.placement import Document, rendezvous_order
 from shared import data_folder, new_table, read_named_trace
 from virtual_client import Ledger, VirtualClient
+from virtual_clock import run_in_virtual_time
 
 AGENTS = 15
 TRACES = {"mtrag_k10": "MT-RAG k=10", "xquad_k15": "XQuAD k=15", "locomo_k100": "LoCoMo k=100"}

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ctxreuse.context.checks import checked_integer, checked_list, checked_number
+from ctxreuse.context.checks import checked_list, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.policy import paper
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-__all__ = ["context_distance", "pairwise_distances"]
+__all__ = ["context_distance"]
 
 
 def context_distance(
@@ -39,32 +35,6 @@ def context_distance(
     """
     checked_number("alpha", alpha)
     return paper.context_distance(_ids("ids_a", ids_a), _ids("ids_b", ids_b), alpha)
-
-
-def pairwise_distances(
-    contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
-) -> npt.NDArray[np.float64]:
-    """Return Equation 1 for all pairs of contexts; see `ordering.paper.pairwise_distances`."""
-    checked_number("alpha", alpha)
-    checked_integer("chunk_pairs", chunk_pairs, 1)
-    return paper.pairwise_distances(
-        list(map(_numbers, checked_list("contexts", contexts, "a list of contexts"))),
-        alpha,
-        chunk_pairs,
-    )
-
-
-def _numbers(context: Any) -> list[int]:
-    numbers = [
-        checked_integer("a block", one)
-        for one in checked_list("a context", context, "a list of blocks")
-    ]
-    if len(set(numbers)) < len(numbers) or max(numbers, default=0) >= 2**63:
-        raise InvalidRequestError(
-            f"a context must name each block once, by an integer below 2**63, not "
-            f"{describe(context)}"
-        )
-    return numbers
 
 
 def _ids(name: str, ids: Any) -> list[Hashable]:

@@ -12,13 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from ctxreuse.context.blocks import (
-    BlockId,
-    ContextBlock,
-    ContextRequest,
-    Message,
-    checked_blocks,
-)
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message, checked_blocks
 from ctxreuse.context.checks import (
     checked_choice,
     checked_each,

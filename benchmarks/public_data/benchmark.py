@@ -43,7 +43,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.rules.cache_rules import CacheRules, cache_profile, spec_unless_default
+from ctxreuse.rules.cache_rules import CacheRules, cache_profile, profile_spec
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
@@ -486,8 +486,7 @@ def _settings(
     yield "seed", str(config.seed)
     yield "arrival", "as in the files" if config.in_order else "by chance"
     yield "requests", str(summary.requests)
-    if heading := spec_unless_default(config.profile):
-        yield "cache", heading
+    yield "cache", profile_spec(config.profile)
     if config.base_url is None:
         yield "tokenizer", Path(config.tokenizer).name
     if workload.recall is not None:

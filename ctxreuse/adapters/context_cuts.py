@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ctxreuse.adapters.leader_first import PrefixUse
 from ctxreuse.context.content_parts import ContentPart, cut, joined, without_blank_parts
 from ctxreuse.planning.plan import Plan, shard_of
-from ctxreuse.rules.answers import is_routed
 
 
 class PlannedPrefix(NamedTuple):
@@ -24,7 +23,7 @@ class PlannedPrefix(NamedTuple):
     def of(cls, plan: Plan) -> PlannedPrefix | None:
         """Return what a plan says; None for a cache with neither marks nor keys."""
         most = plan.cache.marks
-        if not most and not is_routed(plan.cache):
+        if not most and not plan.cache.is_routed:
             return None
         is_later_turn = bool(plan.request.history)
         return cls(plan.marks, shard_of(plan), most, is_later_turn, PrefixUse.of(plan))

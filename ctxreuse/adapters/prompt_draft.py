@@ -33,7 +33,6 @@ from ctxreuse.context.content_parts import ContentPart, cut, joined, without_bla
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan, shard_of
-from ctxreuse.rules.answers import is_routed
 from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_CONTEXTS = 64
@@ -120,7 +119,7 @@ class PlacedContext(NamedTuple):
         parts = _parts_of(plan, given, text) if plan.cache.marks else ()
         marked = [number for number, part in enumerate(parts) if part.is_marked]
         deepest = marked[-1] if marked else -1 if 0 in plan.marks else None
-        group = shard_of(plan) if is_routed(plan.cache) else ()
+        group = shard_of(plan) if plan.cache.is_routed else ()
         if not has_labels:
             return cls(text, ContextLabels(), parts, deepest, group)
         label_of, blocks = plan.label_of, plan.request.blocks

@@ -25,11 +25,7 @@ from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.context.rendering import (
-    DEFAULT_TEMPLATES,
-    Templates,
-    render_block,
-)
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, render_block
 from ctxreuse.planning.plan import Plan
 
 _log = logging.getLogger("ctxreuse")

@@ -11,12 +11,7 @@ from types import NoneType
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import encoded
-from ctxreuse.context.checks import (
-    checked_each,
-    checked_integer,
-    checked_kind,
-    checked_number,
-)
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.rules.answers import places
 from ctxreuse.rules.billed_tokens import BilledTokens

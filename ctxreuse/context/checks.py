@@ -9,12 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from ctxreuse.errors import (
-    CtxreuseError,
-    InvalidRequestError,
-    UnknownArgumentError,
-    describe,
-)
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, UnknownArgumentError, describe
 
 _Kind = TypeVar("_Kind")
 _MOST_REPORTED = 2**53

@@ -16,7 +16,7 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.rules.answers import is_routed, read_end
+from ctxreuse.rules.answers import read_end
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LONGEST_NAME = 60
@@ -184,7 +184,7 @@ def _narrowed(
 ) -> Iterator[tuple[Cause | None, list[SentEntry]]]:
     """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
     for name, cause in _IN_FRONT.items():
-        if name == "key" and not is_routed(cache):
+        if name == "key" and not cache.is_routed:
             continue
         yield cause, opening
         own = getattr(prompt, name)
@@ -350,7 +350,7 @@ def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheRules) -
 def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheRules) -> tuple[Cause, str] | None:
     """Return why nothing of a conversation's last turn is read; None if all of it can be."""
     for name, cause in _IN_FRONT.items():
-        is_in_front = name not in ("tenant", "is_labelled") and (name != "key" or is_routed(cache))
+        is_in_front = name not in ("tenant", "is_labelled") and (name != "key" or cache.is_routed)
         if is_in_front and getattr(prompt, name) != getattr(last, name):
             return cause, _STANDS_BEFORE[cause]
     if prompt.history < last.history:

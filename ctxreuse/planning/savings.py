@@ -208,13 +208,6 @@ class Savings:
     bill: ExpectedBill | None = None
 
     @property
-    def prefilled_as_sent(self) -> int:
-        """Block tokens that the engine had to compute."""
-        if self.mode == "active":
-            return self.prefilled_if_planned
-        return self.block_tokens - self.cached_as_sent
-
-    @property
     def prefilled_if_planned(self) -> int:
         """Block tokens that it has to compute as planned."""
         return self.block_tokens - self.left_out - self.cached_if_planned

@@ -16,11 +16,7 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.planning.expectations import (
-    CacheExpectations,
-    Mismatch,
-    confirmed_tokens,
-)
+from ctxreuse.planning.expectations import CacheExpectations, Mismatch, confirmed_tokens
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.retrieved_order import Front, RetrievedOrder
 from ctxreuse.planning.savings import (

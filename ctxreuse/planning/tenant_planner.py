@@ -19,25 +19,13 @@ from ctxreuse.context.blocks import (
     text_digest,
 )
 from ctxreuse.context.fork_safety import process_name, renew_after_fork
-from ctxreuse.context.rendering import (
-    Templates,
-)
+from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import TokenCounter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.memory.conversations import (
-    EMPTY_HISTORY,
-    History,
-    without_blocks,
-)
+from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
 from ctxreuse.memory.names import IndexedContext, IndexNames, Keyed, Ranks, Sharing, told
 from ctxreuse.memory.points import Looked
-from ctxreuse.memory.prefix_index import (
-    Evicted,
-    IndexStatistics,
-    RequestId,
-    Root,
-    SearchBudget,
-)
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
     Entry,

@@ -70,11 +70,6 @@ def recorded_marks(profile: CacheRules, marks: tuple[int, ...]) -> tuple[int, ..
     return marks if profile.has_marks else None
 
 
-def is_routed(profile: CacheRules) -> bool:
-    """Return whether a key routes a request to where its prefix is kept."""
-    return profile.key != "none"
-
-
 def charged(profile: CacheRules, uncached: int, read: int) -> BilledTokens | None:
     """Return tokens of which nothing is written; None where no provider charges for any."""
     return BilledTokens(uncached, read) if profile.lives else None

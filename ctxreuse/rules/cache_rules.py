@@ -158,6 +158,11 @@ class CacheRules:
         return self.granularity != "blocks"
 
     @property
+    def is_routed(self) -> bool:
+        """Whether a key routes a request to where its prefix is kept."""
+        return self.key != "none"
+
+    @property
     def lives(self) -> tuple[TimeToLive, ...]:
         """The classes of writing that a provider charges for; none where an engine keeps it."""
         return self.times_to_live if self.is_hosted else ()
@@ -449,11 +454,6 @@ def profile_spec(profile: CacheRules) -> str:
         return profile.name
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{profile.name}({arguments})" if arguments else profile.name
-
-
-def spec_unless_default(profile: CacheRules) -> str:
-    """Return what a heading says of a profile: its spec, or "" for the default."""
-    return "" if profile == DEFAULT_CACHE else profile_spec(profile)
 
 
 def _arguments(name: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple, replace
 from functools import lru_cache, partial

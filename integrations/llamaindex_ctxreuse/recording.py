@@ -19,11 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.measure.traces.recording import (
-    ConversationNames,
-    TraceRecorder,
-    document_title,
-)
+from ctxreuse.measure.traces.recording import ConversationNames, TraceRecorder, document_title
 from llamaindex_ctxreuse.nodes.node_plans import by_rank, node_block
 
 

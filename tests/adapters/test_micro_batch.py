@@ -14,7 +14,7 @@ from ctxreuse.adapters import micro_batch
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.ordered_release import checked_window
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
+from virtual_clock import run_in_virtual_time
 
 LONG_S = 30.0
 """A window that a test closes itself."""

@@ -21,7 +21,7 @@ from ctxreuse.adapters.ordered_release import (
     in_event_loop,
     planned_aside,
 )
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
+from virtual_clock import run_in_virtual_time
 
 
 def note(slot, name, woken, is_gone=False):

@@ -653,7 +653,7 @@ def test_a_paired_interval_is_that_of_normal_theory():
     interval = change(other, base)
     half = 1.96 * 0.1 * (0.25 * 0.75 / 400) ** 0.5
     assert interval.mean == pytest.approx(0.025)
-    assert interval.half_width == pytest.approx(half, rel=0.05)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.05)
 
 
 def test_calibration_follows_the_first_questions():

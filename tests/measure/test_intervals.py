@@ -11,7 +11,6 @@ def test_the_interval_is_that_of_normal_theory_and_equal_scores_have_no_spread()
     assert interval.low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.004)
     assert interval.high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.004)
     assert bootstrap_interval([0.25] * 3) == Interval(0.25, 0.25, 0.25)
-    assert Interval(0.25, 0.125, 0.5).half_width == 0.1875
 
 
 def test_all_samples_are_drawn_where_they_do_not_fit_at_once():

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import linkage
 
-from ctxreuse.distance import context_distance, pairwise_distances
+from ctxreuse.distance import context_distance
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.policy import paper
 from ctxreuse.policy.paper import AlignedContexts, paper_orders
@@ -133,7 +133,7 @@ def test_ids_of_different_types_are_different_blocks():
 
 @given(contexts, st.integers(1, 200), st.sampled_from([0, 0.001, 0.01, 1]))
 def test_all_pairs_at_once_equal_one_pair_after_the_other(batch, chunk_pairs, alpha):
-    distances = pairwise_distances(batch, alpha, chunk_pairs)
+    distances = paper.pairwise_distances(batch, alpha, chunk_pairs)
     one_by_one = [context_distance(one, two, alpha) for one, two in combinations(batch, 2)]
     np.testing.assert_allclose(distances, one_by_one, rtol=0, atol=1e-12)
 

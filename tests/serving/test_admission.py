@@ -21,8 +21,8 @@ from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import UnknownStrategyError
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.pool.admission import AdmissionQueue
+from virtual_clock import run_in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from virtual_time import virtual_time
 
-from ctxreuse.serving.aio.virtual_time import VirtualTimeLoop, run_in_virtual_time
+from virtual_clock import VirtualTimeLoop, run_in_virtual_time
 
 
 def now():

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
+from virtual_clock import run_in_virtual_time
 
 
 def run_by(

@@ -21,7 +21,6 @@ from virtual_time import run_by
 from workflow_interpreter import Asked
 
 from ctxreuse import ContextBlock
-from ctxreuse.serving.aio.virtual_time import VirtualTimeLoop
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.engine import WorkflowEngine, WorkflowOptions
 from ctxreuse.workflow.graph.builder import WorkflowGraph
@@ -39,6 +38,7 @@ from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+from virtual_clock import VirtualTimeLoop
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12
 BLOCKS = tuple(ContextBlock(id=f"d{number}", text=f"passage {number}.") for number in range(SIZE))

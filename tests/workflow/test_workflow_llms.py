@@ -13,11 +13,11 @@ from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
-from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.emulation.rates import EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece, checked_llm
+from virtual_clock import run_in_virtual_time
 
 # a token each in 1 s, whatever else goes on; prompts cost nothing
 RATES = EngineRates(prefill_tokens_per_s=1e12, decode_step_s=1.0, decode_step_per_request_s=0)

@@ -147,14 +147,12 @@ def test_a_build_is_due_after_every_so_many_sub_stages():
 def test_counters_tell_the_share_of_compared_vectors_that_was_hot():
     searched = IVFIndex(shared_index("L2"))
     tier = HotTier(searched, PLENTY)
-    assert tier.hot_share == 0
     tier.note(np.array([5, -1]))
     rebuild(tier)
     tier.note(np.array([5, 6, 5]))
     five, six = int(searched.cluster_sizes[5]), int(searched.cluster_sizes[6])
     assert (tier.counters.sub_stages, tier.counters.swaps) == (2, 1)
     assert (tier.counters.codes, tier.counters.hot_codes) == (3 * five + six, 2 * five)
-    assert tier.hot_share == 2 * five / (3 * five + six)
 
 
 def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):

@@ -184,7 +184,8 @@ def is_precise(arm: ArmAnswers, base: ArmAnswers, precision: float) -> bool:
     differences = arm.differences(base, "f1")
     if len(differences) < FEWEST_QUESTIONS:
         return False
-    return bootstrap_interval(differences).half_width <= precision
+    change_of_f1 = bootstrap_interval(differences)
+    return (change_of_f1.high - change_of_f1.low) / 2 <= precision
 
 
 def calibration(arm: ArmAnswers, base: ArmAnswers) -> list[tuple[int, Interval]]:

@@ -115,7 +115,7 @@ def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
 def _runs(config: BenchConfig, trace: Sequence[TraceRequest]) -> Iterator[Run]:
     """Yield the retriever's order, and others, which leave out what a conversation shows."""
     orders = {checked_choice("order", one, _ORDERS) for one in config.order} or {"reuse"}
-    ours = [one for one in POLICIES if one.mode == config.mode and one.strategy in orders]
+    ours = [one for one in POLICIES if one.mode == config.mode and one.order_name in orders]
     has_turns = any(one.conversation_id is not None for one in trace)
     yield Run(AS_SENT, trace, deduplicate=False)
     for policy in keeping_best(ours) if config.keep_best else ours:

@@ -16,11 +16,7 @@ from ctxreuse.errors import EngineError
 from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS, DoctorConfig
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import (
-    SEE_CAUSE,
-    EngineConnection,
-    connection_fault,
-)
+from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
 from ctxreuse.serving.client.engine_client import EngineClient
 
 PROMPTS = 4

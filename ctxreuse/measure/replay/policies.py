@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.view import Policy
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
@@ -51,8 +52,8 @@ class MeasuredPolicy:
 
 
 AS_SENT = MeasuredPolicy("as retrieved", "none", "online")
-PAPERS_ONLINE = MeasuredPolicy("papers' order, online", "paper", "online")
-PAPERS_BATCH = MeasuredPolicy("papers' order, batch", "paper", "offline")
+PAPERS_ONLINE = MeasuredPolicy("papers' order, online", Paper(), "online")
+PAPERS_BATCH = MeasuredPolicy("papers' order, batch", Paper(), "offline")
 OURS_ONLINE = MeasuredPolicy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = MeasuredPolicy("ctxreuse, batch", "reuse", "offline")
 TODAY = MeasuredPolicy("as sent today", "none", "online", is_marked=False)

@@ -18,11 +18,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        """Half of the distance between the ends."""
-        return (self.high - self.low) / 2
-
 
 def bootstrap_interval(scores: Sequence[float], *, resamples: int = 10_000) -> Interval:
     """Return the mean of some scores, at least one, with its 95% percentile interval."""

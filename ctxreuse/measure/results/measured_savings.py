@@ -29,12 +29,7 @@ from ctxreuse.measure.replay.policies import (
     keeping_best,
     own_policies,
 )
-from ctxreuse.measure.replay.simulate import (
-    Progress,
-    Replay,
-    load_tokenizer,
-    no_progress,
-)
+from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.measure.replay.workers import estimate_workers, worker_policies
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.published_prices import prices_given

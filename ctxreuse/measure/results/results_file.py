@@ -12,9 +12,7 @@ import ctxreuse
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.measure.replay.estimate import (
-    TraceSummary,
-)
+from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import (
     TreeNode,
     block_label,

@@ -20,13 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from ctxreuse.context.checks import checked_header, checked_integer, checked_number, reported_count
 from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import (
-    EngineError,
-    InvalidRequestError,
-    MissingExtraError,
-    describe,
-    shown_url,
-)
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe, shown_url
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.guarded_http import claim, guarded
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json

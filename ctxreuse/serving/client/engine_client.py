@@ -32,11 +32,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
-from ctxreuse.serving.client.connection import (
-    EngineConnection,
-    ModelName,
-    client_library_errors,
-)
+from ctxreuse.serving.client.connection import EngineConnection, ModelName, client_library_errors
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,

@@ -26,11 +26,7 @@ from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
 from ctxreuse.serving.pool.replica_factory import EngineSpec, ReplicaFactory
-from ctxreuse.serving.pool.routing import (
-    RequestRouter,
-    candidates,
-    request_of,
-)
+from ctxreuse.serving.pool.routing import RequestRouter, candidates, request_of
 
 _SET_HERE = ("base_url", "events", "retries", "client")
 """Arguments of an `EngineClient` that the pool sets."""

@@ -14,12 +14,7 @@ from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quo
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.retrievers import found_blocks
-from ctxreuse.workflow.runtime.events import (
-    DocumentsFound,
-    NodeFinished,
-    NodeStarted,
-    TextDelta,
-)
+from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.measurements import Outcome
 from ctxreuse.workflow.runtime.services import (

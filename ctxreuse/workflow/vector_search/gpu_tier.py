@@ -28,10 +28,7 @@ import numpy.typing as npt
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.faiss_views import openmp_threads, require_faiss
 from ctxreuse.workflow.vector_search.hot_tier import ClusterTier, HotTier
-from ctxreuse.workflow.vector_search.ivf import (
-    IVFIndex,
-    ScannedPairs,
-)
+from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
 from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,

@@ -84,12 +84,6 @@ class ClusterTier(ABC, Generic[_Copy]):
         """The size of the copies."""
         return self._serving.size_bytes
 
-    @property
-    def hot_share(self) -> float:
-        """The share of all compared vectors that the tier held; 0 before the first."""
-        counters = self.counters
-        return counters.hot_codes / counters.codes if counters.codes else 0.0
-
     def note(self, clusters: npt.NDArray[np.int64]) -> None:
         """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
         known = integers(clusters, "clusters", -1, self.index.nlist - 1)

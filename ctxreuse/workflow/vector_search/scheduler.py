@@ -11,11 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ctxreuse.workflow.vector_search.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
-from ctxreuse.workflow.vector_search.handle import (
-    SearchHandle,
-    SearchProgress,
-    SearchUpdate,
-)
+from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchProgress, SearchUpdate
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
 from ctxreuse.workflow.vector_search.top_k import ClusterFindings, Ids, Scores, TopK, Vectors

@@ -49,7 +49,6 @@ from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, pl
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.rules.answers import is_routed
 from langchain_ctxreuse.chat_model.batching import (
     BatchInput,
     BatchSlot,
@@ -533,7 +532,7 @@ class ReuseChatModel(DelegatingChatModel):
             return added_session(headers, scope, key, by_group, self.session_header)
 
         options: dict[str, Any] = {}
-        has_key = bool(groups) and is_routed(profile)
+        has_key = bool(groups) and profile.is_routed
         for is_wanted, name, added in (
             (self.send_cache_salt or has_key, "extra_body", added_fields),
             (self.send_session_id, "extra_headers", added_headers),

@@ -48,7 +48,6 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.rules.answers import is_routed
 from ctxreuse.serving.aio.concurrency import all_in_order
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
@@ -163,7 +162,7 @@ class ReuseLLM(DelegatingLLM):
         if self.find_retrieved:
             follow_runs()
         self._model, self._always_sent = self.inner, {}
-        has_key = is_routed(planner_or_new(self.planner).cache)
+        has_key = planner_or_new(self.planner).cache.is_routed
         if self.send_cache_salt or self.send_session_id or has_key:
             self._model, self._always_sent = _without_engine_options(self.inner)
 
@@ -427,7 +426,7 @@ class ReuseLLM(DelegatingLLM):
             added = added_session(headers, scope, key, of_group, self.session_header)
             headers = {**added, **headers}
         profile = planner_or_new(self.planner).cache
-        if groups and is_routed(profile):
+        if groups and profile.is_routed:
             fields = added_cache_fields({**given, **body}, groups, profile, key)
             fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
             body = {**fields, **body}
