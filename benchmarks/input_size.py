@@ -28,6 +28,7 @@ from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.scope import RequestScope
 from shared import new_table
 
@@ -37,6 +38,10 @@ _FILLER = "The river rises in the hills and flows to the sea. "
 
 def _block(text: str, name: int | None = None, tokens: int | None = None) -> ContextBlock:
     return ContextBlock(id=text if name is None else name, text=text, tokens=tokens)
+
+
+def _label(text: str) -> str:
+    return DEFAULT_TEMPLATES.label_of(ContextBlock(text=text))
 
 
 class Prepared(NamedTuple):
@@ -63,14 +68,14 @@ def repeated_openings(size: int) -> Prepared:
     registry = ContextRegistry()
     for number in range(size // 100):
         registry.render([_block("a" * 64 + f"{number} " + "b" * (number % 97))])
-    text = ("[Doc_1] " + "a" * 64) * (size // 72)
+    text = ("[BCDF] " + "a" * 64) * (size // 72)
     return Prepared(lambda: registry.parse(text))
 
 
 def repeated_endings(size: int) -> Prepared:
     """Parse a text at whose every step a context of half its length seems to begin and to end."""
     registry = ContextRegistry()
-    unit, times = "[Doc_1] " + "u" * 56, size // 256
+    unit, times = "[BCDF] " + "u" * 56, size // 256
     registry.render([_block((unit * times + unit[:-1] + "x" + unit * times)[8:])])
     text = unit * (size // 64)
     return Prepared(lambda: registry.parse(text))
@@ -82,7 +87,7 @@ def nested_contexts(size: int) -> Prepared:
     whole = "a" * size
     for length in range(100, size, 100):
         registry.render([_block(whole[:length])])
-    text = "[Doc_1] " + whole[:-1]
+    text = "[BCDF] " + whole[:-1]
     return Prepared(lambda: registry.parse(text))
 
 
@@ -113,7 +118,7 @@ def named_labels(size: int) -> Prepared:
     prompts = PromptPlanner(registry=registry)
     blocks = [_block(f"Text {n}.", name=n) for n in range(size)]
     prompts.plan([ScopedPrompt((PromptPart("user", registry.render(blocks)),))])
-    words = "".join(f" [Doc_{n}]" for n in range(size, 2 * size))
+    words = "".join(f" {_label(f'Text {n}.')}" for n in range(size, 2 * size))
     context = registry.render(blocks[::-1])
     prompt = ScopedPrompt((PromptPart("user", f"{context}\n\nWhat of{words}?"),))
     return Prepared(lambda: prompts.plan([prompt]))
@@ -121,7 +126,7 @@ def named_labels(size: int) -> Prepared:
 
 def retried_first_turn(size: int) -> Prepared:
     """Plan a second turn behind `size` retries of the first: one label, and as many lengths."""
-    planner, unit = ReusePlanner(), "\n[Doc_1] "
+    planner, unit = ReusePlanner(), "\n[BCDF] "
     for number in range(1, size + 1):
         block = _block("x" * (len(unit) * number), name=number)
         planner.plan(ContextRequest([block], "Why?", conversation_id="one"))
@@ -130,18 +135,19 @@ def retried_first_turn(size: int) -> Prepared:
 
 def edited_document(size: int) -> Prepared:
     """Plan a turn whose history shows a document of `size` characters twice, changed at its end."""
-    planner, line = ReusePlanner(), "[Doc_1] and so on\n"
+    planner, line = ReusePlanner(), "[BCDF] and so on\n"
     text = line * (size // len(line))
     planner.plan(ContextRequest([text], "Why?", conversation_id="one"))
     changed = text[:-5] + "of\n\n"
-    return _later_turn(planner, f"[Doc_1] {changed}{changed}Why?")
+    return _later_turn(planner, f"[BCDF] {changed}{changed}Why?")
 
 
 def many_labels(size: int) -> Prepared:
     """Plan a turn behind a history of `size` characters of labels, all of them in use."""
     planner = ReusePlanner()
     planner.plan(ContextRequest([f"t{n}" for n in range(2_000)], "Why?", conversation_id="one"))
-    text = "".join(f"\n\n[Doc_{n % 2_000 + 1}] t{n % 7}" for n in range(size // 13))
+    labels = [_label(f"t{n}") for n in range(2_000)]
+    text = "".join(f"\n\n{labels[n % 2_000]} t{n % 7}" for n in range(size // 11))
     return _later_turn(planner, text)
 
 
@@ -348,12 +354,11 @@ def shown_again(size: int) -> Prepared:
     """Look in an agent's history of `size` messages for what each repeats; none is shown before."""
     from langchain_core.messages import ToolMessage
 
-    from ctxreuse.context.rendering import DEFAULT_TEMPLATES
     from langchain_ctxreuse.agents.planned_messages import text_digest
     from langchain_ctxreuse.agents.sent_messages import PointingStep
 
     def message(number: int) -> ToolMessage:
-        label = f"[Doc_{number + 1}]"
+        label = _label(f"text {number}")
         text = f"{label} text {number}"
         repeated = {"label": label, "start": 0, "end": len(text), "digest": text_digest(text)}
         return ToolMessage(
@@ -560,7 +565,7 @@ def simulated_conversations(size: int) -> Prepared:
     corpus = {number: _block("text", number, 1) for number in range(size)}
     requests = [
         PlannedRequest(
-            n, (("[Doc_1]", n, None),), None, "", None, "", None, 0, n - 1 if n % 20 else None, None
+            n, (("[BCDF]", n, None),), None, "", None, "", None, 0, n - 1 if n % 20 else None, None
         )
         for n in range(size)
     ]

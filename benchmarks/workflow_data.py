@@ -31,7 +31,6 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "workflows"
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _WORD = re.compile(r"\w+")
-_DOCUMENT = re.compile(r"\[Doc_\d+\] (.*?)(?=\n\n\[Doc_|\n\n|\Z)", re.DOTALL)
 _QUESTION = re.compile(r"Question: (.*?)\n\n", re.DOTALL)
 _ANSWER_SENTENCES = 3
 
@@ -181,7 +180,7 @@ class Author:
         """Return the sentences that have most words of the question, wherever they stand."""
         found = _QUESTION.search(prompt)
         question = found[1] if found else prompt[-200:]
-        texts = _DOCUMENT.findall(prompt) or [prompt[: found.start()] if found else prompt]
+        texts = (prompt[: found.start()] if found else prompt).split("\n\n")
         sentences = {one.strip() for text in texts for one in _SENTENCE.split(text)}
         wanted = set(_WORD.findall(question.lower()))
         ranked = sorted(

@@ -46,7 +46,7 @@ class ChainPrompts:
     worker: str = (
         "You are one of several readers of a long context. You read one part of it. Note what your "
         "part says that helps to answer the question at its end, with the label of the document, "
-        "such as [Doc_1]. Be brief, and write nothing that is not there. If nothing helps and "
+        "such as [KQTZ]. Be brief, and write nothing that is not there. If nothing helps and "
         "there is no note yet, write: Nothing relevant."
     )
     first: str = "Question: {question}\n\nWrite your note."

@@ -69,7 +69,7 @@ def budget_of(
     asked = _QUESTION_TOKENS
     while asked < count_tokens(question):
         asked *= 2
-    label = templates.block_label(_HIGH_NUMBER)
+    label = templates.label_of(ContextBlock(text=""))
     label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
     location, location_line = templates.location_annotation(label) + templates.separator, ""
     if templates.has_location_line:
@@ -101,9 +101,8 @@ def budget_of(
 def _beside_a_text(label: str, templates: Templates, count_tokens: Callable[[str], int]) -> str:
     """Return the words that a document adds to a segment besides its text."""
     words = render_block(label, "", templates) + templates.separator
-    name = label if templates.ranks_by_label else str(_HIGH_NUMBER)
     # a ranking of few documents has room anyway
-    named, most = templates.order_separator + name, templates.most_ranked
+    named, most = templates.order_separator + label, templates.most_ranked
     if most is None or most * count_tokens(named) > _RANKING_TOKENS:
         words += named
     return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -94,13 +95,18 @@ class Rendering(NamedTuple):
     opening: str
     ending: int
     tail: int
-    continuation: str
+    next_block: tuple[str, re.Pattern[str]] | None
     variants: tuple[Variant, ...] = ()
     is_planned: bool = False
     cut: ContextCut | None = None
 
     @classmethod
-    def of(cls, text: str, label_length: int = 0, continuation: str = "") -> Rendering:
+    def of(
+        cls,
+        text: str,
+        label_length: int = 0,
+        next_block: tuple[str, re.Pattern[str]] | None = None,
+    ) -> Rendering:
         """Return what is remembered of a text that is not empty; it begins with a label."""
         return cls(
             digest=text_digest(text),
@@ -109,7 +115,7 @@ class Rendering(NamedTuple):
             opening=text[: max(label_length, _SHORTEST_OPENING)],
             ending=hash(text[-_ENDING:]),
             tail=sum(ord(one) << 21 * at for at, one in enumerate(text[-_TAIL:])),
-            continuation=continuation,
+            next_block=next_block,
         )
 
     @property
@@ -117,10 +123,14 @@ class Rendering(NamedTuple):
         """How many spans its variants have together; one with a long id counts as several."""
         return sum(ids_size([block_id for block_id, *_ in one.spans]) for one in self.variants)
 
-    def is_whole(self, text: str, end: int) -> bool:
+    def is_whole(self, text: str, start: int, index: RenderingIndex) -> bool:
         """Return whether neither one more block nor the rest of a word follows it in a text."""
-        if self.continuation and text.startswith(self.continuation, end):
-            return False
+        end = start + self.length
+        if self.next_block is not None and text.startswith(self.next_block[0], end):
+            separator, label = self.next_block
+            behind = end + len(separator)
+            if label.match(text, behind) and not index.heads_at(text, behind):
+                return False
         return end == len(text) or not (_is_of_a_word(text[end - 1]) and _is_of_a_word(text[end]))
 
     def found(self, text: str, is_disputed: bool = False) -> FoundContext:
@@ -186,6 +196,7 @@ class RenderingIndex:
         self._by_head: dict[str, _SameHead] = {}
         self._head_sizes: Counter[Any] = Counter()
         self._openings: Counter[Any] = Counter()
+        self._firsts: Counter[Any] = Counter()  # the first characters of these
         self._opening_sizes: Counter[Any] = Counter()
         self._sizes: tuple[int, ...] = ()  # of heads, ascending, as a copy to read
 
@@ -215,6 +226,7 @@ class RenderingIndex:
             (self._head_sizes, len(rendering.head)),
             (self._opening_sizes, len(rendering.opening)),
             (self._openings, rendering.opening),
+            (self._firsts, rendering.opening[:1]),
         ):
             counter[one] += step
             if not counter[one]:
@@ -238,9 +250,12 @@ class RenderingIndex:
         openings, sizes = list(self._openings), list(self._opening_sizes)
         if len(openings) <= _FEW_OPENINGS:
             return sorted({at for one in openings for at in _positions(text, one)})
+        firsts, starts = list(self._firsts), iter(range(len(text)))
+        if len(firsts) <= _FEW_OPENINGS:
+            starts = iter(sorted(at for one in firsts for at in _positions(text, one)))
         return (
             start
-            for start in range(len(text))
+            for start in starts
             if any(text[start : start + size] in self._openings for size in sizes)
         )
 
@@ -276,10 +291,10 @@ class _FoundContexts:
         if found is None:
             return False
         if is_inside:
-            self._is_disputed = self._is_disputed or bool(found)
+            self._is_disputed |= not all(self._has_the_blocks_of(one, start) for one in found)
             self._met += [one.digest for one in found]
             return True
-        whole = [one for one in found if one.is_whole(self._text, start + one.length)]
+        whole = [one for one in found if one.is_whole(self._text, start, self._index)]
         if not whole:
             self._met += [one.digest for one in found]
             return True
@@ -290,6 +305,14 @@ class _FoundContexts:
         self._is_disputed = bool(rivals)
         self._start, self._end = start, start + self._last.length
         return True
+
+    def _has_the_blocks_of(self, inside: Rendering, start: int) -> bool:
+        """Return whether the context found last has a block where one that stands in it begins."""
+        if self._last is None or not (self._last.variants and inside.variants):
+            return False
+        (_, first, *_), *_ = inside.variants[-1].spans
+        at = start + first - self._start
+        return any(begins == at for _, begins, *_ in self._last.variants[-1].spans)
 
     def parsed(self) -> ParsedText:
         """Return the text as pieces."""

@@ -261,8 +261,7 @@ def appended_annotation(plan: Plan, shown: Sequence[PlannedItem[Any]]) -> str | 
     """Return what a document behind the planned ones says; None if there is nothing to say."""
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        documents = [(one.rank, one.label or "") for one in shown]
-        said.append(unlabelled_ranking(documents, plan.templates))
+        said.append(unlabelled_ranking([one.rank for one in shown], plan.templates))
     return " ".join(said) or None
 
 

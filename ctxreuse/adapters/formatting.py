@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from string import punctuation
+from typing import NamedTuple
 
 from ctxreuse.adapters.context_cuts import ContextCut
 from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
@@ -14,13 +16,12 @@ from ctxreuse.adapters.plan_metadata import (
     believed,
     left_out_words,
     missing_labels,
-    plain_id,
+    position_of,
     positions_as_planned,
     prefix_shown,
 )
-from ctxreuse.adapters.prompt_labels import labels_in
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockId, ContextBlock, distinct_texts, text_digest
+from ctxreuse.context.blocks import ContextBlock, distinct_texts, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import turn_parts
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
@@ -60,6 +61,10 @@ def format_documents(
     return templates.separator.join([*texts, *words])
 
 
+_BRACKETS = re.compile(r"[\[(][^\[\]()\n]{1,400}[\])]")
+_NAME = re.compile(r"[\w.-]+")
+
+
 class PlanWords(NamedTuple):
     """What is said of planned documents that a prompt shows without labels."""
 
@@ -80,71 +85,50 @@ def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> Plan
     positions = positions_as_planned(given)
     ranking = None
     if positions is not None and _order_annotation(positions, templates) is not None:
-        shown = [(one.rank, one.label) for one in positions]
-        ranking = unlabelled_ranking(shown, templates)
+        ranking = unlabelled_ranking([one.rank for one in positions], templates)
     return PlanWords(tuple(left_out_words(given)), ranking)
 
 
-def unlabelled_ranking(documents: Sequence[tuple[int, str]], templates: Templates) -> str:
-    """Return the ranking of documents that stand before it without labels."""
-    labels = [label for _, label in documents]
-    places = templates.block_labels(range(1, len(documents) + 1))
-    names = labels if templates.ranks_by_label else places
-    ranks = [rank for rank, _ in documents]
-    ranked = dict.fromkeys(name for _, name in sorted(zip(ranks, names, strict=True)))
-    return templates.with_legend(templates.order_annotation(list(ranked)), labels)
+def unlabelled_ranking(ranks: Sequence[int], templates: Templates) -> str:
+    """Return the ranking of documents that stand before it in this order."""
+    places = sorted(range(len(ranks)), key=ranks.__getitem__)
+    return templates.order_annotation([str(place + 1) for place in places])
 
 
 def cited_positions(
-    text: str,
-    documents: Sequence[PlannedDocument],
-    templates: Templates,
-    sources: Mapping[str, Mapping[str, Any]] | None = None,
+    text: str, documents: Sequence[PlannedDocument], templates: Templates
 ) -> list[int]:
-    """Return the positions of the documents that an answer cites, each once, in its order."""
+    """Return the positions of the documents that an answer cites, in the order of its labels."""
     checked_kind("text", text, str, "an answer's text")
     checked_kind("templates", templates, Templates, "Templates")
-    named = labels_in(text, templates)
-    if sources:
-        at = _positions_by_id(documents)
-        found = [_source_position(sources.get(label), at) for label in named]
-    else:
-        labelled = _positions_by_label(documents, templates)
-        found = [labelled.get(label) for label in named]
-    return list(dict.fromkeys(position for position in found if position is not None))
-
-
-def _positions_by_id(documents: Sequence[PlannedDocument]) -> dict[BlockId, list[int]]:
-    at: dict[BlockId, list[int]] = {}
-    for position, one in enumerate(documents):
+    at: dict[str, list[int]] = {}
+    for position, one in enumerate(believed(documents)):
         if not one.is_annotation:
-            at.setdefault(plain_id(one.block.id), []).append(position)
-    return at
+            labels = {templates.label_of(one.block)}
+            planned = position_of(one.metadata)
+            if planned is not None:  # a text that was changed since stands under its old label
+                labels.add(planned.label)
+            for label in labels:
+                at.setdefault(label, []).append(position)
+    cited = _cited(text.replace("\\_", "_"), at)  # as Markdown has it
+    return list(dict.fromkeys(position for label in cited for position in at[label]))
 
 
-def _source_position(
-    source: Mapping[str, Any] | None, at: Mapping[BlockId, Sequence[int]]
-) -> int | None:
-    """Return where a source stands; of several with its id the one at its rank, else the first."""
-    if source is None or source.get("id") not in at:
-        return None
-    positions = at[source["id"]]
-    rank = source.get("rank")
-    return next((one for one in positions if one == rank), positions[0])
-
-
-def _positions_by_label(
-    documents: Sequence[PlannedDocument], templates: Templates
-) -> dict[str, int]:
-    """Return where the document of each label stands in documents as `format_documents` takes."""
-    given = believed(documents)
-    shown = [(position, one) for position, one in enumerate(given) if not one.is_annotation]
-    positions = positions_as_planned([one for _, one in shown])
-    if positions is not None:
-        pairs = zip(positions, shown, strict=True)
-        return {planned.label: position for planned, (position, _) in reversed(list(pairs))}
-    labels = templates.block_labels(range(1, len(shown) + 1))
-    return {label: position for label, (position, _) in zip(labels, shown, strict=True)}
+def _cited(text: str, labels: Iterable[str]) -> list[str]:
+    """Return the labels that a text names, whole or several in one pair of brackets."""
+    named: dict[str, int] = {}  # in brackets
+    for bracket in _BRACKETS.finditer(text):
+        for name in _NAME.finditer(text, *bracket.span()):
+            named.setdefault(name[0], name.start())
+    first: dict[str, int] = {}
+    for label in labels:
+        left, right = (r"\b" if re.match(r"\w", end) else "" for end in (label[:1], label[-1:]))
+        whole = re.search(f"{left}{re.escape(label)}{right}", text)
+        places = [] if whole is None else [whole.start()]
+        places += [named[one] for one in [label.strip(punctuation)] if one in named]
+        if places:
+            first[label] = min(places)
+    return sorted(first, key=first.__getitem__)
 
 
 def _render_as_searched(
@@ -155,7 +139,7 @@ def _render_as_searched(
     ranks = SEARCHED_TEXTS.ranks(tenant, [block.digest for block in shown])
     if ranks is None or templates.is_ranked(sorted(ranks), ranks):
         return None
-    labels = [templates.block_label(ordinal) for ordinal in range(1, len(shown) + 1)]
+    labels = list(map(templates.label_of, shown))
     parts = [SentBlock(label, block) for label, block in zip(labels, shown, strict=True)]
     ranking = [label for _, label in sorted(zip(ranks, labels, strict=True))]
     return render_turn(parts, templates.order_annotation(ranking), "", templates)

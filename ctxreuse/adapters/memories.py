@@ -233,8 +233,7 @@ def _is_same(one: BlockId, other: BlockId) -> bool:
 def _places(text: str, templates: Templates) -> Iterator[tuple[int, str]]:
     """Yield where a block may begin, and what then stands behind it: at a label, or a paragraph."""
     for label in templates.label_pattern.finditer(text):
-        before = templates.before_text(label[0])
-        yield label.start() - before.index(label[0]) + len(before), templates.after_text
+        yield label.end(), templates.after_text
     for start in _paragraph_starts(text, templates.separator):
         yield start, ""
 
@@ -388,8 +387,8 @@ def _memory_end(
     """Return where the memory ends that stands at the beginning of a paragraph; None for none."""
     first, after = start, ""
     label = templates.label_pattern.match(content, start)
-    if label is not None and content.startswith(templates.before_text(label[0]), start):
-        first, after = start + len(templates.before_text(label[0])), templates.after_text
+    if label is not None:
+        first, after = label.end(), templates.after_text
     for length in lengths:  # a short memory is all of its beginning
         for text in beginnings.get(content[first : first + length], ()):
             end = first + len(text) + len(after)

@@ -72,7 +72,7 @@ class DocumentMetadata:
     """The metadata that the documents of one plan get."""
 
     plan_id: str
-    ids: Mapping[str, BlockId]
+    ids: Mapping[str, Sequence[BlockId]]
     overlaps: Mapping[str, Overlap]
     issued: IssuedPlan
     to_carry: list[PlanMetadata]
@@ -82,7 +82,8 @@ class DocumentMetadata:
         carried: dict[str, Any] = {"rank": rank, "label": label}
         if label in self.overlaps:
             carried["overlap"] = asdict(self.overlaps[label])
-        self.issued.add(carried, self.ids.get(label))
+        for owner in self.ids.get(label, ()):  # two blocks may have the same label
+            self.issued.add(carried, owner)
         return self._mark(carried)
 
     def annotation(self, text: str) -> dict[str, Any]:
@@ -140,7 +141,9 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
         for part in plan.parts
         if isinstance(part, SentBlock) and part.repeated
     }
-    ids = {part[0]: part[1] for part in carried["parts"]}
+    ids: dict[str, list[BlockId]] = {}
+    for label, block_id, *_ in carried["parts"]:
+        ids.setdefault(label, []).append(block_id)
     size = ids_size([block.id for block in plan.request.blocks]) + 1
     issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), size, PlannedPrefix.of(plan))
     digest = digest_of(carried)
@@ -319,9 +322,13 @@ def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentP
     plan = positions[0].plan
     if any(position.plan is not plan and position.plan != plan for position in positions):
         return None
-    number_of = {part[0]: number for number, part in enumerate(plan["parts"])}
-    numbers = [number_of.get(position.label, -1) for position in positions]
-    return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
+    left = [part[0] for part in reversed(plan["parts"])]
+    for position in positions:  # two blocks may have the same label, and a block two documents
+        while left and left[-1] != position.label:
+            left.pop()
+        if not left:
+            return None
+    return positions
 
 
 def missing_labels(positions: Sequence[DocumentPosition]) -> set[str]:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ctxreuse.adapters.context_cuts import ContextCut, PlannedTexts
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.leader_first import PrefixUse
-from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels
 from ctxreuse.adapters.rendered_contexts import (
     Claimed,
     ContextRegistry,
@@ -36,8 +35,6 @@ from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_CONTEXTS = 64
-_SPEAKERS = ("user", "assistant")
-"""Whose words may name blocks; instructions, tools and documents mean what they say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +70,11 @@ class PlacedPiece(NamedTuple):
     piece: Piece
     key: bytes = b""
     is_context: bool = False
-    labels: ContextLabels = ContextLabels()
     stays: bool = False
     cuts: tuple[int, ...] = ()
     deepest: int | None = None
     cut: ContextCut | None = None
     group: tuple[str, ...] = ()
-
-    @property
-    def is_unplanned(self) -> bool:
-        """Whether it is a context that is not planned now."""
-        return bool(self.key) and isinstance(self.piece, str)
 
     @property
     def text(self) -> str:
@@ -95,7 +86,6 @@ class PlacedContext(NamedTuple):
     """A context as it was sent."""
 
     text: str
-    labels: ContextLabels
     parts: tuple[ContentPart, ...] = ()
     deepest: int | None = None
     group: tuple[str, ...] = ()
@@ -108,24 +98,12 @@ class PlacedContext(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, given: FoundContext) -> PlacedContext:
         """Return what is sent for a context now that it is planned."""
-        if given.is_joined:
-            text, has_labels = render_joined(plan, given)
-        else:
-            text = plan.rendered()
-            first = plan.templates.before_text(plan.templates.block_label(1))
-            # rendered with other templates, no label here is one given there
-            _, start, *_ = given.spans[0]
-            has_labels = given.text[:start] == first
+        text = render_joined(plan, given) if given.is_joined else plan.rendered()
         parts = _parts_of(plan, given, text) if plan.cache.marks else ()
         marked = [number for number, part in enumerate(parts) if part.is_marked]
         deepest = marked[-1] if marked else -1 if 0 in plan.marks else None
         group = shard_of(plan) if plan.cache.is_routed else ()
-        if not has_labels:
-            return cls(text, ContextLabels(), parts, deepest, group)
-        label_of, blocks = plan.label_of, plan.request.blocks
-        ordinals = plan.templates.label_ordinals([label_of[block.key] for block in blocks])
-        labels = ContextLabels(tuple(ordinals), tuple(block.id for block in blocks))
-        return cls(text, labels, parts, deepest, group)
+        return cls(text, parts, deepest, group)
 
 
 class PromptDraft:
@@ -141,22 +119,16 @@ class PromptDraft:
         self.plans: list[Plan] = []
         self.has_contexts = False
         self.contexts_found = 0
-        self.contexts: list[ContextLabels] = []
         self.groups: list[tuple[str, ...]] = []
         self.uses: list[PrefixUse | None] = []
         self.cuts: list[ContextCut] = []
         self.planned_before = 0
         self.joined_before: list[tuple[bytes, PlacedContext]] = []
         self._templates = templates
-        self._labels = PromptLabels((), templates)
-        self._labels_at: dict[int, PromptLabels] = {}  # behind the parts that show anything
         self._turns = _turns(prompt.parts)
-        self._turn = -1  # of the latest context
-        self._in_turn = 0  # contexts whose labels are known
         self._standings = _standings(prompt.parts)
         self._part_keys: list[bytes] = []  # each names a part as given, with everything before
         self._unsearched = 0
-        self._unplanned: list[tuple[int, PlacedPiece]] = []  # and how many pieces stand behind
         self._shown: set[int] = set()  # the parts that show a context
         self._parts: list[list[ContentPart]] = [[] for _ in prompt.parts]  # sent, up to here
         before = _hash([self.tenant])  # tenant and everything before, as given
@@ -259,7 +231,7 @@ class PromptDraft:
                     sent = sent_before(self.tenant, self.sent_key(one.key))
                     one = _as_sent_before(one, sent, following)
                 elif outcome.spans:
-                    one = one._replace(piece=outcome, labels=_labels_given(outcome))
+                    one = one._replace(piece=outcome)
                 else:
                     one = self._planned_before(one._replace(piece=one.text), outcome.cut)
             else:
@@ -273,9 +245,6 @@ class PromptDraft:
             counts["planned"] = 0
             counts["too_long"] += 1
             pieces = [one._replace(piece=one.text) for one in pieces]
-        self._unplanned = [
-            (number, one) for number, one in enumerate(reversed(pieces)) if one.is_unplanned
-        ]
         self.pieces = deque(pieces)
         return counts
 
@@ -299,7 +268,6 @@ class PromptDraft:
             piece=sent.text,
             key=key,
             is_context=True,
-            labels=sent.labels,
             cuts=sent.cuts,
             deepest=sent.deepest,
             group=sent.group,
@@ -333,7 +301,7 @@ class PromptDraft:
         counts["planned_before"] += 1
         shown = self._planned_before(pieces[number]._replace(is_context=True), cut_here)
         parts = tuple(cut_here.parts(shown.text)) if cut_here.lengths else ()
-        sent = PlacedContext(shown.text, ContextLabels(), parts, cut_here.deepest, shown.group)
+        sent = PlacedContext(shown.text, parts, cut_here.deepest, shown.group)
         self.joined_before.append((self.sent_key(self._part_keys[shown.part]), sent))
         return [*pieces[:number], shown, *pieces[number + 1 :]]
 
@@ -345,7 +313,8 @@ class PromptDraft:
             return pieces
         number, start, found = joined
         names_places = any(part.names_places for part in self.prompt.parts)
-        names_places |= any(map(self._templates.label_pattern.search, texts))
+        if self._templates.inner_pattern is not None:  # else any words may look like a label
+            names_places |= any(map(self._templates.label_pattern.search, texts))
         if names_places or not may_be_moved(joined, texts, self.prompt.retrieved):
             counts["kept_in_place"] += 1
         elif not is_worth_ranking(found, self._templates):
@@ -394,23 +363,21 @@ class PromptDraft:
         if one.cut is not None and one.cut.lengths:
             if 0 in one.cut.prefix.marks:
                 self._mark_before(one.part)
-            self._show(one.cut.parts(text), one.labels)
+            self._show(one.cut.parts(text))
             return
-        if not one.key and self.prompt.parts[one.part].role in _SPEAKERS:
-            text = self._labels.to_sent(text)
         parts = cut(text, one.cuts)
         if one.deepest is not None and not self._shown:  # others may have kept it alive
             if one.deepest < 0:
                 self._mark_before(one.part, is_spare=True)
             elif one.deepest < len(parts):
                 parts[one.deepest] = parts[one.deepest].as_spare()
-        self._show(parts, one.labels)
+        self._show(parts)
 
     def show_context(self, sent: PlacedContext, *, marks_before: bool = False) -> None:
         """Send the next piece, a context, as it was planned."""
         if marks_before:
             self._mark_before(self.pieces[0].part)
-        self._show(sent.parts or [ContentPart(sent.text)], sent.labels)
+        self._show(sent.parts or [ContentPart(sent.text)])
 
     def _mark_before(self, number: int, *, is_spare: bool = False) -> None:
         """Mark what stands before the next piece, in its part or the nearest one with a text."""
@@ -421,33 +388,11 @@ class PromptDraft:
                     parts[position] = one.as_spare() if is_spare else one.as_end()
                     return
 
-    def _show(self, parts: Iterable[ContentPart], labels: ContextLabels) -> None:
+    def _show(self, parts: Iterable[ContentPart]) -> None:
         one = self.pieces.popleft()
         self._parts[one.part] += parts
         if one.is_context:
             self._shown.add(one.part)
-        if labels.ordinals:
-            self.contexts.append(labels)
-            self._name(labels.ordinals, self._turns[one.part])
-        self._labels_at[one.part] = self._labels
-
-    def _name(self, ordinals: tuple[int, ...], turn: int) -> None:
-        """Let the words that follow name the blocks of one more context of a turn."""
-        if turn != self._turn:
-            self._labels, self._turn, self._in_turn = PromptLabels(), turn, 0
-        self._in_turn += 1
-        if self._in_turn <= _MOST_CONTEXTS:  # each makes all labels of its turn anew
-            self._labels = PromptLabels(self._labels.sent + ordinals, self._templates)
-
-    def labels(self) -> tuple[PromptLabels, ...]:
-        """Return the labels that are in force behind each part; nothing without a context."""
-        if not self.contexts:
-            return ()
-        behind, states = PromptLabels((), self._templates), []
-        for number in range(len(self.prompt.parts)):
-            behind = self._labels_at.get(number, behind)
-            states.append(behind)
-        return tuple(states)
 
     def request(self, number: int, found: FoundContext) -> ContextRequest:
         """Return what to plan: the context's blocks behind everything that is sent before it."""
@@ -467,19 +412,13 @@ class PromptDraft:
         if number in self._shown:  # another context stands before this one in the same text
             turns.append(openings[-1])
             openings[-1] = {"role": role, "content": ""}
-        labels = self._labels_in_use()
         history: list[Message] | None = None
-        in_conversation = scope.conversation_id is not None or (turns and self._shown) or labels
+        in_conversation = scope.conversation_id is not None or (turns and self._shown)
         if in_conversation and not found.is_joined:  # without labels nothing can refer to it
             history = turns
         else:
             system += turns  # the same for many, such as examples
         preamble = [text for message in [*system, *openings] for text in message.values()]
-        if labels and history is not None:
-            preamble += labels
-            # each a text of its own: no block stands behind it
-            content = [{"type": "text", "text": label} for label in labels]
-            history = [{"role": "system", "content": content}, *turns]
         return ContextRequest(
             found.blocks,
             system=_hash(preamble).hexdigest(),
@@ -489,16 +428,6 @@ class PromptDraft:
             labels=not found.is_joined,
         )
 
-    def _labels_in_use(self) -> list[str]:
-        """Return the labels of contexts that stay as they are and that no turn before shows."""
-        to_come = len(self.pieces) - 1
-        texts = [
-            one.text for behind, one in self._unplanned if behind < to_come or not one.is_context
-        ]
-        pattern = self._templates.label_pattern
-        found = (label[0] for text in texts for label in pattern.finditer(text))
-        return list(dict.fromkeys(found))
-
 
 def _as_sent_before(
     context: PlacedPiece, sent: PlacedContext | None, following: PlacedPiece | None
@@ -507,7 +436,7 @@ def _as_sent_before(
     assert isinstance(context.piece, FoundContext)
     if sent is None:
         planned = context.piece.cut  # what was planned before is sent as it was sent then
-        context = context._replace(labels=_labels_given(context.piece), piece=context.text)
+        context = context._replace(piece=context.text)
         if planned is None:
             return context
         group = planned.prefix.group
@@ -516,11 +445,8 @@ def _as_sent_before(
     behind = following.text if following is not None and following.part == context.part else None
     annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
     if behind is None or annotations is None or not behind.startswith(annotations):
-        return context._replace(piece=sent.text, labels=sent.labels, cuts=sent.cuts)
-    # the history shows it as it was sent, so its labels are those that the model sees
-    in_order = sorted(dict(zip(*sent.labels, strict=True)).items())
-    labels = ContextLabels(*zip(*in_order, strict=True)) if in_order else ContextLabels()
-    return context._replace(piece=context.text, labels=labels, cuts=sent.cuts)
+        return context._replace(piece=sent.text, cuts=sent.cuts)
+    return context._replace(piece=context.text, cuts=sent.cuts)
 
 
 def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, ...]:
@@ -550,15 +476,6 @@ def _mark_end(parts: list[list[ContentPart]], roles: Sequence[str], end: int) ->
         if parts[number]:
             parts[number][-1] = parts[number][-1].as_end()
             return
-
-
-def _labels_given(context: FoundContext) -> ContextLabels:
-    """Return the labels of a context that is sent as given."""
-    positions: dict[int, int] = {}  # by where a block stands: it may be given twice
-    for position, (_, start, *_) in enumerate(context.spans, start=1):
-        positions.setdefault(start, position)
-    ordinals = tuple(positions[start] for _, start, *_ in context.spans)
-    return ContextLabels(ordinals, tuple(block_id for block_id, *_ in context.spans))
 
 
 def _turns(parts: Sequence[PromptPart]) -> list[int]:

@@ -15,10 +15,9 @@ from ctxreuse.adapters.environment import default_planner
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.adapters.prompt_draft import PlacedContext, PromptDraft, ScopedPrompt
-from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.adapters.standing_documents import shows_several
-from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
+from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.content_parts import ContentPart, cut
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -30,17 +29,14 @@ from ctxreuse.rules.cache_rules import CacheRules
 
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
-_LABEL_CHARACTERS = 64
 _SILENT_PROMPTS = 20
 _MOST_FRONTS = 10_000
 _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
 
-_Remembered: TypeAlias = tuple[
-    str, tuple[int, ...], tuple[BlockId, ...], tuple[int, ...], int | None, tuple[str, ...]
-]
-"""A context as it was sent: text, ordinals and ids of its labels, lengths of its parts, which of
-these has the last mark, and its group."""
+_Remembered: TypeAlias = tuple[str, tuple[int, ...], int | None, tuple[str, ...]]
+"""A context as it was sent: text, lengths of its parts, which of these has the last mark, and its
+group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +46,11 @@ class PlannedPrompt:
     position: int
     texts: tuple[str, ...]
     plans: tuple[Plan, ...] = ()
-    labels: tuple[PromptLabels, ...] = ()
-    contexts: tuple[ContextLabels, ...] = ()
     tenant: str = ""
     parts: tuple[tuple[ContentPart, ...], ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
     use: PrefixUse | None = None
     in_flight: CallInFlight | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def answer_labels(self) -> PromptLabels:
-        """The labels that the answer uses."""
-        return self.labels[-1] if self.labels else PromptLabels()
-
-    def answer_metadata(self) -> dict[str, Any]:
-        """Return what an answer carries, JSON-compatible, without any text; empty if nothing."""
-        if not self.contexts:
-            return {}
-        return {"labels": labels_metadata(self.answer_labels, self.contexts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +169,7 @@ class PromptPlanner:
                 self._note_planned_before(draft)
                 if self._has_new_front(draft):
                     counts["varying_front"] += 1
-        first_labels = self._planner.templates.block_labels([1, 2])
+        label = self._planner.templates.inner_pattern
         for draft in drafts:
             if draft.has_contexts:
                 continue
@@ -198,7 +181,7 @@ class PromptPlanner:
             if self._registry.is_rendered_elsewhere(texts, draft.tenant):
                 counts["in_other_scope"] += 1
                 _log_other_scope()
-            elif any(all(label in text for label in first_labels) for text in texts):
+            elif label is not None and any(len(set(label.findall(text))) > 1 for text in texts):
                 counts["not_recognised"] += 1
             elif not draft.contexts_found and shows_several(texts, draft.prompt.retrieved):
                 counts["joined_otherwise"] += 1
@@ -261,7 +244,7 @@ class PromptPlanner:
             assert isinstance(one.piece, FoundContext)
             sent = PlacedContext.of(plan, one.piece)
             if one.stays:
-                sent = PlacedContext(one.text, ContextLabels())
+                sent = PlacedContext(one.text)
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
@@ -284,9 +267,8 @@ class PromptPlanner:
             kept = self._sent_contexts.get(tenant, key)
         if kept is None:
             return None
-        text, ordinals, ids, cuts, deepest, group = kept
-        parts = tuple(cut(text, cuts)) if cuts else ()
-        return PlacedContext(text, ContextLabels(ordinals, ids), parts, deepest, group)
+        text, cuts, deepest, group = kept
+        return PlacedContext(text, tuple(cut(text, cuts)) if cuts else (), deepest, group)
 
 
 def _planned(position: int, draft: PromptDraft, profile: CacheRules) -> PlannedPrompt:
@@ -294,8 +276,6 @@ def _planned(position: int, draft: PromptDraft, profile: CacheRules) -> PlannedP
         position,
         draft.texts(),
         tuple(draft.plans),
-        draft.labels(),
-        tuple(draft.contexts),
         tenant=draft.tenant,
         parts=draft.parts(profile),
         groups=tuple(draft.groups),
@@ -310,13 +290,12 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
 
 
 def _remembered(sent: PlacedContext) -> _Remembered:
-    return sent.text, *sent.labels, sent.cuts, sent.deepest, sent.group
+    return sent.text, sent.cuts, sent.deepest, sent.group
 
 
 def _weight(kept: _Remembered) -> int:
     """Return how many characters a context that was sent counts as."""
-    text, _, ids, *_ = kept
-    return len(text) + _LABEL_CHARACTERS * ids_size(ids) + _ENTRY_CHARACTERS
+    return len(kept[0]) + _ENTRY_CHARACTERS
 
 
 @cache

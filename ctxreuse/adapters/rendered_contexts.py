@@ -130,23 +130,23 @@ class ContextRegistry:
         for position, block in enumerate(given):
             first.setdefault(block.key, position)
         given = given[: max(first.values(), default=-1) + 1]  # a repeat behind all shows nothing
-        *labels, next_label = templates.block_labels(range(1, len(given) + 2))
         pieces: list[str] = []
         spans: dict[BlockKey, BlockSpan] = {}
         start = 0
         for key, position in first.items():
             block = given[position]
-            pieces.append(render_block(labels[position], block.text, templates))
+            pieces.append(render_block(templates.label_of(block), block.text, templates))
             end = start + len(pieces[-1])
             text_start = end - len(templates.after_text) - len(block.text)
             spans[key] = block_span(block, text_start)
             start = end + len(templates.separator)
         text = templates.separator.join(pieces)
         if any(block.text.strip() for block in given):
-            before_next = templates.before_text(next_label)
-            continuation = templates.separator + before_next if before_next else ""
             at = tuple(spans[block.key] for block in given)
-            self._remember(tenant, Rendering.of(text, at[0][1], continuation), at)
+            next_block = None
+            if templates.inner_pattern is not None:  # else any words may look like a label
+                next_block = templates.separator, templates.label_pattern
+            self._remember(tenant, Rendering.of(text, at[0][1], next_block), at)
         return text
 
     def remember_planned(self, text: str, tenant: str = "", cut: ContextCut | None = None) -> None:
@@ -155,7 +155,7 @@ class ContextRegistry:
             self._remember(tenant, Rendering.of(text)._replace(cut=cut))
 
     def remember_plan(self, plan: Plan, tenant: str | None = None) -> None:
-        """Remember what a plan shows: it is not planned again, and its labels stay its own."""
+        """Remember what a plan shows: it is not planned again."""
         if plan.order_annotation is None or plan.templates.order_position == "before_question":
             text, query = plan.rendered(), ""
         else:

@@ -33,7 +33,7 @@ _PLACES = re.compile(
     r"|(?:in|keep) (?:the|this|that|their|its) (?:\w+ )?order"
     rf"|(?:first|second|third|fourth|fifth|last|main|top|best|primary|(?:most|least) relevant|other"
     rf"|remaining|next|previous|\d+(?:st|nd|rd|th)) {_NOUN}"
-    rf"|{_NOUN} (?:{_PLACE}|\#|\d+)|{_PLACE} of (?:the |each |every |all )?{_NOUN}"
+    rf"|{_NOUN} (?:{_PLACE}|\#)|{_NOUN}[ _]\d+|{_PLACE} of (?:the |each |every |all )?{_NOUN}"
     r"|zitier\w*|quellen?|sourc\u00e9e?s?|citer|fuentes?|citar|fonti)\b"
     r"|\[\d{1,3}\]",
     re.IGNORECASE | re.ASCII,
@@ -143,25 +143,24 @@ def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments
 
 def is_worth_ranking(found: FoundContext, templates: Templates) -> bool:
     """Return whether joined documents are long enough for the words that rank them."""
-    labels = templates.block_labels(range(1, len(found.spans) + 1))
-    words = templates.with_legend(templates.order_annotation(labels), labels)
+    places = map(str, range(1, len(found.spans) + 1))
+    words = templates.order_annotation(list(places))
     return len(found.text) >= _LEAST_LENGTH * len(words)
 
 
-def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
+def render_joined(plan: Plan, given: FoundContext) -> str:
     """Return what is sent for joined documents now that they are planned."""
     planned = [block.text for block in plan.blocks]
     as_given = [given.text[start:end] for _, start, end, *_ in given.spans]
     texts = [*planned, *(Counter(as_given) - Counter(planned)).elements()]
     if texts == as_given or sorted(texts) != sorted(as_given):
-        return given.text, False
+        return given.text
     text = joined_separator(given).join(texts)
     if plan.order_annotation is None:
-        return text, False
-    label_of = {text: part.label for text, part in zip(planned, plan.parts, strict=True)}
-    templates, labels = plan.templates, [label_of[one] for one in texts]
-    ranking = templates.with_legend(plan.order_annotation, labels)
-    return f"{text}{templates.separator}{ranking}", templates.ranks_by_label
+        return text
+    place_of = {block.key: str(place) for place, block in enumerate(plan.blocks, start=1)}
+    places = [place_of[key] for key in plan.request.unique_blocks]
+    return f"{text}{plan.templates.separator}{plan.templates.order_annotation(places)}"
 
 
 def joined_separator(given: FoundContext) -> str:

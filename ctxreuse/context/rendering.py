@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
@@ -26,14 +27,16 @@ from ctxreuse.errors import InvalidRequestError, describe
 SHORTEST_OVERLAP = 40
 """Characters; what is shorter than this costs less than the words that replace it."""
 
-_TOKEN = re.compile(r"[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
 _LONGEST_OVERLAP = 4_000
 _TRIES = 20
 _COMPARED_TEXTS = 64
 _LONGEST_QUOTED = 100
-_KEPT_LABELS = 100
-_FEW_LABELS = 4
-"""More than these cost more tokens than the first, "to" and the last."""
+_LETTERS = ascii_uppercase
+_OF_A_LABEL = r"[A-Z]{1,2}(?=[A-Z]{0,2}\b)"  # a tokenizer makes about two of four letters
+_TOKEN = re.compile(rf"{_OF_A_LABEL}|[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
+_LONGEST_ID = 200
+_ID = f"[^\n]{{1,{_LONGEST_ID}}}?"
+_SOME_LETTERS = _LETTERS[:4]
 
 AnnotationPosition = Literal["before_question", "after_question"]
 
@@ -43,17 +46,16 @@ class Templates:
     """The words around blocks.
 
     Args:
-        label: A block's label; `{ordinal}` counts the blocks of a conversation's prompt from 1.
+        label: A block's label, made from the block alone: `{letters}` is four letters of a hash of
+            its text, `{id}` its id.
         block: A labelled block; `{label}` comes before `{text}`, and both stand once.
-        order: The order annotation; `{numbers}` is the places of the best blocks in the prompt,
-            from 1, best first; `{order}` is their labels instead, which the blocks then have.
-        order_separator: What stands between the numbers, or the labels.
+        order: The order annotation; `{order}` is the best blocks, best first: their labels where
+            these are shown, else their places in the prompt, from 1.
+        order_separator: What stands between them.
         most_ranked: How many of the best blocks the order annotation names; None names all. Where
             these stand first, best first, there is none.
         location: The location annotation; `{label}` is the left-out block's label, in words for
             each; `{labels}` is all labels of a turn, in one line behind the blocks.
-        legend: Which labels the documents before it have, where these are shown without; `{labels}`
-            is the labels in order.
         replaced: Said of a block that was shown and whose text has changed; `{label}` is the
             changed one's, `{old}` the earlier one's.
         withdrawn: Said of one that no longer holds; `{old}` is its label.
@@ -68,13 +70,12 @@ class Templates:
             a wrong type.
     """
 
-    label: str = "[Doc_{ordinal}]"
+    label: str = "[{letters}]"
     block: str = "{label} {text}"
-    order: str = "Read documents {numbers} first."
+    order: str = "Read documents {order} first."
     order_separator: str = ", "
     most_ranked: int | None = 3
     location: str = "See also {labels} above."
-    legend: str = "The documents above are {labels}, in this order."
     replaced: str = "{label} replaces {old}."
     withdrawn: str = "{old} no longer holds; do not use it."
     removed: str = "(removed)"
@@ -84,16 +85,15 @@ class Templates:
 
     def __post_init__(self) -> None:
         for name, fields in (
-            ("label", ["{ordinal}"]),
+            ("label", ["{letters}", "{id}"]),
             ("block", ["{label}", "{text}"]),
-            ("order", ["{order}", "{numbers}"]),
+            ("order", ["{order}"]),
             ("location", ["{label}", "{labels}"]),
-            ("legend", ["{labels}"]),
             ("overlap", ["{label}"]),
             ("replaced", ["{label}", "{old}"]),
             ("withdrawn", ["{old}"]),
         ):
-            template, is_choice = getattr(self, name), name in ("order", "location")
+            template, is_choice = getattr(self, name), name in ("label", "location")
             allowed = [[field] for field in fields] if is_choice else [fields]
             if (
                 not isinstance(template, str)
@@ -116,44 +116,18 @@ class Templates:
                 "choose 'before_question' or 'after_question'"
             )
 
-    def block_label(self, ordinal: int) -> str:
-        """Return the label of the block that was sent as the `ordinal`-th, from 1."""
-        checked_integer("ordinal", ordinal, 1)
-        if ordinal <= _KEPT_LABELS:
-            return self._first_labels[ordinal]
-        return self.label.replace("{ordinal}", str(ordinal))
-
-    def block_labels(self, ordinals: Sequence[int]) -> list[str]:
-        """Return the labels of several blocks."""
-        known = checked_list("ordinals", ordinals, "a list of integers")
-        try:
-            return list(map(self._first_labels.__getitem__, known))
-        except (KeyError, TypeError):  # a later one, or no ordinal
-            return [self.block_label(ordinal) for ordinal in known]
+    def label_of(self, block: ContextBlock) -> str:
+        """Return a block's label: the same in every prompt, turn and process."""
+        checked_kind("block", block, ContextBlock, "a ContextBlock")
+        before, field, after = self._label
+        name = _id_text(block.id) if field == "{id}" else label_letters(block.digest)
+        return f"{before}{name}{after}"
 
     @cached_property
-    def _first_labels(self) -> dict[int, str]:
-        return {n: self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)}
-
-    def label_ordinals(self, labels: Sequence[str]) -> list[int]:
-        """Return the ordinals that `block_labels` made labels from."""
-        known = checked_texts("labels", labels)
-        try:
-            return list(map(self._first_ordinals.__getitem__, known))
-        except KeyError:  # a later one, or no label
-            return list(map(self._ordinal, known))
-
-    @cached_property
-    def _first_ordinals(self) -> dict[str, int]:
-        return {label: ordinal for ordinal, label in self._first_labels.items()}
-
-    def _ordinal(self, label: str) -> int:
-        found = self.label_pattern.fullmatch(label)
-        if found is None:
-            raise InvalidRequestError(
-                f"{describe(label)} is no label; block_label(1) is {self.block_label(1)!r}"
-            )
-        return int(found[1])
+    def _label(self) -> tuple[str, str, str]:
+        """What stands before its field, the field, and what stands behind it."""
+        field = "{id}" if "{id}" in self.label else "{letters}"
+        return self.label.partition(field)
 
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""
@@ -170,19 +144,26 @@ class Templates:
 
     @cached_property
     def label_pattern(self) -> re.Pattern[str]:
-        """A pattern that finds every label in a text; group 1 is the ordinal."""
-        before, _, after = self.label.partition("{ordinal}")
-        # no ordinal of ours is longer, and int() of a hostile million digits would be slow
-        ordinal = re.escape(before) + r"([1-9][0-9]{0,17})" + re.escape(after)
-        return re.compile(ordinal if after and not after[-1].isdigit() else ordinal + r"(?![0-9])")
+        """A pattern that finds every label that may begin a block in a text, as group 1."""
+        before, field, after = map(re.escape, self._label)
+        name = "[A-Z]{4}" if field == re.escape("{letters}") else _ID
+        opening, _, closing = map(re.escape, self.before_text("{label}").partition("{label}"))
+        begins = f"(?:^|(?<={re.escape(self.separator)}))" if self.separator else ""
+        return re.compile(f"{begins}{opening}({before}{name}{after}){closing}", re.MULTILINE)
 
     @cached_property
-    def outdated_pattern(self) -> re.Pattern[str]:
-        """A pattern that finds where a text says that a block no longer holds."""
-        any_label = self.label_pattern.pattern.replace("([1-9]", "(?:[1-9]")
-        words = "|".join(map(re.escape, (self.replaced, self.withdrawn)))
-        words = words.replace(r"\{label\}", any_label).replace(r"\{old\}", f"({any_label})")
-        return re.compile(words)
+    def inner_pattern(self) -> re.Pattern[str] | None:
+        """A pattern that finds every label in a text, also inside a block; None where none can."""
+        before, field, after = map(re.escape, self._label)
+        if field == re.escape("{letters}"):
+            return re.compile(f"{before}[A-Z]{{4}}{after}")
+        return re.compile(f"{before}{_ID}{after}") if before and after else None
+
+    def says_outdated(self, old: str, text: str) -> bool:
+        """Return whether a text says that what stands under a label no longer holds."""
+        _, _, replaces = self.replaced.partition("{label}")
+        words = (_filled(self.withdrawn, "old", old), _filled(replaces, "old", old))
+        return any(one in checked_kind("text", text, str, "a string") for one in words)
 
     def quoted_outdated(self, text: str) -> str:
         """Return the words on a block that no longer holds and was shown without a label."""
@@ -192,7 +173,7 @@ class Templates:
 
     @cached_property
     def outdated_words(self) -> tuple[str, ...]:
-        """Texts of which one stands wherever `outdated_pattern` is found."""
+        """Texts of which one stands wherever `says_outdated` finds anything."""
         pieces = (re.split(r"\{label\}|\{old\}", one) for one in (self.replaced, self.withdrawn))
         return tuple(max(one, key=len) for one in pieces)
 
@@ -208,17 +189,14 @@ class Templates:
         before, _, after = self.replaced.partition("{old}")
         return _filled(before, "label", label) + _filled("{old}", "old", old) + after
 
-    def order_annotation(self, labels: Sequence[str]) -> str:
+    def order_annotation(self, named: Sequence[str]) -> str:
         """Return the retriever's ranking in words.
 
         Args:
-            labels: The labels of the sent blocks, in the retriever's order.
+            named: The labels of the sent blocks, or their places, in the retriever's order.
         """
-        best = checked_texts("labels", labels)[: self.most_ranked]
-        if self.ranks_by_label:
-            return _filled(self.order, "order", self.order_separator.join(best))
-        numbers = map(str, self.label_ordinals(best))
-        return _filled(self.order, "numbers", self.order_separator.join(numbers))
+        best = checked_texts("named", named)[: self.most_ranked]
+        return _filled(self.order, "order", self.order_separator.join(best))
 
     def is_ranked(self, ranked: Sequence[object], shown: Sequence[object]) -> bool:
         """Return whether the blocks that the order annotation would name stand first, best first.
@@ -231,38 +209,37 @@ class Templates:
         shown = checked_list("shown", shown, "a list of the sent blocks")
         return ranked[: self.most_ranked] == shown[: self.most_ranked]
 
-    def order_tokens(self, number: int) -> int:
+    def order_tokens(self, number: int, *, is_labelled: bool = False) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.
 
-        Each word, sign, digit and space before a digit counts as one.
+        Each word, sign, digit, letter of a label, and space before a digit counts as one.
         """
         number = checked_integer("number", number)
+        checked_kind("is_labelled", is_labelled, bool, "True or False")
         named = number if self.most_ranked is None else min(number, self.most_ranked)
-        known = self._order_tokens.get(named)
+        known = self._order_tokens.get((named, is_labelled))
         if known is None:
-            words = self.order_annotation(self.block_labels(range(1, named + 1)))
-            known = self._order_tokens[named] = word_tokens(words)
+            before, _, after = self._label
+            labels = [f"{before}{_SOME_LETTERS}{after}"] * named
+            names = labels if is_labelled else list(map(str, range(1, named + 1)))
+            known = word_tokens(self.order_annotation(names))
+            self._order_tokens[named, is_labelled] = known
         return known
 
     @cached_property
     def label_tokens(self) -> int:
         """About how many tokens a block's label has, counted as in `order_tokens`."""
-        return word_tokens(render_block(self.block_label(1), "", self))
+        before, _, after = self._label
+        return word_tokens(render_block(f"{before}{_SOME_LETTERS}{after}", "", self))
 
     @cached_property
-    def _order_tokens(self) -> dict[int, int]:
+    def _order_tokens(self) -> dict[tuple[int, bool], int]:
         return {}
-
-    @cached_property
-    def ranks_by_label(self) -> bool:
-        """Whether the order annotation names labels, so that blocks must have them."""
-        return "{order}" in self.order
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether a block may stand without its label: nobody said how blocks should look."""
-        given = self.label, self.block, self.ranks_by_label
-        return given == (Templates.label, Templates.block, False)
+        return (self.label, self.block) == (Templates.label, Templates.block)
 
     def location_annotations(self, labels: Sequence[str]) -> list[str]:
         """Return the words on blocks that the conversation shows already, one for each label.
@@ -284,39 +261,10 @@ class Templates:
         """Return the words on one block that the conversation shows already."""
         return self.location_annotations([label])[0]
 
-    def legend_annotation(self, labels: Sequence[str]) -> str:
-        """Return the words that say which labels the documents before them have, in order.
-
-        Of many that are numbered one after the other the first and the last are named.
-        """
-        named = checked_texts("labels", labels)
-        if len(named) > _FEW_LABELS and self._are_consecutive(named):
-            return _filled(self.legend, "labels", f"{named[0]} to {named[-1]}")
-        return _filled(self.legend, "labels", ", ".join(named))
-
-    def with_legend(self, ranking: str, labels: Sequence[str]) -> str:
-        """Return an order annotation behind documents that are shown without labels.
-
-        Args:
-            ranking: The order annotation.
-            labels: The labels of the documents, in order; named first if the ranking names labels.
-        """
-        checked_kind("ranking", ranking, str, "a string")
-        return f"{self.legend_annotation(labels)} {ranking}" if self.ranks_by_label else ranking
-
-    @cached_property
-    def legend_pattern(self) -> re.Pattern[str]:
-        """A pattern that finds the words of `legend_annotation` in a text."""
-        before, _, after = map(re.escape, self.legend.partition("{labels}"))
-        label = self.label_pattern.pattern
-        return re.compile(f"{before}{label}(?: to {label}|(?:, {label}){{0,99}}){after}")
-
     @cached_property
     def ranking_pattern(self) -> re.Pattern[str]:
-        """A pattern that finds what `with_legend` says behind documents without labels."""
-        if self.ranks_by_label:
-            return self.legend_pattern
-        before, _, after = map(re.escape, self.order.partition("{numbers}"))
+        """A pattern that finds an order annotation of places in a text."""
+        before, _, after = map(re.escape, self.order.partition("{order}"))
         number, between = "[1-9][0-9]{0,17}", re.escape(self.order_separator)
         least = int(self.most_ranked != 1)  # one number alone is seldom a ranking
         return re.compile(f"{before}{number}(?:{between}{number}){{{least},99}}{after}")
@@ -327,14 +275,36 @@ class Templates:
         return self._annotation_pattern.fullmatch(text) is not None
 
     @cached_property
+    def notice_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds words on a block that no longer holds, up to their line's end."""
+        said = self._said((self.replaced, self.withdrawn))
+        return re.compile(f"(?:{said})(?:$|{re.escape(self.separator)})", re.MULTILINE)
+
+    @cached_property
     def _annotation_pattern(self) -> re.Pattern[str]:
-        label = self.label_pattern.pattern.replace("([1-9]", "(?:[1-9]")
+        return re.compile(self._said((self.order, self.location, self.replaced, self.withdrawn)))
+
+    def _said(self, said: Iterable[str]) -> str:
+        """Return a pattern of what some templates become, whatever they name."""
+        before, field, after = map(re.escape, self._label)
+
+        def label(between: str = "\n") -> str:
+            # in a list an id holds no separator: each list is read in one way only
+            character = f"(?:(?!{re.escape(between)})[^\n])"
+            name = f"{character}{{1,{_LONGEST_ID}}}?"
+            if field == re.escape("{letters}"):
+                name = "[A-Z]{4}"
+            return f"{before}{name}{after}"
+
+        def listed(one: str, between: str) -> str:
+            return f"{one}(?:{re.escape(between)}{one})*"
+
+        order = self.order_separator
         named = {
-            "label": label,
-            "labels": f"{label}(?:, {label})*",
-            "old": f'(?:{label}|"[^\n]{{0,{_LONGEST_QUOTED + 3}}}")',
-            "order": f"{label}(?:{re.escape(self.order_separator)}{label})*",
-            "numbers": f"[0-9]+(?:{re.escape(self.order_separator)}[0-9]+)*",
+            "label": label(),
+            "labels": listed(label(", "), ", "),
+            "old": f'(?:{label()}|"[^\n]{{0,{_LONGEST_QUOTED + 3}}}")',
+            "order": f"(?:{listed(label(order), order)}|{listed('[0-9]++', order)})",
         }
 
         def pattern(template: str) -> str:
@@ -345,19 +315,23 @@ class Templates:
                 for is_field in [number % 2]
             )
 
-        said = (self.order, self.location, self.replaced, self.withdrawn)
-        return re.compile("|".join(f"(?:{pattern(one)})" for one in said))
-
-    def _are_consecutive(self, labels: Sequence[str]) -> bool:
-        first = self.label_pattern.fullmatch(labels[0])
-        if first is None:
-            return False
-        start = int(first[1])
-        return self.block_labels(range(start, start + len(labels))) == list(labels)
+        return "|".join(f"(?:{pattern(one)})" for one in said)
 
     def overlap_annotation(self, label: str) -> str:
         """Return the words that stand for the beginning of a block that repeats an earlier one."""
         return _filled(self.overlap, "label", label)
+
+
+def label_letters(digest: bytes) -> str:
+    """Return four letters that stand for a text, by its digest."""
+    return "".join([_LETTERS[byte % len(_LETTERS)] for byte in digest[:4]])
+
+
+def _id_text(block_id: BlockId) -> str:
+    try:
+        return str(block_id)
+    except ValueError:  # an integer past Python's limit of digits
+        return hex(int(block_id))
 
 
 def _filled(template: str, field: str, text: str) -> str:
@@ -369,6 +343,7 @@ def _filled(template: str, field: str, text: str) -> str:
 DEFAULT_TEMPLATES = Templates()
 
 PAPER_TEMPLATES = Templates(
+    label="[Doc_{letters}]",
     order=(
         "Please read the context in the following priority order: {order} and answer the question."
     ),

@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import (
@@ -27,7 +27,6 @@ from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import Node, Root
 
-_TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
 _LEAST_UNLABELLED = 20
@@ -51,7 +50,6 @@ class History:
 
     labels: Mapping[str, BlockId]  # of recorded blocks that stand there
     label_of: Mapping[BlockKey, str]
-    used: frozenset[int]  # every ordinal in a label, whatever stands under it
     places: Mapping[str, _Standing] = field(default_factory=dict, compare=False)
     shown: Sequence[str] = field(default=(), compare=False, repr=False)
     keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
@@ -75,11 +73,6 @@ class History:
             for label, text in self.texts.items()
         }
 
-    def next_ordinals(self, number: int) -> list[int]:
-        """Return the ordinals of the next blocks, none of which a text of the history holds."""
-        start = max((used for used in self.used if used <= _TRUSTED_ORDINALS), default=0) + 1
-        return list(islice((n for n in count(start) if n not in self.used), number))
-
 
 class _Standing(NamedTuple):
     """Where a block stands in a history."""
@@ -89,11 +82,11 @@ class _Standing(NamedTuple):
     length: int
 
 
-EMPTY_HISTORY = History({}, {}, frozenset())
+EMPTY_HISTORY = History({}, {})
 
 
-Shown: TypeAlias = Mapping[int, Mapping[BlockKey, ShownBlock]]
-"""The blocks that a conversation was sent, by ordinal, the latest last."""
+Shown: TypeAlias = Mapping[str, Mapping[BlockKey, ShownBlock]]
+"""The blocks that a conversation was sent, by label, the latest last."""
 
 
 @dataclass(slots=True)
@@ -104,7 +97,7 @@ class _Record:
     root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
-    shown: dict[int, dict[BlockKey, ShownBlock]] = field(default_factory=dict)
+    shown: dict[str, dict[BlockKey, ShownBlock]] = field(default_factory=dict)
     number: int = 0  # of these
     shown_size: int = 0  # of their ids, and of what was read
     reading: Reading | None = None  # None while somebody reads on
@@ -161,12 +154,12 @@ class Conversations:
     def remember(
         self,
         conversation_id: str | int,
-        sent: Iterable[tuple[int, ContextBlock]],
+        sent: Iterable[tuple[str, ContextBlock]],
         end: Node,
         root: Root,
         opening_mark: int | None = None,
     ) -> None:
-        """Record the blocks of a turn under their ordinals, and where the turn ends."""
+        """Record the blocks of a turn under their labels, and where the turn ends."""
         self._requests += 1
         record = self._record(conversation_id)
         if record is None:
@@ -176,17 +169,17 @@ class Conversations:
         record.end, record.root, record.last_use = end, root, self._requests
         if opening_mark is not None:
             record.opening_mark = opening_mark
-        for ordinal, block in sent:
-            of_ordinal = record.shown[ordinal] = record.shown.pop(ordinal, {})
-            if of_ordinal.pop(block.key, None) is None:  # the latest stands last
+        for label, block in sent:
+            under = record.shown[label] = record.shown.pop(label, {})
+            if under.pop(block.key, None) is None:  # the latest stands last
                 record.number += 1
                 self._resize(record, id_size(block.id))
-            of_ordinal[block.key] = ShownBlock(block.key, block.id, len(block.text), block.digest)
+            under[block.key] = ShownBlock(block.key, block.id, len(block.text), block.digest)
         while record.number > self._max_blocks:
-            ordinal, oldest = next(iter(record.shown.items()))
+            label, oldest = next(iter(record.shown.items()))
             gone = oldest.pop(next(iter(oldest)))
             if not oldest:
-                del record.shown[ordinal]
+                del record.shown[label]
             record.number -= 1
             self._resize(record, -id_size(gone.id))
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
@@ -238,12 +231,12 @@ class Reading:
 
     def __init__(self) -> None:
         self._read: list[int] = []  # a hash of each text, by Python's keyed function
-        self._used: set[int] = set()
         self._standing: dict[str, ShownBlock] = {}
         self._label_of: dict[BlockKey, str] = {}
         self._places: dict[str, _Standing] = {}
-        self._unknown: dict[str, list[tuple[int, int]]] = {}  # labels of no recorded block
-        self._outdated: set[str] = set()
+        self._unknown: dict[str, list[tuple[int, int]]] = {}  # where no block of the label stands
+        self._foreign: set[str] = set()  # labels that stand in another block, or for two
+        self._outdating: list[int] = []  # the texts that may say that something no longer holds
         self._paragraphs = _Paragraphs()
 
     @property
@@ -258,9 +251,9 @@ class Reading:
         templates: Templates,
         blocks: Iterable[ContextBlock] = (),
         outdated: Sequence[ContextBlock] = (),
-        anywhere: Iterable[ContextBlock] = (),
+        own: Iterable[ContextBlock] = (),
     ) -> History:
-        """Return what messages show: recorded blocks, some under any label, some without one."""
+        """Return what messages show: recorded blocks, this turn's own, some without labels."""
         texts: list[str] = []
         answers: list[bool] = []  # whether each is an assistant's
         for message in messages:
@@ -271,13 +264,13 @@ class Reading:
         hashes = list(map(hash, zip(texts, answers, strict=True)))
         if hashes[: len(self._read)] != self._read:
             Reading.__init__(self)  # other messages than before
-        places = _Places(recorded, templates, texts, anywhere)
+        places = _Places(recorded, templates, texts, own)
         paragraphs = self._paragraphs
         paragraphs.begin(texts, templates)
         self._look_again(places)
         for number in range(len(self._read), len(texts)):
-            self._read_on(texts[number], number, places)
             if not answers[number]:  # it may repeat a document, or make one up
+                self._read_on(texts[number], number, places)
                 paragraphs.add(number)
         self._read = hashes
         # shorter ones may stand there by chance
@@ -288,15 +281,23 @@ class Reading:
             if one.key not in self._label_of and paragraphs.show(one.text)
         ]
         standing = self._standing
+        # what a label names must be certain
+        doubtful = self._foreign | self._unknown.keys()
+        if templates.inner_pattern is None:  # labels that any word may be
+            shown = [texts[at.text][at.first :][: at.length] for at in self._places.values()]
+            doubtful |= {one for one in places.own if any(one in text for text in shown)}
+        label_of = {key: one for key, one in self._label_of.items() if one not in doubtful}
+        for label in standing.keys() & places.own.keys() - doubtful:
+            same = [one for one in places.own[label] if one.digest == standing[label].digest]
+            label_of.update({one.key: label for one in same})  # whichever of them was sent
         history = History(
             labels={label: shown.id for label, shown in standing.items()},
-            label_of=dict(self._label_of),
-            used=frozenset(self._used),
+            label_of=label_of,
             places=dict(self._places),
             shown=texts,
             keys={label: shown.key for label, shown in standing.items()},
             unlabelled=frozenset(unlabelled),
-            said_outdated=frozenset(self._outdated),
+            said_outdated=frozenset(filter(partial(self._is_outdated, texts, templates), standing)),
             is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
         )
         if places.is_cut_short:
@@ -305,38 +306,53 @@ class Reading:
 
     def _read_on(self, text: str, number: int, places: _Places) -> None:
         """Read a text that is new."""
-        templates = places.templates
-        for found in templates.label_pattern.finditer(text):
-            self._used.add(int(found[1]))
-            if found[0] not in self._standing:
-                block = places.block_at(text, found)
-                if block is None:
-                    self._unknown.setdefault(found[0], []).append((number, found.start()))
-                else:
-                    self._stand(found[0], block, number, _text_start(found, templates))
+        for found in places.templates.label_pattern.finditer(text):
+            block = places.block_at(text, found)
+            if block is not None:
+                self._stand(found, block, number, places)
+            elif not (
+                text.startswith(places.templates.removed, found.end())
+                or places.templates.notice_pattern.match(text, found.start(1))
+            ):
+                self._unknown.setdefault(found[1], []).append((number, found.start()))
         # nearly all histories have none, which is seen fast
-        if any(one in text for one in templates.outdated_words):
-            said = templates.outdated_pattern.finditer(text)
-            self._outdated.update(one[1] or one[2] for one in said)
+        if any(one in text for one in places.templates.outdated_words):
+            self._outdating.append(number)
 
     def _look_again(self, places: _Places) -> None:
         """Look for blocks of this turn under labels of which none was known."""
-        for label, found in list(self._unknown.items()) if places.has_any else ():
-            if label in self._standing:  # no label tells of two blocks
-                del self._unknown[label]
-                continue
-            for number, start in found:
-                match = places.templates.label_pattern.match(places.texts[number], start)
-                block = None if match is None else places.block_at(places.texts[number], match)
-                if match is not None and block is not None:
-                    self._stand(label, block, number, _text_start(match, places.templates))
-                    del self._unknown[label]
-                    break
+        for label in self._unknown.keys() & places.own.keys():
+            left: list[tuple[int, int]] = []
+            for number, start in self._unknown.pop(label):
+                found = places.templates.label_pattern.match(places.texts[number], start)
+                block = None if found is None else places.block_at(places.texts[number], found)
+                if found is None or block is None:
+                    left.append((number, start))
+                else:
+                    self._stand(found, block, number, places)
+            if left:
+                self._unknown[label] = left
 
-    def _stand(self, label: str, block: ShownBlock, number: int, first: int) -> None:
+    def _stand(self, found: re.Match[str], block: ShownBlock, number: int, places: _Places) -> None:
+        """Note where a block stands under its label."""
+        label, first = found[1], found.end()
+        if self._standing.setdefault(label, block).digest != block.digest:
+            self._foreign.add(label)
         self._standing[label] = block
         self._label_of.setdefault(block.key, label)
         self._places[label] = _Standing(number, first, block.length)
+        if (pattern := places.templates.inner_pattern) is not None:
+            named = pattern.findall(places.texts[number], first, first + block.length)
+            self._foreign.update(one for one in named if one != label)
+
+    def _is_outdated(self, texts: Sequence[str], templates: Templates, label: str) -> bool:
+        """Return whether a text behind a block says that it no longer holds."""
+        last = self._places[label].text
+        return any(
+            templates.says_outdated(label, texts[number])
+            for number in self._outdating
+            if number > last
+        )
 
 
 def without_blocks(
@@ -346,7 +362,13 @@ def without_blocks(
     templates: Templates,
 ) -> list[dict[str, Any]]:
     """Return copies of messages without the texts of blocks that stand in them."""
-    wanted = {(type(one), one) for one in ids}
+    named = {(type(one), one) for one in ids}
+    wanted = {  # whichever of its blocks a text is taken for
+        (label, one.digest)
+        for label, under in recorded.items()
+        for one in under.values()
+        if (type(one.id), one.id) in named
+    }
     copied = [copied_message(message) for message in messages]
     places = _Places(recorded, templates, [t for one in copied for t in message_texts(one)])
 
@@ -354,8 +376,8 @@ def without_blocks(
         pieces, end = [], 0
         for found in templates.label_pattern.finditer(text):
             block = places.block_at(text, found) if found.start() >= end else None
-            if block is not None and (type(block.id), block.id) in wanted:
-                first = _text_start(found, templates)
+            if block is not None and (found[1], block.digest) in wanted:
+                first = found.end()
                 pieces += [text[end:first], templates.removed]
                 end = first + block.length
         return "".join([*pieces, text[end:]])
@@ -439,12 +461,6 @@ class _Paragraphs:
         return -1
 
 
-def _text_start(label: re.Match[str], templates: Templates) -> int:
-    """Return where the text of the block begins whose label was found."""
-    before = templates.before_text(label[0])
-    return label.start() - before.index(label[0]) + len(before)
-
-
 class _Places:
     """Looks for recorded blocks under the labels of a history.
 
@@ -457,54 +473,36 @@ class _Places:
         recorded: Shown,
         templates: Templates,
         texts: Sequence[str],
-        anywhere: Iterable[ContextBlock] = (),
+        own: Iterable[ContextBlock] = (),
     ) -> None:
         self._recorded = recorded
         self.templates = templates
         self.texts = texts
-        self._label_at = len(templates.block.partition("{label}")[0])
         self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
-        self._by_length: dict[int, _ByLength] = {}
-        self._anywhere = _by_length(
-            ShownBlock(one.key, one.id, len(one.text), one.digest) for one in anywhere
-        )
-
-    @property
-    def has_any(self) -> bool:
-        """Whether some blocks are looked for under any label."""
-        return bool(self._anywhere)
+        self._by_length: dict[str, _ByLength] = {}
+        self.own: dict[str, list[ShownBlock]] = {}
+        for one in own:
+            known = ShownBlock(one.key, one.id, len(one.text), one.digest)
+            self.own.setdefault(templates.label_of(one), []).append(known)
 
     @property
     def is_cut_short(self) -> bool:
         return self._work < 0
 
     def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
-        """Return the longest of the blocks that stands in a text under a label, if one does."""
-        templates = self.templates
-        ordinal = int(label[1])
-        if self.is_cut_short or not (ordinal in self._recorded or self._anywhere):
+        """Return the longest of its blocks that stands in a text under a label, if one does."""
+        name, first = label[1], label.end()
+        recorded = self._recorded.get(name)
+        if self.is_cut_short or not (recorded or name in self.own):
             return None
-        start = label.start() - self._label_at
-        if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
-            return None
-        before = templates.before_text(label[0])
-        if start < 0 or not text.startswith(before, start):
-            return None
-        first = start + len(before)
-        if ordinal in self._recorded and ordinal not in self._by_length:
-            latest_first = reversed(list(self._recorded[ordinal].values()))
-            self._by_length[ordinal] = _by_length(latest_first)
-        known, digests = self._by_length.get(ordinal, {}), dict[int, bytes]()
-        for ending in (templates.separator, "\n"):  # users join blocks in their own way
-            # of equally long ones the recorded is right
-            found = [
-                self._longest(text, first, ending, of, digests) for of in (known, self._anywhere)
-            ]
-            standing = [one for one in found if one is not None]
-            if standing:
-                return max(standing, key=lambda one: one.length)
-            if self.is_cut_short:
-                return None
+        if name not in self._by_length:
+            latest_first = [*(recorded or {}).values()][::-1]
+            self._by_length[name] = _by_length([*latest_first, *self.own.get(name, ())])
+        digests: dict[int, bytes] = {}
+        for ending in (self.templates.separator, "\n"):  # users join blocks in their own way
+            found = self._longest(text, first, ending, self._by_length[name], digests)
+            if found is not None or self.is_cut_short:
+                return found
         return None
 
     def _longest(

@@ -31,7 +31,7 @@ class Conversation:
         >>> _ = chat.plan(["Paris is in France."], query="Where is Paris?")
         >>> chat.record("In France.")
         >>> chat.plan(["Paris is in France."], query="Sure?").location_annotations
-        ('See also [Doc_1] above.',)
+        ('See also [GNEW] above.',)
     """
 
     def __init__(

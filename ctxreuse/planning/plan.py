@@ -149,7 +149,7 @@ class Plan:
             InvalidRequestError: wrong type.
         """
         checked_kind("query", query, str, "a string")
-        order = self._shown_order() if with_order else None
+        order = self.order_annotation if with_order else None
         return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
 
     def affinity_id(self, key: str = "") -> str:
@@ -168,14 +168,6 @@ class Plan:
         """The affinity id without a secret, for OpenAI's `prompt_cache_key`."""
         return self.affinity_id()
 
-    def _shown_order(self) -> str | None:
-        """Return the order annotation as this turn shows it."""
-        order = self.order_annotation
-        if order is not None and not self.is_labelled:
-            shown = [part.label for part in self.parts if isinstance(part, SentBlock)]
-            order = self.templates.with_legend(order, shown)
-        return order
-
     def content_parts(self, query: str | None = None) -> tuple[ContentPart, ...]:
         """Return `content` cut into parts, which add up to it: each block is a part of its own.
 
@@ -189,7 +181,7 @@ class Plan:
             InvalidRequestError: wrong type.
         """
         asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
-        order, words, marks = self._shown_order(), self.templates, self.marks
+        order, words, marks = self.order_annotation, self.templates, self.marks
         parts = turn_parts(self.parts, order, asked, words, marks, is_labelled=self.is_labelled)
         if self.request.history:  # for who asks that turn again, if there is room
             parts = [part.as_spare() if part.is_marked else part for part in parts]

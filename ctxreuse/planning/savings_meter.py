@@ -256,7 +256,8 @@ class SavingsMeter:
         words, best = 0, self._templates.most_ranked
         is_ranked = entry.ranks[:best] == tuple(range(len(entry.ranks)))[:best]
         if self._annotates and not entry.is_later_turn and not is_ranked:
-            words += self._templates.order_tokens(len(entry.keys))
+            number, is_labelled = len(entry.keys), entry.is_labelled
+            words += self._templates.order_tokens(number, is_labelled=is_labelled)
         if entry.is_labelled:
             reached = accumulate(entry.tokens)  # cached blocks have their labels, too
             words += self._templates.label_tokens * sum(tokens > cached for tokens in reached)

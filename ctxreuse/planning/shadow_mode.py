@@ -162,8 +162,8 @@ class ShadowPlanner:
     ) -> int:
         """Return about how many tokens planning would have added to a later turn."""
         templates = self._templates
-        named = templates.block_labels(range(1, len(shown) + 1))
-        words = sum(map(word_tokens, templates.location_annotations(named)))
+        label = templates.label_of(ContextBlock(text=""))
+        words = sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
         if not self._planned.shows_labels(request, deduplicate):
             return words
         return words + templates.label_tokens * (len(request.unique_blocks) - len(shown))

@@ -38,7 +38,6 @@ class PreparedRequest(NamedTuple):
     shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
     outdated: Mapping[str, BlockKey] = {}  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str] = ()  # words on those without a label
-    ordinals: Sequence[int] = ()  # of the others
 
     @property
     def weights(self) -> Mapping[BlockKey, int]:
@@ -95,16 +94,17 @@ class ShownTurn:
             return self.words
         if not self.is_reordered:
             return None
-        best = list(self.turn.weights)[: self.templates.most_ranked]
-        return self.templates.order_annotation([self._label_of[key] for key in best])
+        best, label_of = list(self.turn.weights)[: self.templates.most_ranked], self._label_of
+        if not self.turn.is_labelled:
+            label_of = {key: str(place) for place, key in enumerate(label_of, start=1)}
+        return self.templates.order_annotation([label_of[key] for key in best])
 
     @cached_property
     def _label_of(self) -> dict[BlockKey, str]:
         """The labels of the blocks that are sent, in the order in which they stand."""
         turn = self.turn
         sent = [key for key in turn.context.order(self.ranks) if key not in turn.shown]
-        labels = self.templates.block_labels(turn.ordinals)
-        return dict(zip(sent, labels, strict=True))
+        return {key: self.templates.label_of(turn.blocks[key]) for key in sent}
 
     @cached_property
     def _shown(self) -> _Shown:
@@ -122,21 +122,26 @@ class ShownTurn:
                     parts.append(Notice(old, templates.outdated_annotation(old, None)))
         order = turn.context.order(self.ranks)
         left_out = [key for key in order if key in shown]
-        named = [key for key in left_out if shown[key]]
+        first = {shown[key]: key for key in reversed(left_out) if shown[key]}
+        named = [key for key in left_out if first.get(shown[key]) == key]  # each label once
         locations = templates.location_annotations([shown[key] for key in named])
         words_of = dict(zip(named, locations, strict=True))
         if templates.has_location_line:  # it stands behind the blocks
             order = [*label_of, *left_out]
         for key in order:
             block, label = turn.blocks[key], label_of.get(key)
+            earlier = replaced.pop(block.id, ())
+            if label is not None and label in earlier:  # it is named after its id
+                parts.append(Notice(label, templates.outdated_annotation(label)))
             if label is None:
                 parts.append(Reference(shown[key], block.id, words_of.get(key, "")))
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
-            for old in replaced.pop(block.id, ()):
+            for old in earlier:
                 new = label or shown[key] if turn.is_labelled else shown.get(key)
-                parts.append(Notice(old, templates.outdated_annotation(old, new or None)))
+                if old != label:
+                    parts.append(Notice(old, templates.outdated_annotation(old, new or None)))
         is_cut_short = False
         if self.trims_overlaps:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)

@@ -69,9 +69,11 @@ class PlannerSettings:
         """Whether tokens are estimated, not counted."""
         return self.count_tokens is estimate_tokens
 
-    def words(self, number: int) -> int:
+    def words(self, number: int, is_labelled: bool) -> int:
         """Return about how many tokens it takes to say how a number of moved blocks rank."""
-        return self.templates.order_tokens(number) if self.annotate else 0
+        if not self.annotate:
+            return 0
+        return self.templates.order_tokens(number, is_labelled=is_labelled)
 
 
 class _TurnMarks(NamedTuple):
@@ -352,7 +354,7 @@ class TenantPlanner:
             has_minimum=self._has_minimum,
             rules=settings.cache,
             now=now,
-            words=self._words(min(len(weights), self._most_ranked)),
+            words=self._words(min(len(weights), self._most_ranked), counted.is_labelled),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
@@ -367,8 +369,7 @@ class TenantPlanner:
             reading = state.conversations.take_reading(request.conversation_id)
         templates = self._settings.templates
         own = [block for block in request.unique_blocks.values() if block.text]
-        labelled = own if recorded else [*own, *request.outdated]
-        known = recorded, templates, own, request.outdated, labelled
+        known = recorded, templates, own, request.outdated, [*own, *request.outdated]
         history = reading.read(request.history, *known)
         with self._tenants.holding(tenant) as state:
             state.conversations.put_reading(request.conversation_id, reading)
@@ -378,8 +379,7 @@ class TenantPlanner:
         request, tokens = counted.request, counted.tokens
         unique = request.unique_blocks
         if not request.history:  # nothing is shown yet
-            all_of_them = range(1, len(tokens) + 1)
-            return counted._replace(blocks=unique, ordinals=all_of_them)
+            return counted._replace(blocks=unique)
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
@@ -404,16 +404,28 @@ class TenantPlanner:
                     for key in shown
                     if key in current or key in history.unlabelled
                 }
-        number = len([key for key in tokens if key not in shown])
-        ordinals = history.next_ordinals(number)
         return counted._replace(
             blocks=unique,
             history=history,
-            shown=shown,
+            shown=self._certain(shown, unique),
             outdated=outdated,
             withdrawn=withdrawn,
-            ordinals=ordinals,
         )
+
+    def _certain(
+        self, shown: Mapping[BlockKey, str], blocks: Mapping[BlockKey, ContextBlock]
+    ) -> Mapping[BlockKey, str]:
+        """Return the blocks to leave out whose labels no other text that is sent has, or holds."""
+        sent = [block for key, block in blocks.items() if key not in shown]
+        digests = {shown[key]: one.digest for key, one in blocks.items() if shown.get(key)}
+        if not sent or not digests:
+            return shown
+        label_of = self._settings.templates.label_of
+        others = {label_of(one) for one in sent if digests.get(label_of(one)) != one.digest}
+        labels = {
+            one for one in digests.keys() - others if not any(one in block.text for block in sent)
+        }
+        return {key: one for key, one in shown.items() if not one or one in labels}
 
     def _order(self, turn: PreparedRequest, policy: Policy, now: float | None) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
@@ -491,7 +503,8 @@ class TenantPlanner:
             self._sharing.tell(told(self._sharing, entry))
         if conversation is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
-            shown = zip(turn.ordinals, [turn.blocks[key] for key in sent.keys], strict=True)
+            label_of = self._settings.templates.label_of
+            shown = [(label_of(turn.blocks[key]), turn.blocks[key]) for key in sent.keys]
             opening = None if request.history else max(chosen.marks, default=-1)
             conversations.remember(conversation, shown, inserted.end, turn.root, opening)
         state.log.add(tick, entry)

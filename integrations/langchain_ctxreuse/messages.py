@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +18,6 @@ from langchain_core.messages import (
 
 from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
 from ctxreuse.adapters.prompt_draft import PromptPart
-from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -33,27 +32,6 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 )
 _BEFORE_THE_MESSAGES = ("model", "tools", "functions")
 """Arguments of a call that change what stands before its messages."""
-
-_CALLS = ("tool_calls", "invalid_tool_calls")
-_BESIDE: dict[str, Callable[[Any, Callable[[str], str]], Any]] = {
-    "tool_calls": renamed_calls,
-    "function_call": renamed_calls,
-    "parsed": renamed,
-    "refusal": renamed,
-}
-"""What `additional_kwargs` may hold of an answer, and how that is renamed."""
-
-SPOKEN_FIELDS = {
-    "text": "text",
-    "output_text": "text",
-    "tool_use": "input",
-    "input_json_delta": "partial_json",
-    "tool_call": "args",
-    "tool_call_chunk": "args",
-    "invalid_tool_call": "args",
-    "function_call": "arguments",
-}
-"""By the type of a content block, the field with words of the model that nobody has signed."""
 
 MARK_FIELDS: dict[str, MarkField] = {
     "ChatAnthropic": "cache_control",
@@ -104,39 +82,6 @@ def with_text(message: _Message, new: TextPart) -> _Message:
     return message.model_copy(update={"content": content})
 
 
-def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Message:
-    """Return an answer with the labels in its tool calls renamed, wherever providers keep them."""
-    update: dict[str, Any] = {}
-    for name in _CALLS:
-        held = getattr(message, name, None)
-        if held and (new := renamed_calls(held, rename)) is not held:
-            update[name] = new
-    kwargs = message.additional_kwargs
-    beside = {name: by(kwargs[name], rename) for name, by in _BESIDE.items() if kwargs.get(name)}
-    if any(new is not kwargs[name] for name, new in beside.items()):
-        update["additional_kwargs"] = {**kwargs, **beside}
-    if isinstance(message.content, list):
-        content = [
-            block
-            if not isinstance(block, dict) or block.get("type") == "text"
-            else with_renamed_field(block, lambda value: renamed(value, rename))
-            for block in message.content
-        ]
-        if any(new is not old for new, old in zip(content, message.content, strict=True)):
-            update["content"] = content
-    return message.model_copy(update=update) if update else message
-
-
-def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a content block with the model's own words in it renamed; signed ones stay."""
-    kind = block.get("type")
-    name = SPOKEN_FIELDS.get(kind) if isinstance(kind, str) else None
-    if name is None or name not in block:
-        return block
-    new = rename(block[name])
-    return block if new is block[name] else {**block, name: new}
-
-
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
     """A prompt's messages and its parts: texts, and digests of what is no text."""
@@ -144,7 +89,6 @@ class PromptTexts:
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
     positions: tuple[TextPosition | None, ...]  # None for what is no text
-    owners: tuple[int, ...]  # the message of each part; -1: before them all
 
     def says_the_same_as(self, other: PromptTexts | None) -> bool:
         """Return whether another prompt's texts are the same, and stand in the same positions."""
@@ -159,14 +103,9 @@ class PromptTexts:
             )
         )
 
-    def with_texts(
-        self, texts: Sequence[str], labels: Sequence[PromptLabels] = ()
-    ) -> list[BaseMessage]:
+    def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
         """Return the messages with each part's text replaced, as copies where that changes them."""
         messages = list(self.messages)
-        for owner, in_force in dict(zip(self.owners, labels, strict=False)).items():
-            if in_force.renames and owner >= 0 and isinstance(messages[owner], AIMessage):
-                messages[owner] = with_renamed_calls(messages[owner], in_force.to_sent)
         for position, part, text in zip(self.positions, self.parts, texts, strict=True):
             if position is not None and text != part.text:
                 changed = with_text(messages[position.message], TextPart(text, position.part))
@@ -223,12 +162,10 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
     """Return the texts of a prompt."""
     parts: list[PromptPart] = []
     positions: list[TextPosition | None] = []
-    owners: list[int] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
         parts.append(PromptPart.of_value("system", before))
         positions.append(None)
-        owners.append(-1)
     for number, message in enumerate(messages):
         role = role_of(message)
         is_list = isinstance(message.content, list)
@@ -246,5 +183,4 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
-        owners += [number] * (len(parts) - len(owners))
-    return PromptTexts(tuple(messages), tuple(parts), tuple(positions), tuple(owners))
+    return PromptTexts(tuple(messages), tuple(parts), tuple(positions))

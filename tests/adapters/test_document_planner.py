@@ -19,7 +19,7 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
     DocumentPlanner,
@@ -124,13 +124,19 @@ def assert_holds_each_item_once(planned, items):
     assert all(one.item is items[one.rank] for one in everything)
 
 
+def place_words(*places):
+    return PAPER_TEMPLATES.order_annotation(list(map(str, places)))
+
+
 def assert_names_what_it_shows(planned):
-    """Check that the annotation says the label of each item in its place, equal blocks too."""
+    """Check that the annotation ranks the places of all items, equal blocks too."""
     plan = planned.plan
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        legend = Templates().legend_annotation([one.label for one in planned.items])
-        said += [legend, plan.order_annotation]
+        places = enumerate(planned.items, start=1)
+        said.append(
+            place_words(*(place for place, _ in sorted(places, key=lambda one: one[1].rank)))
+        )
     assert planned.annotation == (" ".join(said) or None)
 
 
@@ -157,27 +163,24 @@ def test_items_come_back_in_the_planned_order_with_rank_and_label():
     first = items_of("abc")
     planned = documents.plan(first, "First?", NO_SCOPE)
     assert planned.items == (
-        PlannedItem(first[0], 0, "[Doc_1]"),
-        PlannedItem(first[1], 1, "[Doc_2]"),
-        PlannedItem(first[2], 2, "[Doc_3]"),
+        PlannedItem(first[0], 0, "[Doc_a]"),
+        PlannedItem(first[1], 1, "[Doc_b]"),
+        PlannedItem(first[2], 2, "[Doc_c]"),
     )
     assert (planned.left_out, planned.annotation) == ((), None)
 
     second = documents.plan(items_of("dcba"), "Then?", NO_SCOPE)
     assert row(second.items) == [
-        ("a", 3, "[Doc_1]"),
-        ("b", 2, "[Doc_2]"),
-        ("c", 1, "[Doc_3]"),
-        ("d", 0, "[Doc_4]"),
+        ("a", 3, "[Doc_a]"),
+        ("b", 2, "[Doc_b]"),
+        ("c", 1, "[Doc_c]"),
+        ("d", 0, "[Doc_d]"),
     ]
     assert second.left_out == ()
     assert second.plan.request == ContextRequest(
         [block_of(one) for one in items_of("dcba")], "Then?", labels=True
     )
-    assert second.annotation == (
-        "The documents above are [Doc_1], [Doc_2], [Doc_3], [Doc_4], in this order. "
-        + order_words(4, 3, 2, 1)
-    )
+    assert second.annotation == place_words(4, 3, 2, 1)
     assert documents.faults == 0
 
 
@@ -195,17 +198,17 @@ def test_items_are_others_by_metadata_or_text_and_equal_ones_come_once():
     items = [item("a", page=1), item("b"), item("a", page=2), item("b"), item("a", page=1)]
     planned = document_planner().plan(items, "Why?", NO_SCOPE)
     assert [(one.item, one.rank, one.label) for one in planned.items] == [
-        (item("a", page=1), 0, "[Doc_1]"),
-        (item("a", page=2), 2, "[Doc_1]"),
-        (item("b"), 1, "[Doc_2]"),
+        (item("a", page=1), 0, "[Doc_a]"),
+        (item("a", page=2), 2, "[Doc_a]"),
+        (item("b"), 1, "[Doc_b]"),
     ]
-    assert planned.plan.content == "[Doc_1] text of a\n\n[Doc_2] text of b\n\nWhy?"
+    assert planned.plan.content == "[Doc_a] text of a\n\n[Doc_b] text of b\n\nWhy?"
 
     items = [Item("a", "old"), Item("a", "new"), Item("a", "old")]
     planned = document_planner().plan(items, "Why?", NO_SCOPE)
     assert [(one.item.text, one.rank, one.label) for one in planned.items] == [
-        ("old", 0, "[Doc_1]"),
-        ("new", 1, "[Doc_2]"),
+        ("old", 0, "[Doc_a]"),
+        ("new", 1, "[Doc_a]"),
     ]
 
 
@@ -215,13 +218,13 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows_and_says_where_it_s
     planned = documents.plan(
         [item("b", page=1), item("c"), item("a"), item("b", page=2)], "Then?", scope
     )
-    assert row(planned.items) == [("c", 1, "[Doc_3]")]
+    assert row(planned.items) == [("c", 1, "[Doc_c]")]
     assert [(one.item, one.rank, one.label) for one in planned.left_out] == [
-        (item("b", page=1), 0, "[Doc_2]"),
-        (item("b", page=2), 3, "[Doc_2]"),
-        (item("a"), 2, "[Doc_1]"),
+        (item("b", page=1), 0, "[Doc_b]"),
+        (item("b", page=2), 3, "[Doc_b]"),
+        (item("a"), 2, "[Doc_a]"),
     ]
-    assert planned.annotation == f"{location_words(2)} {location_words(1)}"
+    assert planned.annotation == f"{location_words('b')} {location_words('a')}"
 
 
 @given(conversations, st.sampled_from(MODES))
@@ -255,7 +258,7 @@ def test_a_batch_is_answered_in_the_order_given_and_loses_nothing(contexts, mode
         assert_follows_its_plan(planned, items)
 
 
-def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
+def test_each_of_equal_blocks_side_by_side_has_a_place_in_the_ranking():
     documents = document_planner()
     documents.plan(items_of("ab"), "First?", NO_SCOPE)
     moved = [item("b"), item("a", page=1), item("b", page=2), item("a", page=2)]
@@ -264,15 +267,12 @@ def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
         documents.plan_batch(in_scope([(items_of("cd"), "?"), (moved, "?")], NO_SCOPE))[1],
     ):
         assert row(planned.items) == [
-            ("a", 1, "[Doc_1]"),
-            ("a", 3, "[Doc_1]"),
-            ("b", 0, "[Doc_2]"),
-            ("b", 2, "[Doc_2]"),
+            ("a", 1, "[Doc_a]"),
+            ("a", 3, "[Doc_a]"),
+            ("b", 0, "[Doc_b]"),
+            ("b", 2, "[Doc_b]"),
         ]
-        assert planned.annotation == (
-            "The documents above are [Doc_1], [Doc_1], [Doc_2], [Doc_2], in this order. "
-            + order_words(2, 1)
-        )
+        assert planned.annotation == place_words(3, 1, 4, 2)
 
 
 def test_a_batch_is_planned_together_and_one_or_none_as_it_arrives():
@@ -296,7 +296,7 @@ def test_only_append_gives_words_for_an_own_document(mode):
     documents.plan(items_of("ab"), "?", NO_SCOPE)
     moved = documents.plan(items_of("ba"), "?", NO_SCOPE)
     assert (names(moved.items), moved.annotation) == ("ab", None)
-    assert moved.plan.order_annotation == order_words(2, 1)
+    assert moved.plan.order_annotation == order_words("b", "a")
     later = documents.plan(items_of("ca"), "?", first_turn(documents, "ab"))
     assert later.annotation is None
 
@@ -304,7 +304,7 @@ def test_only_append_gives_words_for_an_own_document(mode):
 def test_off_mode_leaves_nothing_out_for_noitem_would_point_to_it_nor_of_a_batch():
     documents = document_planner(annotation="off")
     later = documents.plan(items_of("bca"), "?", first_turn(documents, "ab"))
-    assert row(later.items) == [("b", 0, "[Doc_3]"), ("c", 1, "[Doc_4]"), ("a", 2, "[Doc_5]")]
+    assert row(later.items) == [("b", 0, "[Doc_b]"), ("c", 1, "[Doc_c]"), ("a", 2, "[Doc_a]")]
     assert (later.left_out, later.plan.references) == ((), ())
 
     for mode, left_out in (("off", ["", ""]), ("metadata", ["ba", "a"])):
@@ -317,7 +317,7 @@ def test_off_mode_leaves_nothing_out_for_noitem_would_point_to_it_nor_of_a_batch
     documents = document_planner(annotation="metadata")
     later = documents.plan(items_of("bca"), "?", first_turn(documents, "ab"))
     assert (names(later.items), names(later.left_out)) == ("c", "ba")
-    assert later.plan.location_annotations == (location_words(2), location_words(1))
+    assert later.plan.location_annotations == (location_words("b"), location_words("a"))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("append", True), ("off", False)])
@@ -333,18 +333,17 @@ def test_a_planner_that_keeps_repeated_blocks_is_asked_in_its_own_way(mode, expe
 
 def test_the_appended_words_are_the_planners_templates():
     templates = Templates(
-        label="<{ordinal}>",
+        label="<{id}>",
         order="Best: {order}.",
         order_separator=" > ",
         location="See {label}.",
-        legend="Above: {labels}.",
     )
     documents = document_planner(ReusePlanner(templates=templates))
     documents.plan(items_of("ab"), "?", NO_SCOPE)
     moved = documents.plan(items_of("ba"), "?", NO_SCOPE)
-    assert moved.annotation == "Above: <1>, <2>. Best: <2> > <1>."
+    assert moved.annotation == "Best: 2 > 1."
     later = documents.plan(items_of("bc"), "?", first_turn(documents, "ab"))
-    assert later.annotation == "See <2>."
+    assert later.annotation == "See <b>."
 
 
 @pytest.mark.parametrize("mode", ["loud", "Append", "", 3, True, ["append"]])
@@ -400,10 +399,10 @@ def test_another_tenants_conversation_of_the_same_name_shows_nothing():
     assert (names(again.items), again.left_out) == ("ba", ())
     quoted, own = (
         documents.plan(items_of("b"), "?", RequestScope(tenant, "c", scope.history)).plan
-        for tenant in ("two", "one")
+        for tenant in ("three", "one")
     )
-    assert quoted.labels == {"[Doc_2]": "b"}, "read in the messages that the tenant has sent"
-    assert own.labels == {"[Doc_1]": "a", "[Doc_2]": "b"}
+    assert quoted.labels == {"[Doc_b]": "b"}, "read in the messages that the tenant has sent"
+    assert own.labels == {"[Doc_a]": "a", "[Doc_b]": "b"}
 
 
 @given(st.lists(retrievals, max_size=5), st.lists(retrievals, max_size=5))
@@ -476,7 +475,7 @@ def test_a_item_that_cannot_become_a_block_lets_its_batch_through_as_retrieved(c
     assert "planning failed with InvalidBlockError at blocks.py:" in caplog.text
     assert SECRET not in caplog.text
     planned = documents.plan(items_of("c"), "?", NO_SCOPE)
-    assert (row(planned.items), documents.faults) == ([("c", 0, "[Doc_1]")], 2)
+    assert (row(planned.items), documents.faults) == ([("c", 0, "[Doc_c]")], 2)
 
 
 def test_a_query_that_is_no_text_and_arrays_in_metadata_lose_nothing():
@@ -488,8 +487,8 @@ def test_a_query_that_is_no_text_and_arrays_in_metadata_lose_nothing():
     documents = document_planner()
     items = [item("a", vector=np.array([1.0, number])) for number in (2, 2, 3)]
     planned = documents.plan(items, "?", NO_SCOPE)
-    assert row(planned.items) == [("a", rank, "[Doc_1]") for rank in range(3)]
-    assert (planned.plan.content, documents.faults) == ("[Doc_1] text of a\n\n?", 0)
+    assert row(planned.items) == [("a", rank, "[Doc_a]") for rank in range(3)]
+    assert (planned.plan.content, documents.faults) == ("[Doc_a] text of a\n\n?", 0)
 
 
 class Incomparable(Item):
@@ -512,10 +511,10 @@ def test_items_that_cannot_be_compared_count_as_different(error, caplog):
         ],
     ):
         assert row(planned.items) == [
-            ("a", 0, "[Doc_1]"),
-            ("a", 1, "[Doc_1]"),
-            ("a", 2, "[Doc_1]"),
-            ("b", 3, "[Doc_2]"),
+            ("a", 0, "[Doc_a]"),
+            ("a", 1, "[Doc_a]"),
+            ("a", 2, "[Doc_a]"),
+            ("b", 3, "[Doc_b]"),
         ]
         items = [one.item for one in planned.items]
         assert all(one is given for one, given in zip(items, odd, strict=False))
@@ -561,9 +560,9 @@ def test_a_plan_is_json_metadata():
         "references": ["b", "a"],
         "order_annotation": None,
         "parts": [
-            ["[Doc_2]", "b", location_words(2)],
-            ["[Doc_3]", "c"],
-            ["[Doc_1]", "a", location_words(1)],
+            ["[Doc_b]", "b", location_words("b")],
+            ["[Doc_c]", "c"],
+            ["[Doc_a]", "a", location_words("a")],
         ],
         "expected_cached_tokens": 0,
     }
@@ -572,8 +571,8 @@ def test_a_plan_is_json_metadata():
         "request_id": "request-2",
         "blocks": ["a", "b"],
         "references": [],
-        "order_annotation": order_words(2, 1),
-        "parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]],
+        "order_annotation": order_words("b", "a"),
+        "parts": [["[Doc_a]", "a"], ["[Doc_b]", "b"]],
         "expected_cached_tokens": 200,
     }
 
@@ -634,4 +633,4 @@ def test_there_are_no_words_to_append_where_noitem_was_moved_or_left_out():
     planner = ReusePlanner()
     for blocks in ([], [block(1)], [block(1), block(2)]):
         plan = planner.plan(ContextRequest(blocks, "?"))
-        assert appended_annotation(plan, list(plan.labels)) is None
+        assert appended_annotation(plan, []) is None

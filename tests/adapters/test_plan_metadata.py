@@ -20,7 +20,7 @@ from ctxreuse.adapters.plan_metadata import (
     positions_as_planned,
     retrievers_order,
 )
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse import ReuseCompressor, format_context
 from llamaindex_ctxreuse import ReusePostprocessor
@@ -28,6 +28,7 @@ from mem0_ctxreuse import ReuseMemory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
+TEMPLATES = Templates(label="[Doc_{id}]")
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
 
 
@@ -59,7 +60,7 @@ def second_turn(tenant: str = "", conversation: str = "c", left_out: str = "a") 
     plan = planned([old, new], shown)
     assert plan.references == (left_out,)
     metadata = document_metadata(plan, with_order=True)
-    return PlannedDocument(new, {METADATA_KEY: metadata.position(1, "[Doc_2]")})
+    return PlannedDocument(new, {METADATA_KEY: metadata.position(1, "[Doc_b]")})
 
 
 def planned_documents() -> list[PlannedDocument]:
@@ -116,6 +117,23 @@ def test_the_retrievers_order_is_found_again_in_one_plan_without_the_annotation(
     assert positions_as_planned([]) is None
 
 
+def test_so_it_is_where_two_documents_have_the_same_label():
+    planner = ReusePlanner(templates=DEFAULT_TEMPLATES)
+    a, b, c = (ContextBlock(id=str(number), text=f"{number} " * 40) for number in (143, 1, 310))
+    assert DEFAULT_TEMPLATES.label_of(a) == DEFAULT_TEMPLATES.label_of(c)
+    for blocks in ([a, b, c], [c, b, a]):
+        plan = planner.plan(ContextRequest(blocks, "?"))
+        metadata = document_metadata(plan, with_order=True)
+        documents = [
+            PlannedDocument(
+                one, {METADATA_KEY: metadata.position(blocks.index(one), plan.label_of[one.key])}
+            )
+            for one in plan.blocks
+        ]
+    assert plan.blocks == (a, b, c)
+    assert retrievers_order(documents) == [2, 1, 0]
+
+
 @pytest.mark.parametrize(
     "carried",
     [
@@ -140,14 +158,14 @@ def test_metadata_that_is_not_valid_changes_nothing(carried):
     document = carrying("text", carried)
     assert positions_as_planned(believed([document])) is None
     assert retrievers_order([document]) == [0]
-    assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
+    assert format_documents([document], TEMPLATES) == "[Doc_text] text"
 
 
 @pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
 def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap):
     document = carrying("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
     assert positions_as_planned(believed([document])) is None
-    assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
+    assert format_documents([document], TEMPLATES) == "[Doc_text] text"
 
 
 def test_an_overlap_is_read_back_and_words_on_left_out_documents_have_to_stay():
@@ -156,7 +174,7 @@ def test_an_overlap_is_read_back_and_words_on_left_out_documents_have_to_stay():
     assert position_of({METADATA_KEY: carried}) == DocumentPosition(
         1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00")
     )
-    words = "Please refer to [Doc_1] in the previous conversation."
+    words = "Please refer to [Doc_a] in the previous conversation."
     document = second_turn()
     assert left_out_words([document, document]) == [words]
     assert retrievers_order([document]) is None
@@ -174,7 +192,8 @@ def test_metadata_that_nests_too_deeply_is_ignored_in_every_framework(depth, nes
     for _ in range(depth):
         deep = nest(deep)
     texts, metadata = ["one " * 40, "two " * 40], {METADATA_KEY: {"plan": deep}}
-    labelled = f"[Doc_1] {texts[0]}\n\n[Doc_2] {texts[1]}"
+    one, two = (DEFAULT_TEMPLATES.label_of(ContextBlock(text=text)) for text in texts)
+    labelled = f"{one} {texts[0]}\n\n{two} {texts[1]}"
 
     documents = [Document(text, metadata=metadata) for text in texts]
     assert format_context(documents) == labelled
@@ -193,5 +212,8 @@ def test_metadata_that_nests_too_deeply_is_ignored_in_every_framework(depth, nes
             return {"results": [{"id": text, "memory": text} for text in texts], **metadata}
 
     memory = ReuseMemory(Notes())
-    assert memory.messages("Which?")[0]["content"] == f"{labelled}\n\nWhich?"
+    assert memory.messages("Which?")[0]["content"] == (
+        f"[Doc_{texts[0]}] {texts[0]}\n\n[Doc_{texts[1]}] {texts[1]}\n\nWhich?"
+    )
+
     assert memory.faults == 0

@@ -22,9 +22,11 @@ from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Templates
 
+TEMPLATES = Templates(label="[Doc_{id}]")
+
 
 def blocks(*texts: str) -> list[ContextBlock]:
-    return [ContextBlock(id=f"id-{text[:10]}", text=text) for text in texts]
+    return [ContextBlock(id=text[:10], text=text) for text in texts]
 
 
 def found_texts(found: Sequence[FoundContext]) -> list[list[str]]:
@@ -32,8 +34,8 @@ def found_texts(found: Sequence[FoundContext]) -> list[list[str]]:
 
 
 def test_a_rendering_shows_labels_and_texts_once_and_is_counted_once():
-    assert ContextRegistry().render(blocks("first", "second")) == "[Doc_1] first\n\n[Doc_2] second"
-    assert ContextRegistry().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
+    assert ContextRegistry().render(blocks("first", "second")) == "[CYWI] first\n\n[BSNN] second"
+    assert ContextRegistry().render(blocks(*"aba"), TEMPLATES) == "[Doc_a] a\n\n[Doc_b] b"
     registry = ContextRegistry()
     assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
     assert len(registry) == 1
@@ -79,14 +81,26 @@ def test_blocks_come_back_with_the_identity_that_they_had(given_blocks, words):
 
 def test_what_is_not_rendered_whole_is_not_found():
     registry = ContextRegistry()
-    context = registry.render(blocks("first", "second"))
-    assert contexts_in("[Doc_1] first\n\n[Doc_2] other", registry) == []
+    context = registry.render(blocks("first", "second"), TEMPLATES)
+    assert contexts_in("[Doc_first] first\n\n[Doc_second] other", registry) == []
     assert contexts_in(context[:-1], registry) == []
-    assert contexts_in(context.replace("first", "First"), registry) == []
-    registry = ContextRegistry()
-    short = registry.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
-    assert contexts_in(f"{short}\n\n[Doc_3] C", registry) == []
-    assert len(contexts_in(f"{short}\n\nWhich?", registry)) == 1
+    assert contexts_in(context.replace(" first", " First"), registry) == []
+
+
+@pytest.mark.parametrize("label", [Templates.label, TEMPLATES.label, "{id}:"])
+def test_a_context_ends_before_words_and_before_another_context_but_not_before_a_block(label):
+    registry, templates = ContextRegistry(), Templates(label=label)
+    short, other = (
+        registry.render(blocks(*"ab"), templates),
+        registry.render(blocks("c"), templates),
+    )
+    for behind in ("Question: which?", other):
+        found = contexts_in(f"{short}\n\n{behind}", registry)
+        assert found_texts(found)[0] == ["a", "b"]
+    longer = ContextRegistry().render(blocks(*"abd"), templates)
+    assert len(contexts_in(longer, registry)) == (label == "{id}:"), (
+        "where any words may be a label"
+    )
 
 
 def test_contexts_are_found_from_left_to_right_and_the_longest_counts():
@@ -108,16 +122,16 @@ def test_contexts_inside_documents_and_openings_that_overlap_are_looked_at():
 
     registry = ContextRegistry()
     registry.render(blocks("x"))
-    context = registry.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
-    assert context.startswith("1] 1 yyy")
+    context = registry.render(blocks("y" * 20), Templates(label="x] {id}"))
+    assert context.startswith("x] yyy")
     assert found_texts(contexts_in(f"[Doc_{context}", registry)) == [["y" * 20]]
 
 
 def test_other_templates_and_lone_surrogates_are_found_too():
     registry = ContextRegistry()
-    short = Templates(label="{ordinal}", block="{label}) {text};", separator=" ")
+    short = Templates(label="{id}", block="{label}) {text};", separator=" ")
     context = registry.render(blocks("a", "", "c" * 100), short)
-    assert context == f"1) a; 2) ; 3) {'c' * 100};"
+    assert context == f"a) a; ) ; cccccccccc) {'c' * 100};"
     assert found_texts(contexts_in(f"..{context}..", registry)) == [["a", "", "c" * 100]]
     context = registry.render(blocks("\ud800", "b"))
     assert found_texts(contexts_in(f"\udfff{context}", registry)) == [["\ud800", "b"]]
@@ -250,25 +264,24 @@ def test_what_is_forgotten_before_a_prompt_has_shown_it_is_counted_and_logged_on
     rendered_contexts._log_forgotten.cache_clear()
     registry = ContextRegistry(max_renderings=3)
     for number in range(5):
-        text = registry.render([ContextBlock(id=number, text=f"text {number}")])
+        registry.render([ContextBlock(id=number, text=f"text {number}")], TEMPLATES)
     assert registry.statistics().forgotten == 2
     [record] = caplog.records
     assert "max_renderings" in record.getMessage()
     assert "text 0" not in record.getMessage()
     prompts = PromptPlanner(registry=registry)
-    for text in ("text 2", "text 3", "text 4"):
-        context = f"[Doc_1] {text}"
+    for number in (2, 3, 4):
+        context = f"[Doc_{number}] text {number}"
         prompts.plan([ScopedPrompt((PromptPart("user", context),))])
     for number in range(5, 8):
         registry.render([ContextBlock(id=number, text=f"text {number}")])
     assert registry.statistics().forgotten == 2, "prompts have shown those"
 
 
-def rendered(*texts: str, templates: Templates | None = None) -> ContextRegistry:
+def rendered(*texts: str, templates: Templates = TEMPLATES) -> ContextRegistry:
     registry = ContextRegistry()
     for text in texts:
-        block = ContextBlock(id=0, text=text)
-        registry.render([block], *([] if templates is None else [templates]))
+        registry.render([ContextBlock(id=1, text=text)], templates)
     return registry
 
 
@@ -292,7 +305,7 @@ def nested(size: int) -> tuple[ContextRegistry, str]:
 
 
 def without_labels(size: int) -> tuple[ContextRegistry, str]:
-    templates = Templates(label="{ordinal}", block="{label}{text}", separator="")
+    templates = Templates(label="{id}", block="{label}{text}", separator="")
     texts = [f"{number}" + "a" * number for number in range(size // 50)]
     return rendered(*texts, templates=templates), "a" * size
 
@@ -387,7 +400,7 @@ def test_many_lengths_are_found_like_few(texts, others, around):
             patch.setattr(context_search, "_FEW_LENGTHS", few)
             registry = ContextRegistry(max_renderings=20)
             for text in [*texts, *others]:
-                registry.render([ContextBlock(text=text)])
+                registry.render([ContextBlock(id=1, text=text)], TEMPLATES)
             shown = [f"{around}[Doc_1] {text}{around}" for text in [*texts, *others]]
             return [list(registry.parse(text).pieces) for text in [*shown, "\n".join(shown)]]
 
@@ -408,9 +421,9 @@ def test_a_search_needs_no_lock_and_keeps_no_texts():
     st.lists(st.text("ab[Doc_1] ", max_size=12), max_size=30), st.text("ab[Doc_1] ", max_size=60)
 )
 def test_many_kinds_of_openings_are_found_like_few(texts, around):
-    templates = Templates(label="{ordinal}", block="{label}{text}")
+    templates = Templates(label="{id}", block="{label}{text}")
     registry = rendered(*texts, templates=templates)
-    context = registry.render([ContextBlock(text="zz zz zz zz")], templates)
+    context = registry.render([ContextBlock(id=1, text="zz zz zz zz")], templates)
     found = registry.parse(f"{around}\n{context}\n{around}").pieces
     assert context in [one.text for one in found if not isinstance(one, str)]
 

@@ -142,8 +142,7 @@ def one() -> PromptPlanner:
 
 
 WORDS = (
-    "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the context in "
-    "the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+    "Please read the context in the following priority order: 3 > 2 > 1 and answer the question."
 )
 
 
@@ -165,12 +164,10 @@ def test_what_stands_between_documents_stands_there_when_they_are_moved():
     assert shown == f"<docs>{A}\n---\n{B}\n---\n{C}\n\n{WORDS}</docs>"
 
 
-def test_without_annotations_no_label_is_said():
+def test_without_annotations_no_place_is_said():
     one = PromptPlanner(ReusePlanner(annotate=False), registry=ContextRegistry())
     sent(one, prompt(asking([A, B]), [[A, B]]))
-    [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
-    assert planned.texts == (asking([A, B, C]),)
-    assert planned.answer_labels.to_given("As [Doc_3] says.") == "As [Doc_3] says."
+    assert sent(one, prompt(asking([C, B, A]), [[C, B, A]])) == [asking([A, B, C])]
 
 
 @pytest.mark.parametrize(
@@ -204,12 +201,6 @@ def test_what_was_joined_makes_no_later_search_longer():
         texts = [f"{number} {A}", f"{number} {B}"]
         sent(one, prompt(asking(texts), [texts]))
     assert len(registry) == 0
-
-
-def test_an_answer_names_the_documents_as_they_were_retrieved(one):
-    [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
-    assert planned.answer_labels.to_given("It is so [Doc_3].") == "It is so [Doc_1]."
-    assert planned.answer_metadata()["labels"]["[Doc_1]"]["id"] == f"id of {C}"
 
 
 @pytest.mark.parametrize("tenant", ["", "other"])
@@ -253,6 +244,7 @@ def test_they_are_planned_before_an_answer_that_the_template_holds():
 def test_beside_labels_and_beside_a_quotation_they_are_left(one):
     for text in (
         asking([C, B, A], "What does [Doc_1] say?"),
+        asking(["[Doc_x] A lake is none.", C, B, A]),
         asking([C, B, A]) + "\n\nIs that " + asking([C, B, A]),
     ):
         assert sent(one, prompt(text, [[C, B, A]])) == [text]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.abc import MetaPathFinder
 
 import pytest
+from block_labels import ranked
 from cli_helpers import words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,7 +226,9 @@ def test_contextpilots_order_is_sent_with_the_retrievers_ranking(contextpilot):
     assert reordered.wrong == 0
     planner = online.planner(deduplicate=False, capacity_tokens=None)
     planned = plan_under(online, reordered.requests, planner)
-    assert {one.order_annotation for one in planned} == {"Read documents 3, 2, 1 first."}
+    for request, plan in zip(reordered.requests, planned, strict=True):
+        best = [block.text for block in asked[request.request_id]]
+        assert plan.order_annotation == ranked(*best)
     scheduled = batch.reordered(Run(batch, trace)).requests
     assert sorted(one.request_id for one in scheduled) == sorted(asked)
     for one in scheduled:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from block_labels import label, labelled, located
 from cli_helpers import words
 from public_data_helpers import folder, run, workload
 from served_engines import URL, served
@@ -56,8 +57,8 @@ TOWNS = [
     ContextBlock(id=f"t{number}", text=f"Town {number} has the code c{number}. " + "Water. " * 60)
     for number in range(8)
 ]
-LABEL = re.compile(r"\[Doc_\d\] (?=Town)")
-FIRST_CODE = re.compile(r"(?:\[Doc_1\] |\A|\n\n)Town \d has the code (c\d)")
+LABEL = re.compile(r"\[[A-Z]{4}\] (?=Town)")
+FIRST_CODE = re.compile(r"(?:\A|\n\n)(?:\[[A-Z]{4}\] )?Town \d has the code (c\d)")
 
 
 def questions(number=12, **fields):
@@ -189,7 +190,7 @@ def test_de_duplicated_prompts_leave_out_what_was_shown_and_not_what_was_asked_b
     )
     assert plain.messages[-1]["content"].count("Town 1 has") == 1
     assert short.messages[-1]["content"].count("Town 1 has") == 0
-    assert re.search(r"\n\nSee also \[Doc_\d\] above\.\n\n", short.messages[-1]["content"])
+    assert f"\n\n{located(TOWNS[1].text)}\n\n" in short.messages[-1]["content"]
 
     whole, few = ArmPrompts(chats(), 0), ArmPrompts(chats(), 0)
     for arm in arms_of([], [], has_turns=True):
@@ -230,9 +231,9 @@ def test_an_annotated_prompt_is_the_planners_own_and_names_the_best_first(moved)
     best = TOWNS[number % 8].text
     arm = Arm("trial", "reuse", annotation=Annotation("{best} {numbers}"), is_annotated=True)
     content = last(prompts, arm, number)
-    label, first = re.search(r"(\[Doc_(?:\d)\]) (\d), \d, \d", content).groups()
-    assert label == f"[Doc_{first}]"
-    assert f"{label} {best}" in content
+    *shown, words, _ = content.split("\n\n")
+    first = shown.index(labelled(best)) + 1
+    assert re.fullmatch(rf"{re.escape(label(best))} {first}, \d, \d", words)
 
 
 def test_the_best_block_is_the_first_in_the_arms_that_keep_it_there():
@@ -254,8 +255,8 @@ def test_the_best_block_is_the_first_in_the_arms_that_keep_it_there():
     ("text", "place", "shown"),
     [
         ("Best first: {numbers}", -2, r"Best first: \d, \d, \d"),
-        ("Best first: {labels}", -2, r"Best first: \[Doc_\d\], \[Doc_\d\], \[Doc_\d\]"),
-        ("after the question: Best: {best}", -1, r"Best: \[Doc_\d\]"),
+        ("Best first: {labels}", -2, r"Best first: \[\w{4}\], \[\w{4}\], \[\w{4}\]"),
+        ("after the question: Best: {best}", -1, r"Best: \[\w{4}\]"),
         ("before the documents: Best: {top}.", 0, r"Best: \d, \d, \d\."),
     ],
 )
@@ -264,7 +265,7 @@ def test_an_annotation_under_trial_stands_where_it_says(moved, text, place, show
     arm = Arm("trial", "reuse", annotation=Annotation.parse(text), is_annotated=True)
     parts = last(prompts, arm, number).split("\n\n")
     assert re.fullmatch(shown, parts.pop(place))
-    assert all(map(LABEL.match, parts[:3])) == ("Doc" in shown)
+    assert all(map(LABEL.match, parts[:3])) == ("w{4}" in shown)
     bare = [LABEL.sub("", part) for part in parts]
     assert "\n\n".join(bare) == last(prompts, REORDERED, number)
 

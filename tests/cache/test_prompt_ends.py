@@ -5,7 +5,7 @@ from tokenizers import Tokenizer as Tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import KVEventSync, block_ends
 from ctxreuse.cache.prompt_ends import estimated_ends
 from ctxreuse.errors import InvalidRequestError
@@ -158,8 +158,8 @@ def test_a_token_over_the_end_of_a_block_belongs_to_it():
         def __len__(self):
             return 7
 
-    planner = ReusePlanner(templates=Templates(block="{label}{text}"))
-    plan = planner.plan(ContextRequest(["abcd"], "e"))
+    planner = ReusePlanner(templates=Templates(label="[Doc_{id}]", block="{label}{text}"))
+    plan = planner.plan(ContextRequest([ContextBlock(id=1, text="abcd")], "e"))
     assert plan.content == "[Doc_1]abcd\n\ne"  # the block ends at character 11
     for offsets, end in (
         ([(0, 10), (10, 13), (13, 14)], 2),

@@ -5,6 +5,7 @@ import uuid
 from typing import Any
 
 import pytest
+from block_labels import labelled, located
 from chain_helpers import (
     Agents,
     Busy,
@@ -45,7 +46,7 @@ def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mo
         [
             *first[1][1:],
             {"role": "assistant", "content": "Note 2."},
-            {"role": "user", "content": f"See also [Doc_1] above.\n\n{asked('Second?', notes[0])}"},
+            {"role": "user", "content": f"{located('pears')}\n\n{asked('Second?', notes[0])}"},
         ],
         [
             *first[0][1:],
@@ -53,7 +54,7 @@ def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mo
             {
                 "role": "user",
                 "content": (
-                    f"[Doc_2] plums\n\nSee also [Doc_1] above.\n\n{asked('Second?', notes[1])}"
+                    f"{labelled('plums')}\n\n{located('apples')}\n\n{asked('Second?', notes[1])}"
                 ),
             },
         ],
@@ -115,7 +116,7 @@ def test_a_history_that_is_too_long_is_left_out_and_its_documents_are_sent_again
     assert texts[0] in agents.model.prompts[0][-1]["content"]
 
 
-@pytest.mark.parametrize(("templates", "most"), [(DEFAULT_TEMPLATES, 130), (PAPER_TEMPLATES, 85)])
+@pytest.mark.parametrize(("templates", "most"), [(DEFAULT_TEMPLATES, 150), (PAPER_TEMPLATES, 85)])
 def test_pointing_to_very_many_tiny_documents_counts_too(templates, most):
     planner = ReusePlanner(templates=templates, annotate=False)
     for number in (most // 2, most):
@@ -163,7 +164,7 @@ def test_a_worker_that_fails_keeps_its_history_from_before():
         "assistant",
         "user",
     ]
-    assert "[Doc_2] b\n\nSee also [Doc_1] above.\n\n" in agents.model.prompts[0][-1]["content"]
+    assert f"{labelled('b')}\n\n{located('a')}\n\n" in agents.model.prompts[0][-1]["content"]
 
 
 def test_where_the_manager_fails_the_turn_has_not_been():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import pytest
+from block_labels import labelled
 from chain_helpers import (
     InTurn,
     SaysModel,
@@ -256,7 +257,7 @@ class TestLlamaIndex:
         answer = chain.invoke({"question": "Q?", "documents": nodes})
         assert answer == "answer 3"
         assert [one.documents for one in answer.trace.workers] == [("n1",), ("n2",)]
-        assert str(llm.chats[0][1].content).startswith("[Doc_1] one\n\n")
+        assert str(llm.chats[0][1].content).startswith(f"{labelled('one')}\n\n")
         assert "hidden" not in str(llm.chats)
         assert "".join(chain.stream({"question": "Q?", "documents": nodes})) == "answer 6"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from block_labels import label, labelled, ranked
 from chain_helpers import (
     Busy,
     InTurn,
@@ -51,18 +52,19 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
         {"question": "Q?", "documents": [{"id": n, "text": f"D{n} says"} for n in (5, 7)]}
     )
 
+    d5, d7 = label("D5 says"), label("D7 says")
     assert answer == "From D5 was read."
     assert [body["messages"] for body in engine.requests] == [
         [
             {"role": "system", "content": "Read."},
-            {"role": "user", "content": "[Doc_1] D5 says\n\nQuestion: Q?\n\nWrite your note."},
+            {"role": "user", "content": f"{d5} D5 says\n\nQuestion: Q?\n\nWrite your note."},
         ],
         [
             {"role": "system", "content": "Read."},
             {
                 "role": "user",
                 "content": (
-                    "[Doc_1] D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
+                    f"{d7} D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
                     "Question: Q?\n\nWrite the note again, with what your part adds to it. If it "
                     "adds nothing, write the note again as it stands."
                 ),
@@ -90,7 +92,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
                 position=0,
                 documents=(5,),
                 document_tokens=2,
-                labels={"[Doc_1]": 5},
+                labels={d5: 5},
                 note="D5 was read.",
                 replica="e0",
                 prompt_tokens=tokens[0],
@@ -105,7 +107,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
                 position=1,
                 documents=(7,),
                 document_tokens=2,
-                labels={"[Doc_1]": 7},
+                labels={d7: 7},
                 note="D7 was read.",
                 replica="e0",
                 prompt_tokens=tokens[1],
@@ -341,11 +343,13 @@ def test_planners_of_the_callers_tell_orders_and_give_labels_or_none():
     model = SaysModel()
     planner = ReusePlanner()
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
-    chain.invoke(question(4, documents=documents(4)))
-    chain.invoke(question(4, documents=documents(4)[::-1]))
+    read = documents(4)
+    chain.invoke(question(4, documents=read))
+    chain.invoke(question(4, documents=read[::-1]))
     sent = str(model.prompts[-2][-1].content)
-    assert sent.startswith("[Doc_1] Document 0 says 0. ")
-    assert "\n\nRead documents 4, 3, 2 first.\n\nQuestion: Which?" in sent
+    first, *best = read
+    assert sent.startswith(labelled(first))
+    assert f"\n\n{ranked(*best[::-1])}\n\nQuestion: Which?" in sent
 
     model = SaysModel()
     chain = ChainOfAgents(llm=model, planner=ReusePlanner(labels=False), workers=1)
@@ -359,16 +363,17 @@ def test_planners_of_the_callers_tell_orders_and_give_labels_or_none():
 
 @pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])
 def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner):
-    model = SaysModel(says=lambda prompt: "[Doc_2]: it says 1.")
+    texts = ["Document 0.", "Document 1."]
+    note = f"{label(texts[1])}: it says 1."
+    model = SaysModel(says=lambda prompt: note)
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
-    read = [{"id": f"d{n}", "text": f"Document {n}."} for n in range(2)]
+    read = [{"id": f"d{n}", "text": text} for n, text in enumerate(texts)]
     answer = chain.invoke({"question": "Which?", "documents": read})
-    assert model.prompts[0][-1].content == (
-        "[Doc_1] Document 0.\n\n[Doc_2] Document 1.\n\nQuestion: Which?\n\nWrite your note."
-    )
+    asked = "Question: Which?\n\nWrite your note."
+    assert model.prompts[0][-1].content == f"{labelled(*texts)}\n\n{asked}"
     worker, manager = answer.trace.steps
-    assert worker.note == "[Doc_2]: it says 1."
-    assert worker.labels == {"[Doc_1]": "d0", "[Doc_2]": "d1"}
+    assert worker.note == note
+    assert worker.labels == {label(text): f"d{n}" for n, text in enumerate(texts)}
     assert manager.labels == {}
 
 

@@ -148,15 +148,14 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("templates", "label", "location", "line"),
         [
-            # "[Doc_9999] ", a blank line; a ranking names five numbers, for which there is room
-            (Templates(), 13, len(", [Doc_9999]"), len("See also [Doc_9999] above.\n\n")),
-            (Templates(most_ranked=6), 13 + len(", 9999"), 12, 28),
-            (Templates(most_ranked=None), 13 + len(", 9999"), 12, 28),
-            (Templates(order="Best: {order}"), 13 + len(", [Doc_9999]"), 12, 28),
+            # "[BCDF] ", a blank line; a ranking names three labels, for which there is room
+            (Templates(), 9, len(", [BCDF]"), len("See also [BCDF] above.\n\n")),
+            (Templates(most_ranked=6), 9 + len(", [BCDF]"), 8, 24),
+            (Templates(most_ranked=None), 9 + len(", [BCDF]"), 8, 24),
             (
                 PAPER_TEMPLATES,
-                13 + len(" > [Doc_9999]"),
-                len("Please refer to [Doc_9999] in the previous conversation.\n\n"),
+                13 + len(" > [Doc_bcdf]"),
+                len("Please refer to [Doc_bcdf] in the previous conversation.\n\n"),
                 0,
             ),
         ],

@@ -108,7 +108,7 @@ def test_a_call_is_shown_with_all_that_its_step_holds():
         agent=3,
         documents=("d1", "d2", 7),
         shown_before=("d1",),
-        labels={"[Doc_1]": "d1", "[Doc_2]": "d2", "[Doc_3]": 7, "[Doc_4]": "7"},
+        labels={"[KQTZ]": "d1", "[GNEW]": "d2", "[HZZJ]": 7, "[FWCR]": "7"},
         remark="its history was left out",
         replica="engine-2",
         prompt_tokens=1200,
@@ -128,19 +128,19 @@ def test_a_call_is_shown_with_all_that_its_step_holds():
     ]
     assert rows(card) == [
         "Remark its history was left out",
-        "Read [Doc_2] d2 [Doc_3] 7",
-        "Only pointed to [Doc_1] d1",
-        "Other labels [Doc_4] 7",
+        "Read [GNEW] d2 [HZZJ] 7",
+        "Only pointed to [KQTZ] d1",
+        "Other labels [FWCR] 7",
     ]
     assert card.one(css="note").text == "note 0"
 
 
 def test_of_two_texts_under_one_id_the_one_may_be_read_and_the_other_pointed_to():
-    labels = {"[Doc_1]": "d1", "[Doc_2]": "d1"}
+    labels = {"[KQTZ]": "d1", "[GNEW]": "d1"}
     card = shown(worker(0, documents=("d1", "d1"), shown_before=("d1",), labels=labels))
     assert rows(card.one("li", "step")) == [
-        "Read [Doc_1] [Doc_2] d1",
-        "Only pointed to [Doc_1] [Doc_2] d1",
+        "Read [KQTZ] [GNEW] d1",
+        "Only pointed to [KQTZ] [GNEW] d1",
     ]
 
 

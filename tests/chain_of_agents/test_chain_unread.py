@@ -50,7 +50,7 @@ def refusal(status: int, body: Any) -> Exception:
 
 SAID_WHERE_NOTHING_IS = [
     "There is nothing relevant in this part.",
-    "[Doc_2] does not mention who built the Maria Pia bridge.",
+    "[GNEW] does not mention who built the Maria Pia bridge.",
     "Sorry, I could not find out who built the Maria Pia bridge.",
     "None of the documents helps to answer the question.",
     "Note: Nothing relevant.",
@@ -190,7 +190,7 @@ class TestTooLongForTheModel:
         assert answer.trace.failures == ()
         assert answer.trace.read_share == 1
         read = "\n".join(
-            re.sub(r"\[Doc_\d+\] ", "", worker_text(body).rpartition("\n\nQuestion:")[0]).partition(
+            re.sub(r"\[\w+\] ", "", worker_text(body).rpartition("\n\nQuestion:")[0]).partition(
                 "\n\nNote of the readers"
             )[0]
             for body in engine.requests
@@ -272,10 +272,10 @@ class TestTooLongForTheModel:
 
 class TestNotes:
     def test_a_worker_that_finds_nothing_replaces_no_note(self):
-        answers = iter(["[Doc_1]: 1877.", "Nothing relevant.", "**Nothing relevant**", "Answer."])
+        answers = iter(["[KQTZ]: 1877.", "Nothing relevant.", "**Nothing relevant**", "Answer."])
         agents = Agents(lambda messages: next(answers), workers=3)
         trace = agents.run(["a", "b", "c"])
-        assert notes_in(agents.model.prompts[-1][-1]["content"]) == ["[Doc_1]: 1877."]
+        assert notes_in(agents.model.prompts[-1][-1]["content"]) == ["[KQTZ]: 1877."]
         assert [step.remark for step in trace.workers] == [
             "",
             *["it found nothing; the note before it stands"] * 2,
@@ -289,14 +289,14 @@ class TestNotes:
         return agents.model.prompts[-1][-1]["content"]
 
     def test_what_stands_behind_a_nothing_is_added(self):
-        said = ["[Doc_1]: 1877.", "Nothing relevant here, but [Doc_1] is in Porto."]
+        said = ["[KQTZ]: 1877.", "Nothing relevant here, but [KQTZ] is in Porto."]
         shown = self.shown_to_the_manager(said)
         assert "1877." in shown
         assert "is in Porto." in shown
 
     @pytest.mark.parametrize("said", SAID_WHERE_NOTHING_IS)
     def test_a_nothing_in_any_words_replaces_no_note(self, said):
-        note = "[Doc_1]: The Maria Pia bridge was built by Gustave Eiffel in 1877."
+        note = "[KQTZ]: The Maria Pia bridge was built by Gustave Eiffel in 1877."
         shown = self.shown_to_the_manager([note, said, said], "Who built the Maria Pia bridge?")
         assert note in shown
         assert shown.count(said) <= 1, "said again, it adds nothing"
@@ -304,17 +304,17 @@ class TestNotes:
     @pytest.mark.parametrize(
         ("note", "reply"),
         [
-            ("[Doc_1]: Eiffel built it.", "[Doc_2]: It opened in 1877."),
-            ("[Doc_1]: k10 is v130", "[Doc_7]: k1 is v13"),
+            ("[KQTZ]: Eiffel built it.", "[GNEW]: It opened in 1877."),
+            ("[KQTZ]: k10 is v130", "[BWHM]: k1 is v13"),
             (
-                "[Doc_1]: Invoice 1042 is over 130 euros.",
-                "[Doc_2]: Invoice 1043 is over 139 euros.",
+                "[KQTZ]: Invoice 1042 is over 130 euros.",
+                "[GNEW]: Invoice 1043 is over 139 euros.",
             ),
-            ("[Doc_1]: Alice lives in Porto.", "[Doc_2]: Bob lives in Porto."),
-            ("[Doc_1]: Plant A let out 130 t of it.", "[Doc_2]: Plant B let out 130 t of it."),
+            ("[KQTZ]: Alice lives in Porto.", "[GNEW]: Bob lives in Porto."),
+            ("[KQTZ]: Plant A let out 130 t of it.", "[GNEW]: Plant B let out 130 t of it."),
             (
-                "[Doc_1]: In 2021 the factory at the river let out sulphur dioxide for a week.",
-                "[Doc_2]: In 2021 the factory at the river let out nitrogen oxide for a week.",
+                "[KQTZ]: In 2021 the factory at the river let out sulphur dioxide for a week.",
+                "[GNEW]: In 2021 the factory at the river let out nitrogen oxide for a week.",
             ),
             (
                 "\u7231\u4e3d\u4e1d\u4f4f\u5728\u6ce2\u5c14\u56fe\u3002",
@@ -329,8 +329,8 @@ class TestNotes:
         assert f"Reader 2: {note}\n{reply}\n\n" in shown
 
     def test_a_note_written_again_takes_the_place_of_the_one_before(self):
-        first, again = "[Doc_1]: Gustave Eiffel built it in 1877.", "This part adds nothing."
-        last = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
+        first, again = "[KQTZ]: Gustave Eiffel built it in 1877.", "This part adds nothing."
+        last = "In 1877 Gustave Eiffel built the bridge [KQTZ]; it is 60 m high [GNEW]."
         shown = self.shown_to_the_manager([first, again, last], "What of the bridge?")
         assert f"Notes:\nReader 3: {again}\n{last}\n\n" in shown
 

@@ -82,8 +82,8 @@ def test_plan_writes_a_line_a_request_to_standard_output(run, trace, corpus):
         "request_id": "a1",
         "blocks": [1, 2, 5],
         "references": [],
-        "order_annotation": order_words(2, 1, 3),
-        "parts": [["[Doc_1]", 1], ["[Doc_2]", 2], ["[Doc_3]", 5]],
+        "order_annotation": order_words(2, 1, 5),
+        "parts": [["[Doc_1]", 1], ["[Doc_2]", 2], ["[Doc_5]", 5]],
         "is_labelled": True,
         "query": "B?",
         "system": None,
@@ -151,7 +151,7 @@ def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
         "parts": [
             ["[Doc_2]", 2, location_words(2)],
             ["[Doc_1]", 1, location_words(1)],
-            ["[Doc_3]", 5],
+            ["[Doc_5]", 5],
         ],
         "is_labelled": True,
         "query": "B?",
@@ -367,8 +367,10 @@ def test_simulate_of_plans_without_their_corpus_or_from_standard_input(run, plan
 
 def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, corpus, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
-    text = "<|im_start|>user <|im_start|>assistant text of in : > [Doc_1] [Doc_2] [Doc_3]"
-    vocabulary = ["[UNK]", *text.split(), *map(str, range(10))]
+    text = "<|im_start|>user <|im_start|>assistant text of in : >"
+    numbers = range(10)
+    labels = [f"[Doc_{number}]" for number in numbers]
+    vocabulary = ["[UNK]", *text.split(), *labels, *map(str, numbers)]
     model = tokenizers.models.WordLevel(
         {word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"
     )
@@ -381,15 +383,14 @@ def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, corpus, tmp_p
     result = json.loads(run(*arguments, "--block-size", "1")[1])
     # user 1, blocks of 4, question 1, assistant 1; x, a1 and 4 have an annotation of 18 words
     prompts = [11, 15 + 18, 11, 15 + 18, 15 + 18]
-    # user 1, two blocks of 4; y shares the first words of a block, a1 those of the third one
-    cached = [0, 9, 4, 12, 9]
+    cached = [0, 9, 1, 9, 9]  # user 1, two blocks of 4
     assert (result["level"], result["requests"]) == ("token", 5)
     assert (result["prompt_tokens"], result["cached_tokens"]) == (sum(prompts), sum(cached))
 
     result = json.loads(run(*arguments)[1])
     assert result["cached_tokens"] == 0  # the shared parts are shorter than 16 tokens
     result = json.loads(run(*arguments, "--block-size", "4")[1])
-    assert result["cached_tokens"] == 0 + 8 + 4 + 12 + 8
+    assert result["cached_tokens"] == 0 + 8 + 0 + 8 + 8
     result = json.loads(run(*arguments, "--block-size", "4", "--capacity-tokens", "0")[1])
     assert (result["cached_tokens"], result["capacity_tokens"]) == (0, 0)
 

@@ -46,7 +46,7 @@ def planned(request_id, block_ids, **fields):
     """Return a request of a plan file."""
     return PlannedRequest(
         request_id=request_id,
-        parts=tuple((f"[Doc_{n}]", name, None) for n, name in enumerate(block_ids, start=1)),
+        parts=tuple((f"[Doc_{name}]", name, None) for name in block_ids),
         **{
             "order_annotation": None,
             "query": "",
@@ -351,8 +351,8 @@ def test_without_a_tokenizer_nothing_is_said_of_whole_prompts():
 
 def test_whole_prompts_are_told_in_words_and_json():
     answers = explained(planned("a", (1, 2)), planned("b", (1, 3)), tokenizer=Characters())
-    shared = len("<|im_start|>user\n[Doc_1] text of 1\n\n[Doc_2] text of ")
-    whole = shared + len("3<|im_end|>\n<|im_start|>assistant\n")
+    shared = len("<|im_start|>user\n[Doc_1] text of 1\n\n[Doc_")
+    whole = shared + len("3] text of 3<|im_end|>\n<|im_start|>assistant\n")
     assert in_words(answers[1]) == (
         "b: new blocks\n"
         "It begins as request 'a' does, for 1 of its 2 blocks (100 of 200 block tokens). They part "
@@ -571,10 +571,10 @@ def test_with_a_tokenizer_the_token_is_named_at_which_two_prompts_part(
     tokenizer.save(path)
     arguments = ("--plan", plan, "--corpus", corpus, "--tokenizer", path)
     told = json.loads(explain_command(*arguments, "--request", "b", "--json")[1])
-    # "<|im_start|>user", three blocks of four words, "3<|im_end|>" counts as one, "assistant"
-    assert (told["prompt_tokens"], told["parts_at_token"]) == (14, 8)
+    # "<|im_start|>user", three blocks of three words, "3<|im_end|>" counts as one, "assistant"
+    assert (told["prompt_tokens"], told["parts_at_token"]) == (11, 6)
     _, out, _ = explain_command(*arguments, "--request", "b")
-    assert out.endswith("Token by token the two prompts part at token 8 of 14.\n")
+    assert out.endswith("Token by token the two prompts part at token 6 of 11.\n")
     _, out, _ = explain_command(*arguments, "--request", "a")
     assert "Token by token" not in out
 

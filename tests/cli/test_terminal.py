@@ -10,7 +10,7 @@ from ctxreuse.measure.table import Good, Table
 
 __all__ = ["run"]
 
-ARM = "annotated: before the documents: {numbers}"
+ARM = "annotated: before the documents: {order}"
 TABLE = Table(
     "How good the answers are",
     ("", "questions", "F1", "F1, change", "exact, change"),

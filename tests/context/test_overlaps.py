@@ -38,7 +38,7 @@ def test_an_overlap_is_shown_whole_by_default_and_where_it_comes_first():
     (content,) = contents(ReusePlanner(), [FIRST, SECOND])
     assert content == f"[Doc_1] {FIRST.text}\n\n[Doc_2] {SECOND.text}\n\nQ?"
     (content,) = contents(ReusePlanner(trim_overlaps=True), [SECOND, FIRST])
-    assert content == f"[Doc_1] {SECOND.text}\n\n[Doc_2] {FIRST.text}\n\nQ?"
+    assert content == f"[Doc_2] {SECOND.text}\n\n[Doc_1] {FIRST.text}\n\nQ?"
 
 
 def test_only_the_rendering_leaves_the_repeated_part_out_and_common_first_bytes_stay():

@@ -42,13 +42,13 @@ def test_rows_come_in_execution_order_with_their_plans():
         "messages": [
             {
                 "role": "user",
-                "content": f"[Doc_1] {'a' * 200}\n\n[Doc_2] {'b' * 200}\n\n[Doc_3] {'x' * 200}\n\n"
-                "Please read the context in the following priority order: [Doc_3] > [Doc_1] > "
-                "[Doc_2] and answer the question.\n\nthree",
+                "content": f"[Doc_a] {'a' * 200}\n\n[Doc_b] {'b' * 200}\n\n[Doc_x] {'x' * 200}\n\n"
+                "Please read the context in the following priority order: [Doc_x] > [Doc_a] > "
+                "[Doc_b] and answer the question.\n\nthree",
             }
         ],
         "plan_order": [1, 2, 0],
-        "plan_labels": ["[Doc_3]", "[Doc_1]", "[Doc_2]"],
+        "plan_labels": ["[Doc_x]", "[Doc_a]", "[Doc_b]"],
         "plan_expected_cached_tokens": 100,
         "plan_strategy": "reuse",
         "plan_group": "3-0",
@@ -64,7 +64,7 @@ def test_the_columns_are_there_without_rows():
 
 def test_a_repeated_block_is_sent_once_and_labelled_wherever_it_stands():
     (row,) = planned([asked("aba")])
-    assert (row["plan_order"], row["plan_labels"]) == ([0, 1], ["[Doc_1]", "[Doc_2]", "[Doc_1]"])
+    assert (row["plan_order"], row["plan_labels"]) == ([0, 1], ["[Doc_a]", "[Doc_b]", "[Doc_a]"])
 
 
 def test_turns_of_a_conversation_stand_in_order_behind_its_first():

@@ -53,7 +53,7 @@ class TestContexts:
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
         assert inner.calls[1].text == (
             f"{context('abc')}\n\nPlease read the context in the following priority order: "
-            "[Doc_3] > [Doc_1] > [Doc_2] and answer the question.\n\nWhich?"
+            "[Doc_id-c] > [Doc_id-a] > [Doc_id-b] and answer the question.\n\nWhich?"
         )
 
     def test_only_the_text_of_a_message_changes_and_not_in_the_callers(self):
@@ -125,8 +125,8 @@ class TestContexts:
         messages = [first, AIMessage("So."), HumanMessage(question("bd"))]
         wrapper.invoke(messages, configured(thread_id="t1"))
         assert inner.calls[1].messages[2].content == (
-            "Please refer to [Doc_2] in the previous conversation.\n\n"
-            f"[Doc_4] {block('d').text}\n\nWhich?"
+            "Please refer to [Doc_id-b] in the previous conversation.\n\n"
+            f"[Doc_id-d] {block('d').text}\n\nWhich?"
         )
 
     def test_documents_that_the_retriever_has_planned_are_left_alone(self):
@@ -473,5 +473,5 @@ class TestToolsAndStructuredOutput:
         first, second = engine.requests
         assert second["messages"][: len(first["messages"])] == first["messages"]
         assert second["messages"][-1]["content"] == "\n\n".join(
-            f"Please refer to [Doc_{number}] in the previous conversation." for number in (3, 1, 2)
+            f"Please refer to [Doc_id-{letter}] in the previous conversation." for letter in "cab"
         )

@@ -108,9 +108,9 @@ def test_a_plan_that_left_something_out_is_not_made_anew():
     used = document_planner()
     conversation = RequestScope(conversation_id="t", history=())
     used.plan(RetrievedItems(documents("ab"), "?", conversation))
-    history = ({"role": "user", "content": f"[Doc_1] {document('a').page_content}\n\n?"},)
+    history = ({"role": "user", "content": f"[Doc_id-a] {document('a').page_content}\n\n?"},)
     found = used.plan(RetrievedItems(documents("ca"), "?", conversation.inside(history=history)))
-    assert letters_of(found) == "cP", "P: Please refer to [Doc_1]"
+    assert letters_of(found) == "cP", "P: Please refer to [Doc_id-a]"
     assert without_plan(found) is None
     assert document_planner().plan(RetrievedItems(found, "?", NO_SCOPE)) == found
 

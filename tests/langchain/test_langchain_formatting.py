@@ -1,5 +1,6 @@
 import json
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,12 +27,11 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 __all__ = ["no_sockets"]
 
 A, B, C, D = (text_of(letter) for letter in "abcd")
-ORDER = "Please read the context in the following priority order: {labels} and answer the question."
+TEMPLATES = replace(PAPER_TEMPLATES, label="[Doc_{id}]")
 
 
-def order(*ordinals: int) -> str:
-    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
-    return ORDER.format(labels=labels)
+def order(*letters: str) -> str:
+    return TEMPLATES.order_annotation([f"[Doc_id-{letter}]" for letter in letters])
 
 
 def planned(letters: str, annotation: Any = "append", **arguments: Any) -> list[Document]:
@@ -53,17 +53,20 @@ def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
 def test_planned_documents_are_shown_as_the_plan_says(annotation):
     assert format_context(planned("cba", annotation)) == (
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}\n\n{order(*'cba')}"
     )
 
 
 def test_no_annotation_is_shown_where_it_is_off_or_the_order_is_the_retrievers():
-    assert format_context(planned("cba", "off")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
-    assert format_context(planned("abc")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
+    assert (
+        format_context(planned("cba", "off"))
+        == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}"
+    )
+    assert format_context(planned("abc")) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}"
     assert format_context([]) == ""
     found = planned("acb")
     assert letters_of(found[:3]) == "abc"
-    assert format_context([found[0], found[1]]) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    assert format_context([found[0], found[1]]) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
 
 
 @given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
@@ -77,57 +80,58 @@ def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
 
 def test_what_was_taken_away_or_changed_since_is_shown_as_it_is_now():
     a, b, c, note = planned("cba")
-    shown = partial(format_context, templates=PAPER_TEMPLATES)
-    assert shown([a, c, note]) == f"[Doc_1] {A}\n\n[Doc_3] {C}\n\n{order(3, 1)}"
-    assert shown([a, b]) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
-    assert shown([b]) == f"[Doc_2] {B}"
+    shown = partial(format_context, templates=TEMPLATES)
+    assert shown([a, c, note]) == f"[Doc_id-a] {A}\n\n[Doc_id-c] {C}\n\n{order(*'ca')}"
+    assert shown([a, b]) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n{order(*'ba')}"
+    assert shown([b]) == f"[Doc_id-b] {B}"
 
     a, b, c, note = planned("cba")
     shorter = b.model_copy(update={"page_content": "b, in short"})
     assert format_context([a, shorter, c, note]) == (
-        f"[Doc_1] {A}\n\n[Doc_2] b, in short\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] b, in short\n\n[Doc_id-c] {C}\n\n{order(*'cba')}"
     )
 
 
 def test_what_was_left_out_is_pointed_to_where_it_stood_and_not_forgotten_when_sorted():
-    expected = f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {C}"
+    expected = f"Please refer to [Doc_id-b] in the previous conversation.\n\n[Doc_id-c] {C}"
     assert format_context(second_turn("bc")) == expected
     assert format_context(second_turn("bc", "metadata")) == expected
     first, second, note = second_turn("cbd")
-    assert format_context([second, first, note]) == (
-        f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nPlease refer to [Doc_2] in the previous conversation."
+    assert format_context([second, first, note], TEMPLATES) == (
+        f"[Doc_id-d] {D}\n\n[Doc_id-c] {C}\n\n"
+        "Please refer to [Doc_id-b] in the previous conversation."
     )
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
 def test_where_all_blocks_are_left_out_the_text_says_where_they_stand(annotation):
     assert format_context(second_turn("ba", annotation)) == (
-        "Please refer to [Doc_2] in the previous conversation.\n\n"
-        "Please refer to [Doc_1] in the previous conversation."
+        "Please refer to [Doc_id-b] in the previous conversation.\n\n"
+        "Please refer to [Doc_id-a] in the previous conversation."
     )
 
 
 def test_documents_in_another_order_are_shown_in_it_and_can_be_planned():
     a, b, c, note = planned("cba")
-    shown = format_context([c, a, b, note])
-    assert shown == f"[Doc_1] {C}\n\n[Doc_2] {A}\n\n[Doc_3] {B}"
+    shown = format_context([c, a, b, note], TEMPLATES)
+    assert shown == f"[Doc_id-c] {C}\n\n[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
     [found] = contexts_in(f"Use this:\n{shown}\n\nWhich?")
     assert [block.id for block in found.blocks] == ["id-c", "id-a", "id-b"]
-    shown = format_context(documents("ba"))
-    assert shown == f"[Doc_1] {B}\n\n[Doc_2] {A}"
+    shown = format_context(documents("ba"), TEMPLATES)
+    assert shown == f"[Doc_id-b] {B}\n\n[Doc_id-a] {A}"
     assert len(contexts_in(shown)) == 1
 
     a, b, _ = planned("ba")
     c, d, _ = planned("dc")
-    assert format_context([a, b, c, d]) == (
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}\n\n[Doc_4] {D}"
+    assert format_context([a, b, c, d], TEMPLATES) == (
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}\n\n[Doc_id-d] {D}"
     )
 
 
 def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
-    assert format_context(documents("ab")) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    assert format_context(documents("ab"), TEMPLATES) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
     text = format_context(planned("ba"))
-    assert text == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
+    assert text == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n{order(*'ba')}"
     [found] = contexts_in(f"Use this:\n{text}\n\nWhich?")
     assert found.blocks == ()
 
@@ -137,11 +141,12 @@ def test_two_documents_with_one_text_are_shown_once_unless_one_was_changed():
     twins = [document("a", page=1), document("a", page=2), document("b")]
     found = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     assert len(found) == 3
-    assert format_context(found) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    assert format_context(found) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
     twins = [document("a", page=1), document("a", page=2)]
     one, other = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     changed = other.model_copy(update={"page_content": "now another"})
-    assert format_context([one, changed]) == f"[Doc_1] {A}\n\n[Doc_2] now another"
+    shown = format_context([one, changed], TEMPLATES)
+    assert shown == f"[Doc_id-a] {A}\n\n[Doc_id-a] now another"
 
 
 def test_plans_survive_json_and_documents_are_not_changed():
@@ -158,13 +163,15 @@ def test_plans_survive_json_and_documents_are_not_changed():
 
 def test_other_words_can_be_used():
     templates = Templates(
-        label="<{ordinal}>", order="Best first: {order}.", order_separator=" > ", separator="\n"
+        label="<{id}>", order="Best first: {order}.", order_separator=" > ", separator="\n"
     )
     a, b, c, note = planned("cba", templates=templates)
     assert format_context([a, b, c, note], templates) == (
-        f"<1> {A}\n<2> {B}\n<3> {C}\nBest first: <3> > <2> > <1>."
+        f"<id-a> {A}\n<id-b> {B}\n<id-c> {C}\nBest first: <id-c> > <id-b> > <id-a>."
     )
-    assert format_context([a, c], templates) == f"<1> {A}\n<3> {C}\nBest first: <3> > <1>."
+    assert format_context([a, c], templates) == (
+        f"<id-a> {A}\n<id-c> {C}\nBest first: <id-c> > <id-a>."
+    )
 
 
 OVERLAP = "this sentence stands at the end of one chunk and at the start of the next"
@@ -216,9 +223,9 @@ def test_it_can_stand_in_a_chain():
     chain = (
         RunnableLambda(documents)
         | (lambda found: compressor.compress_documents(found, "?"))
-        | format_context
+        | partial(format_context, templates=TEMPLATES)
     )
-    assert chain.invoke("ab") == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    assert chain.invoke("ab") == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
 
 
 @pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])

@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 from example_counts import SOME_OR_ALL, slow_unless
 from hostile_chat_servers import (
-    ARGUMENTS,
-    CALL,
     HOSTILE,
     KINDS,
     REPLIES,
+    REST,
     SAMPLES,
     WORDS,
     Outcome,
     answered_as_it_should_be_unless,
-    both_with,
     breaking_off,
     of_call,
     replying,
-    with_given_labels,
 )
 from hostile_servers import COUNTS, DRIPPING, usage_of
 from http_servers import listening
@@ -59,9 +56,7 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call, step):
         asked = question("cab", HOSTILE)
         before = wrapper.planner.statistics().requests
         one, other = (of_call(partial(CALLS[call], model, asked)) for model in (plain, wrapped))
-        expected = [with_given_labels(one.said), with_given_labels(one.value)]
-        errors = (one.error, with_given_labels(one.error))  # parsers quote the answer
-        if expected != [other.said, other.value] or other.error not in errors:
+        if vars(one) != vars(other):
             different.append(f"{name}:\n    {one}\n    {other}")
         now = wrapper.planner.statistics().requests
         has_answered = name == "usage = ''"  # LangChain fails behind the answer
@@ -71,17 +66,6 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call, step):
             different.append(f"{name}: {wrapper.faults} faults")
             wrapper._gateway._fail_open._faults = 0
     assert not different, "\n".join(different)
-
-
-@pytest.mark.parametrize("call", ["invoke", "stream", "batch"])
-def test_a_tool_or_a_call_that_is_named_like_a_label_keeps_its_name(call):
-    named = {**CALL, "id": "[Doc_1]", "function": {"name": "Doc_1", "arguments": ARGUMENTS}}
-    reply = both_with("choices.0.MESSAGE.tool_calls", [named])
-    wrapper = ReuseChatModel(inner=plain_model(replying(reply)), window_s=0)
-    wrapper.invoke(question("abc"))
-    outcome = of_call(partial(CALLS[call], wrapper, question("cab", HOSTILE)))
-    shown_call = "{'name': 'Doc_1', 'args': {'of': ['[Doc_2]'], 'name': 'Doc_3'}, 'id': '[Doc_1]'"
-    assert shown_call in outcome.value, outcome
 
 
 def agent_answers(model: Any, middleware: list[Any], prompts: list[str], outcome: Outcome) -> Any:
@@ -109,8 +93,7 @@ def test_an_agent_does_with_a_reply_what_it_does_without_us(step):
         prompts = [question("cab", HOSTILE), "And then?"]
         one = of_call(partial(agent_answers, plain, [], prompts))
         other = of_call(partial(agent_answers, wrapped, [middleware], prompts))
-        expected = [with_given_labels(one.said), with_given_labels(one.value), one.error]
-        if expected != [other.said, other.value, other.error]:
+        if vars(one) != vars(other):
             different.append(f"{name}:\n    {one}\n    {other}")
         if wrapper.faults or middleware.faults:
             different.append(f"{name}: {wrapper.faults} and {middleware.faults} faults")
@@ -129,9 +112,8 @@ def test_a_body_that_breaks_off_is_what_it_is_without_the_wrapper(call, parts):
     one, other = (
         of_call(partial(CALLS[call], model, question("cab", HOSTILE))) for model in (plain, wrapper)
     )
-    assert other.error == one.error
+    assert vars(one) == vars(other)
     assert "the connection is gone" in one.error or "Connection error" in one.error
-    assert other.said == with_given_labels(one.said)
     has_begun = "stream" in call and parts > 0
     assert bool(one.said) is has_begun
     assert wrapper.planner.statistics().requests == 1 + has_begun
@@ -147,7 +129,7 @@ def test_callbacks_know_what_was_said_before_a_stream_broke_off(call):
         def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
             self.text += token
 
-    unended = REPLIES["an unfinished label"][0].replace(b"data: [DONE]\n\n", b"")
+    unended = REPLIES["labels cut anywhere"][0].replace(b"data: [DONE]\n\n", b"")
     plain = plain_model(breaking_off(unended)).model_copy(update={"streaming": True})
     wrapper = ReuseChatModel(inner=plain, window_s=0)
     wrapper.invoke(question("abc"))
@@ -157,7 +139,7 @@ def test_callbacks_know_what_was_said_before_a_stream_broke_off(call):
         followed = model.with_config(callbacks=[handler])
         outcome = of_call(partial(CALLS[call], followed, question("cab", HOSTILE)))
         assert "the connection is gone" in outcome.error
-    assert [one.text for one in told] == [WORDS + "[Doc_1", with_given_labels(WORDS) + "[Doc_2"]
+    assert [one.text for one in told] == [WORDS + REST] * 2
 
 
 @pytest.mark.parametrize("kind", slow_unless(DRIPPING, "events", "nothing"))

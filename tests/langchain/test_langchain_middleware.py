@@ -41,8 +41,9 @@ from langchain_document_helpers import (
     no_sockets,
 )
 from langgraph.checkpoint.memory import InMemorySaver
+from planning_helpers import location_words, order_words
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
@@ -66,9 +67,9 @@ def test_tool_results_are_labelled_and_repeated_blocks_become_location_annotatio
     ask(agent, "Second?")
     messages = ask(agent, "Third?")
     assert [message["content"] for message in model.seen[-1] if message["role"] == "tool"] == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}",
-        f"{see(2)}\n\n[Doc_3] {C}",
-        f"{see(3)}\n\n[Doc_4] {D}\n\n{see(1)}",
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}",
+        f"{see('b')}\n\n[Doc_id-c] {C}",
+        f"{see('c')}\n\n[Doc_id-d] {D}\n\n{see('a')}",
     ]
     assert len(model.seen) == 6
     assert is_append_only(model.seen)
@@ -118,10 +119,10 @@ def test_the_state_holds_every_block_in_whole():
     ask(agent, "a")
     messages = ask(agent, "c")
     assert [one.content for one in messages if not isinstance(one, AIMessage)] == [
-        f"[Doc_1] {A}\n\na",
-        f"[Doc_1] {A}\n\n[Doc_2] {B}",
-        f"[Doc_2] {B}\n\n[Doc_3] {C}",
-        f"[Doc_3] {C}\n\nc",
+        f"[Doc_id-a] {A}\n\na",
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}",
+        f"[Doc_id-b] {B}\n\n[Doc_id-c] {C}",
+        f"[Doc_id-c] {C}\n\nc",
     ]
 
 
@@ -137,16 +138,16 @@ async def test_an_async_agent_sends_what_a_sync_one_sends():
     assert asynchronous_model.seen == model.seen
 
 
-def test_tools_that_are_called_together_have_labels_that_count_on():
+def test_tools_that_are_called_together_point_to_each_others_results():
     agent, model = agent_with(
         ReuseMiddleware(), [calls("ab", "bc", "ad"), calls("e", "e"), done()], search_tool()
     )
     assert results(sent(ask(agent, "All?"))) == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}",
-        f"{see(2)}\n\n[Doc_3] {C}",
-        f"{see(1)}\n\n[Doc_4] {D}",
-        f"[Doc_5] {E}",
-        see(5),
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}",
+        f"{see('b')}\n\n[Doc_id-c] {C}",
+        f"{see('a')}\n\n[Doc_id-d] {D}",
+        f"[Doc_id-e] {E}",
+        see("e"),
     ]
     assert is_append_only(model.seen)
 
@@ -155,13 +156,13 @@ def test_a_run_shows_a_block_once_and_threads_know_nothing_of_each_other():
     model = Scripted(responses=[calls("ab"), calls("ba"), done()], seen=[])
     agent = create_agent(model, [search_tool()], middleware=[ReuseMiddleware()])
     messages = agent.invoke({"messages": [HumanMessage("First?")]})["messages"]
-    assert results(sent(messages))[1] == f"{see(2)}\n\n{see(1)}"
+    assert results(sent(messages))[1] == f"{see('b')}\n\n{see('a')}"
 
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("ab"), done(), calls("ab"), done()], search_tool()
     )
     first, second = ask(agent, "First?", "t1"), ask(agent, "First?", "t2")
-    assert results(first) == results(second) == [f"[Doc_1] {A}\n\n[Doc_2] {B}"]
+    assert results(first) == results(second) == [f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"]
 
 
 def test_the_artifacts_documents_carry_their_label_and_the_retrievers_own_stay_as_they_are():
@@ -171,8 +172,8 @@ def test_the_artifacts_documents_carry_their_label_and_the_retrievers_own_stay_a
     )
     artifacts = [one.artifact for one in ask(agent, "?") if isinstance(one, ToolMessage)]
     assert [[one.metadata["ctxreuse"] for one in artifact] for artifact in artifacts] == [
-        [{"rank": 0, "label": "[Doc_1]"}, {"rank": 1, "label": "[Doc_2]"}],
-        [{"rank": 0, "label": "[Doc_3]"}, {"rank": 1, "label": "[Doc_1]"}],
+        [{"rank": 0, "label": "[Doc_id-a]"}, {"rank": 1, "label": "[Doc_id-b]"}],
+        [{"rank": 0, "label": "[Doc_id-c]"}, {"rank": 1, "label": "[Doc_id-a]"}],
     ]
     assert letters_of(artifacts[1]) == "ca"
     assert retriever.store["a"] == document("a")
@@ -187,17 +188,17 @@ def test_the_metadata_of_a_message_holds_what_it_shows_and_nothing_that_changes_
         )
         messages = ask(agent, "?", thread)
         marks.append([message.additional_kwargs.get("ctxreuse") for message in messages])
-    b = f"[Doc_2] {B}"
+    b = f"[Doc_id-b] {B}"
     end = len(b)
     assert marks[0] == [
         None,
         None,
-        {"labels": {"[Doc_1]": "id-a", "[Doc_2]": "id-b"}, "repeated": [], "part": None},
+        {"labels": {"[Doc_id-a]": "id-a", "[Doc_id-b]": "id-b"}, "repeated": [], "part": None},
         None,
         {
-            "labels": {"[Doc_2]": "id-b", "[Doc_3]": "id-c"},
+            "labels": {"[Doc_id-b]": "id-b", "[Doc_id-c]": "id-c"},
             "repeated": [
-                {"label": "[Doc_2]", "start": 0, "end": end, "digest": text_digest(b).hex()}
+                {"label": "[Doc_id-b]", "start": 0, "end": end, "digest": text_digest(b).hex()}
             ],
             "part": None,
         },
@@ -214,8 +215,8 @@ def test_a_tool_around_a_reuse_retriever_is_planned_once():
         ReuseMiddleware(planner=planner), [calls("ba"), calls("ca"), done()], search_tool(retriever)
     )
     assert results(sent(ask(agent, "?"))) == [
-        f"[Doc_1] {B}\n\n[Doc_2] {A}",
-        f"[Doc_3] {C}\n\n{see(2)}",
+        f"[Doc_id-b] {B}\n\n[Doc_id-a] {A}",
+        f"[Doc_id-c] {C}\n\n{see('a')}",
     ]
     assert is_append_only(model.seen)
 
@@ -231,6 +232,16 @@ def text_tool(function: Any) -> BaseTool:
     return search
 
 
+def labelled(text: str) -> str:
+    """Return a text without an id as it is shown."""
+    block = ContextBlock(text=text)
+    return f"{ReusePlanner().templates.label_of(block)} {text}"
+
+
+def pointed_to(text: str) -> str:
+    return f"Please refer to {labelled(text).split()[0]} in the previous conversation."
+
+
 def test_a_named_tools_plain_text_is_split_into_blocks():
     plain = search_tool(response_format="content", document_separator="\n---\n")
     script = [calls("ab"), calls("bc"), done()]
@@ -238,8 +249,8 @@ def test_a_named_tools_plain_text_is_split_into_blocks():
         middleware = ReuseMiddleware(tools=tools, document_separator="\n---\n")
         agent, _ = agent_with(middleware, script, plain)
         assert results(sent(ask(agent, "?"))) == [
-            f"[Doc_1] {A}\n\n[Doc_2] {B}",
-            f"{see(2)}\n\n[Doc_3] {C}",
+            f"{labelled(A)}\n\n{labelled(B)}",
+            f"{pointed_to(B)}\n\n{labelled(C)}",
         ]
 
 
@@ -265,15 +276,15 @@ def test_results_that_were_planned_are_not_planned_again():
     planned = middleware.before_model(state, None)
     assert planned is not None
     assert results(sent(planned["messages"])) == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}",
-        f"{see(2)}\n\n[Doc_3] {C}",
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}",
+        f"{see('b')}\n\n[Doc_id-c] {C}",
     ]
     assert middleware.before_model(planned, None) is None
     more: Any = {"messages": [*planned["messages"], result("m3", "cd")]}
     again = middleware.before_model(more, None)
     assert again is not None
     shown = sent([*planned["messages"], *again["messages"]])
-    assert results(shown)[2:] == [f"{see(3)}\n\n[Doc_4] {D}"]
+    assert results(shown)[2:] == [f"{see('c')}\n\n[Doc_id-d] {D}"]
 
 
 def test_results_that_failed_or_stand_before_a_planned_one_stay_as_they_are():
@@ -309,10 +320,10 @@ def test_memories_keep_a_stable_place_and_a_changed_one_is_shown_again():
         text_tool(lambda query: json.dumps(found[query])),
     )
     assert results(sent(ask(agent, "?"))) == [
-        '[Doc_1] {"id": "m-tea", "memory": "tea is liked"}\n\n'
-        '[Doc_2] {"id": "m-cats", "memory": "cats are kept"}',
-        f"{see(2)}\n\n{see(1)}",
-        '[Doc_3] {"id": "m-tea", "memory": "tea is not liked any more"}',
+        '[Doc_m-tea] {"id": "m-tea", "memory": "tea is liked"}\n\n'
+        '[Doc_m-cats] {"id": "m-cats", "memory": "cats are kept"}',
+        f"{location_words('m-cats')}\n\n{location_words('m-tea')}",
+        '[Doc_m-tea] {"id": "m-tea", "memory": "tea is not liked any more"}',
     ]
 
 
@@ -320,7 +331,7 @@ def test_memory_tools_may_return_the_result_and_several_texts_are_not_touched():
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("1"), done()], text_tool(lambda _: memories("tea is liked"))
     )
-    assert results(ask(agent, "?")) == ['[Doc_1] {"id": "m-tea", "memory": "tea is liked"}']
+    assert results(ask(agent, "?")) == ['[Doc_m-tea] {"id": "m-tea", "memory": "tea is liked"}']
 
     parts = [{"type": "text", "text": "x\n\ny"}, {"type": "text", "text": "z"}]
     middleware = ReuseMiddleware(tools=["search"])
@@ -337,8 +348,8 @@ def test_the_other_parts_of_a_result_survive():
         ReuseMiddleware(tools=["search"]), [calls("xy"), calls("yz"), done()], text_tool(parts)
     )
     assert results(sent(ask(agent, "?"))) == [
-        [PICTURE, {"type": "text", "text": "[Doc_1] x\n\n[Doc_2] y", "extra": 1}],
-        [PICTURE, {"type": "text", "text": f"{see(2)}\n\n[Doc_3] z", "extra": 1}],
+        [PICTURE, {"type": "text", "text": f"{labelled('x')}\n\n{labelled('y')}", "extra": 1}],
+        [PICTURE, {"type": "text", "text": f"{pointed_to('y')}\n\n{labelled('z')}", "extra": 1}],
     ]
     assert is_append_only(model.seen)
 
@@ -352,10 +363,10 @@ def test_results_that_a_model_has_seen_are_never_touched():
     )
     after = ask(agent, "Second?")
     assert model.seen[0][1:5] == convert_to_openai_messages(before)
-    assert results(after) == [f"{A}\n\n{B}", f"[Doc_1] {A}\n\n[Doc_2] {B}"]
+    assert results(after) == [f"{A}\n\n{B}", f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"]
 
 
-def test_a_process_that_starts_anew_points_to_the_history_and_counts_the_labels_on():
+def test_a_process_that_starts_anew_points_to_the_history():
     saver = InMemorySaver()
     agent, model = agent_with(
         ReuseMiddleware(retriever=LetterRetriever()),
@@ -372,11 +383,11 @@ def test_a_process_that_starts_anew_points_to_the_history_and_counts_the_labels_
     )
     messages = ask(again, "e")
     assert is_append_only([*model.seen, *model_again.seen])
-    assert messages[4].content == f"[Doc_5] {E}\n\ne"
-    f = f"[Doc_6] {document('f').page_content}"
-    assert results(messages)[1] == f"[Doc_4] {D}\n\n{f}"
-    assert results(sent(messages))[1] == f"{see(4)}\n\n{f}"
-    assert model_again.seen[-1][-1]["content"] == f"{see(4)}\n\n{f}"
+    assert messages[4].content == f"[Doc_id-e] {E}\n\ne"
+    f = f"[Doc_id-f] {document('f').page_content}"
+    assert results(messages)[1] == f"[Doc_id-d] {D}\n\n{f}"
+    assert results(sent(messages))[1] == f"{see('d')}\n\n{f}"
+    assert model_again.seen[-1][-1]["content"] == f"{see('d')}\n\n{f}"
 
 
 def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):
@@ -390,7 +401,7 @@ def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so
     messages = [HumanMessage("Why?", id="q"), AIMessage("", id="a", tool_calls=calls), *results]
     planned = middleware.before_model({"messages": messages}, None)["messages"]
     assert [message.id for message in planned] == [f"{n}" for n in range(64)]
-    assert planned[-1].content == "[Doc_127] one 63\n\n[Doc_128] two 63"
+    assert planned[-1].content == f"{labelled('one 63')}\n\n{labelled('two 63')}"
     assert ["more than 64" in one.getMessage() for one in caplog.records] == [True]
 
 
@@ -401,9 +412,9 @@ def test_context_stands_before_the_newest_question_and_behind_the_history():
     ask(agent, "ab")
     messages = ask(agent, "bc")
     assert [message.content for message in sent(messages)] == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nab",
         "One.",
-        f"{see(2)}\n\n[Doc_3] {C}\n\nbc",
+        f"{see('b')}\n\n[Doc_id-c] {C}\n\nbc",
         "Two.",
     ]
     assert is_append_only(model.seen)
@@ -415,15 +426,15 @@ def test_threads_first_contexts_share_their_beginning_in_each_tenant():
     ask(agent, "abc", "t1")
     [question, _] = ask(agent, "dba", "t2")
     assert question.content == (
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {D}\n\nPlease read the context in the following "
-        "priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ndba"
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-d] {D}\n\n"
+        f"{order_words('id-d', 'id-b', 'id-a')}\n\ndba"
     )
     assert [message["role"] for message in model.seen[1]] == ["system", "user"]
 
     agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done(), done()])
     ask(agent, "abc", "t1", tenant="one")
     other = ask(agent, "cba", "t2", tenant="two")[0].content
-    assert other == f"[Doc_1] {C}\n\n[Doc_2] {B}\n\n[Doc_3] {A}\n\ncba"
+    assert other == f"[Doc_id-c] {C}\n\n[Doc_id-b] {B}\n\n[Doc_id-a] {A}\n\ncba"
     assert ask(agent, "cba", "t3", tenant="one")[0].content != other
 
 
@@ -433,14 +444,16 @@ def test_a_system_message_before_the_first_question_is_no_history():
         messages = [SystemMessage("Be brief.", id=f"s{letters}"), HumanMessage(letters, id=letters)]
         update = middleware.before_agent({"messages": messages}, None)
     assert update is not None
-    assert update["messages"][0].content.startswith(f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read")
+    assert update["messages"][0].content.startswith(
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nPlease read"
+    )
 
 
 def test_a_tool_result_does_not_repeat_the_context_of_the_question():
     agent, _ = agent_with(
         ReuseMiddleware(retriever=LetterRetriever()), [calls("cb"), done()], search_tool()
     )
-    assert results(sent(ask(agent, "ab"))) == [f"[Doc_3] {C}\n\n{see(2)}"]
+    assert results(sent(ask(agent, "ab"))) == [f"[Doc_id-c] {C}\n\n{see('b')}"]
 
 
 async def test_async_agents_retrieve_context_and_retrievers_may_return_iterators():
@@ -448,10 +461,10 @@ async def test_async_agents_retrieve_context_and_retrievers_may_return_iterators
     agent, model = agent_with(middleware, [done()])
     config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
     await agent.ainvoke({"messages": [HumanMessage("ab")]}, config)
-    assert model.seen[0][1]["content"] == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
+    assert model.seen[0][1]["content"] == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nab"
     middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: map(document, query)))
     agent, _ = agent_with(middleware, [done()])
-    assert ask(agent, "ab")[0].content == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
+    assert ask(agent, "ab")[0].content == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nab"
 
 
 def test_context_is_retrieved_once_for_a_question():
@@ -475,9 +488,9 @@ def test_a_question_with_a_picture_keeps_it():
     agent, model = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done()])
     parts = [{"type": "text", "text": "ab"}, PICTURE]
     [question, _] = ask(agent, parts)
-    context = {"type": "text", "text": f"[Doc_1] {A}\n\n[Doc_2] {B}"}
+    context = {"type": "text", "text": f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"}
     assert question.content == [context, *parts]
-    assert sent(ask(agent, "b"))[2].content == f"{see(2)}\n\nb"
+    assert sent(ask(agent, "b"))[2].content == f"{see('b')}\n\nb"
     assert is_append_only(model.seen)
 
 
@@ -517,8 +530,7 @@ def test_a_reuse_retriever_may_retrieve_the_context():
     ask(agent, "ab", "t1")
     [question, _] = ask(agent, "ba", "t2")
     assert question.content == (
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read the context in the following "
-        "priority order: [Doc_2] > [Doc_1] and answer the question.\n\nba"
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n{order_words('id-b', 'id-a')}\n\nba"
     )
 
 
@@ -528,12 +540,12 @@ def test_a_result_that_ended_a_run_is_planned_when_the_next_one_shows_it():
     agent, model = agent_with(ReuseMiddleware(), [calls("ab"), calls("cb"), done()], direct)
     assert results(ask(agent, "First?")) == [f"{A}\n\n{B}"]
     messages = ask(agent, "Second?")
-    assert results(messages) == [f"[Doc_1] {A}\n\n[Doc_2] {B}", f"{C}\n\n{B}"]
-    assert results(sent(ask(agent, "Third?")))[1] == f"[Doc_3] {C}\n\n{see(2)}"
+    assert results(messages) == [f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}", f"{C}\n\n{B}"]
+    assert results(sent(ask(agent, "Third?")))[1] == f"[Doc_id-c] {C}\n\n{see('b')}"
     assert is_append_only(model.seen)
 
 
-def test_labels_of_such_a_result_and_of_the_next_context_differ():
+def test_the_next_context_points_to_such_a_result():
     direct = search_tool()
     direct.return_direct = True
     middleware = ReuseMiddleware(retriever=LetterRetriever())
@@ -543,8 +555,8 @@ def test_labels_of_such_a_result_and_of_the_next_context_differ():
     assert [
         message.content for message in sent(messages) if not isinstance(message, AIMessage)
     ] == [
-        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
-        f"[Doc_3] {C}\n\n{see(2)}",
-        f"{see(3)}\n\n[Doc_4] {D}\n\ncd",
+        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nab",
+        f"[Doc_id-c] {C}\n\n{see('b')}",
+        f"{see('c')}\n\n[Doc_id-d] {D}\n\ncd",
     ]
     assert is_append_only(model.seen)

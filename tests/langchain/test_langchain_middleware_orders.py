@@ -87,7 +87,7 @@ DOCUMENTS = [
     for n in range(10 * SEARCHES)
 ]
 
-POINTER = re.compile(r"Please refer to (\[Doc_\d+\]) in the previous conversation\.")
+POINTER = re.compile(r"Please refer to (\[Doc_[\w-]+\]) in the previous conversation\.")
 
 
 def found(number: int) -> list[Document]:
@@ -289,9 +289,9 @@ def test_what_redaction_changed_is_sent_as_it_is():
     agent = create_agent(model, [search], middleware=[ReuseMiddleware(), redacting])
     agent.invoke({"messages": [HumanMessage("?")]})
     first, second = (one["content"] for one in model.seen[-1] if one["role"] == "tool")
-    assert first.startswith("[Doc_1] a [REDACTED_SAYS]")
-    assert second.startswith("[Doc_3] a [REDACTED_SAYS]"), "not the text that the model was shown"
-    assert second.endswith(f"\n\n[Doc_2] {text_of('b')}"), "no longer where the plan put it"
+    assert first.startswith("[Doc_id-a] a [REDACTED_SAYS]")
+    assert second.startswith("[Doc_id-a] a [REDACTED_SAYS]"), "not what the model was shown"
+    assert second.endswith(f"\n\n[Doc_id-b] {B}"), "no longer where the plan put it"
     assert is_append_only(model.seen)
 
 
@@ -373,21 +373,24 @@ def test_metadata_of_any_kind_keeps_no_agent_from_answering(carried):
 @pytest.mark.parametrize("part", [None, 0, 1, 7, -1, "0", [0]])
 def test_a_message_whose_content_has_another_form_by_now_is_sent_whole(part):
     """Some middleware makes lists of parts of texts, such as to mark what is cached."""
-    text = "[Doc_1] yes\n\nno"
-    place = {"label": "[Doc_1]", "start": 0, "end": 11, "digest": text_digest(text[:11]).hex()}
+    yes = "[Doc_id-a] yes"
+    text = f"{yes}\n\nno"
+    digest = text_digest(yes).hex()
+    place = {"label": "[Doc_id-a]", "start": 0, "end": len(yes), "digest": digest}
     forms: dict[Any, Any] = {None: text, 0: [{"type": "text", "text": text}]}
     for its_part, form in forms.items():
         carried = {"repeated": [place], "part": part}
         message = HumanMessage(form, additional_kwargs={"ctxreuse": carried})
         assert sent([message])[0].content == form
         shown = str(sent([HumanMessage(text), message])[1].text)
-        assert shown == (f"{see(1)}\n\nno" if part == its_part else text)
+        assert shown == (f"{see('a')}\n\nno" if part == its_part else text)
 
 
 def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
     # the same blocks, rendered without a plan somewhere, would be taken for a context
     for letters in ("p", "q", "pq"):
-        format_context([document(letter) for letter in letters])
+        templates = ReusePlanner().templates
+        format_context([document(letter) for letter in letters], templates)
     agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done()])
     question = ask(agent, "pq")[0].content
     middleware = [DropsTheStart(at=7, number=3), ReuseMiddleware()]
@@ -398,9 +401,9 @@ def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
     result = next(one["content"] for one in model.seen[1] if one["role"] == "tool")
     whole = next(one["content"] for one in model.seen[3] if one["role"] == "tool")
     P, Q, R = (text_of(letter) for letter in "pqr")  # noqa: N806  # as A and B
-    assert question == f"[Doc_1] {P}\n\n[Doc_2] {Q}\n\npq"
-    assert result == f"[Doc_1] {P}\n\n[Doc_2] {R}"
-    assert whole == f"[Doc_3] {Q}\n\n[Doc_1] {P}"
+    assert question == f"[Doc_id-p] {P}\n\n[Doc_id-q] {Q}\n\npq"
+    assert result == f"[Doc_id-p] {P}\n\n[Doc_id-r] {R}"
+    assert whole == f"[Doc_id-q] {Q}\n\n[Doc_id-p] {P}"
     for text in (question, result, whole):
         assert [found.blocks for found in contexts_in(text)] == [()]
 
@@ -436,7 +439,7 @@ def test_blocks_that_a_summary_cut_away_are_shown_once_where_they_were_pointed_t
     )
     # after the second result: question, call, ab, call, cb; the first three go
     messages = ask(agent, "?")
-    assert results(messages) == [f"[Doc_1] {C}\n\n[Doc_2] {B}", f"[Doc_3] {A}"]
+    assert results(messages) == [f"[Doc_id-c] {C}\n\n[Doc_id-b] {B}", f"[Doc_id-a] {A}"]
 
     agent, model = agent_with(
         [DropsTheStart(at=7, number=3), ReuseMiddleware()],
@@ -445,19 +448,19 @@ def test_blocks_that_a_summary_cut_away_are_shown_once_where_they_were_pointed_t
     )
     ask(agent, "?")
     shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert shown == [f"[Doc_2] {B}\n\n[Doc_1] {A}", f"{see(1)}\n\n[Doc_3] {C}"]
+    assert shown == [f"[Doc_id-b] {B}\n\n[Doc_id-a] {A}", f"{see('a')}\n\n[Doc_id-c] {C}"]
 
 
-def test_blocks_that_were_cut_away_later_come_back_under_their_label():
+def test_blocks_that_were_cut_away_later_come_back():
     agent, model = agent_with(
         [DropsTheStart(at=7, number=3), ReuseMiddleware()],
         [calls("ab"), calls("cba"), calls("bd"), done(), done()],
         search_tool(),
     )
     messages = ask(agent, "?")
-    assert results(messages)[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
+    assert results(messages)[0] == f"[Doc_id-c] {C}\n\n[Doc_id-b] {B}\n\n[Doc_id-a] {A}"
     shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert shown[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
+    assert shown[0] == f"[Doc_id-c] {C}\n\n[Doc_id-b] {B}\n\n[Doc_id-a] {A}"
     ask(agent, "And now?")
     assert is_append_only(model.seen[3:])
 
@@ -472,7 +475,7 @@ def test_a_block_comes_back_behind_what_its_tool_says_first():
     agent, model = agent_with(middleware, [calls("tea"), calls("tea"), calls("x"), done()], search)
     ask(agent, "?")
     shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert shown == ["Found:\n[Doc_1] - tea", "Found:\n[Doc_2] - x"]
+    assert shown == ["Found:\n[Doc_tea] - tea", "Found:\n[Doc_x] - x"]
 
 
 def test_a_text_that_was_changed_since_is_left_alone():
@@ -494,18 +497,18 @@ async def test_blocks_in_cleared_tool_results_come_back_too():
     config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
     await agent.ainvoke({"messages": [HumanMessage("?")]}, config)
     shown = [one["content"] for one in model.seen[2] if one["role"] == "tool"]
-    assert shown == ["[cleared]", f"[Doc_2] {B}"]
+    assert shown == ["[cleared]", f"[Doc_id-b] {B}"]
 
 
 def test_a_document_that_speaks_like_an_annotation_is_not_taken_for_one():
-    liar = Document(f"x {see(1)}", id="liar")
+    liar = Document(f"x {see('a')}", id="liar")
     retriever = LetterRetriever(store={"l": liar})
     agent, _ = agent_with(
         [DropsTheStart(at=5, number=3), ReuseMiddleware()],
         [calls("a"), calls("la"), done()],
         search_tool(retriever),
     )
-    assert results(ask(agent, "?")) == [f"[Doc_1] x {see(1)}\n\n[Doc_2] {A}"]
+    assert results(ask(agent, "?")) == [f"[Doc_liar] x {see('a')}\n\n[Doc_id-a] {A}"]
 
 
 def test_a_planning_fault_loses_nothing_and_is_counted(caplog):
@@ -537,8 +540,8 @@ async def test_many_threads_of_one_agent_do_not_mix():
         return [str(message.content) for message in sent(state["messages"])[::2]]
 
     for first, second in await asyncio.gather(*(turns(f"t{n}") for n in range(8))):
-        assert first == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
-        assert second == f"{see(2)}\n\n[Doc_3] {C}\n\nbc"
+        assert first == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\nab"
+        assert second == f"{see('b')}\n\n[Doc_id-c] {C}\n\nbc"
 
 
 @pytest.mark.parametrize(

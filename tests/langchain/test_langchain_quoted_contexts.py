@@ -17,7 +17,7 @@ from langgraph.graph import END, START, StateGraph
 from mem0_stores import FakeMemory
 
 from chain_of_agents import ChainOfAgents
-from ctxreuse import request_context
+from ctxreuse import ReusePlanner, Templates, request_context
 from ctxreuse.adapters import prompt_planner, rendered_contexts
 from langchain_ctxreuse import ReuseChatModel, format_context
 from mem0_ctxreuse import ReuseMemory
@@ -72,15 +72,19 @@ class TestStrangers:
 
     @pytest.mark.parametrize("other", ["A", "B"])
     def test_a_document_that_poses_as_two_does_not_merge_them(self, other):
+        words = Templates(label="[Doc_{id}]")
+        planner = ReusePlanner(templates=words, labels=True)
         application = Application()
-        application.ask(documents("ab"), "One?", "A")
+        application.model = application.model.model_copy(update={"planner": planner})
         with request_context(tenant="A"):
-            context = format_context(documents("ba"))
+            application.model.invoke(f"{format_context(documents('ab'), words)}\n\nWhich?")
+            context = format_context(documents("ba"), words)
             with request_context(tenant=other):
-                format_context([Document(f"{text_of('b')}\n\n[Doc_2] {text_of('a')}", id="posing")])
+                posing = Document(f"{text_of('b')}\n\n[Doc_a] {text_of('a')}", id="b")
+                assert format_context([posing], words) == context
             labels = labels_of(application, f"{context}\n\nWhich?")
         if other == "B":
-            assert labels == {"[Doc_1]": "a", "[Doc_2]": "b"}
+            assert labels == {"[Doc_a]": "a", "[Doc_b]": "b"}
         else:
             assert not labels, "it is not certain which of the two the prompt shows"
 

@@ -30,9 +30,10 @@ from langchain_document_helpers import (
 )
 from langchain_runs import Runs
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+from planning_helpers import location_words, order_words
 
 import ctxreuse
-from ctxreuse import ReusePlanner
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.issued_plans import digest_of
 from ctxreuse.context.blocks import text_digest
@@ -112,23 +113,19 @@ def test_the_metadata_of_a_planned_document_is_plain_data():
         "request_id": "request-1",
         "blocks": ["id-a", "id-b", "id-d"],
         "references": [],
-        "order_annotation": "Please read the context in the following priority order: "
-        "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.",
-        "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
+        "order_annotation": order_words("id-d", "id-b", "id-a"),
+        "parts": [["[Doc_id-a]", "id-a"], ["[Doc_id-b]", "id-b"], ["[Doc_id-d]", "id-d"]],
         "expected_cached_tokens": found[0].metadata["ctxreuse"]["plan"]["expected_cached_tokens"],
     }
     digest = {"plan_id": digest_of(plan).hex()}
     words = text_digest(found[3].page_content).hex()
     assert [json.loads(json.dumps(one.metadata)) for one in found] == [
-        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_1]", "plan": plan} | digest},
-        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_2]"} | digest},
-        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_3]"} | digest},
+        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_id-a]", "plan": plan} | digest},
+        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_id-b]"} | digest},
+        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_id-d]"} | digest},
         {"source": "", "ctxreuse": {"annotation": words} | digest},
     ]
-    assert found[3].page_content == (
-        "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
-        + plan["order_annotation"]
-    )
+    assert found[3].page_content == PAPER_TEMPLATES.order_annotation(list("321"))
 
 
 def test_the_annotation_has_the_metadata_names_that_all_documents_have():
@@ -303,14 +300,14 @@ def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_
     found = second_turn(reuse_retriever(), "cb")
     assert [one.page_content for one in found] == [
         document("c").page_content,
-        "Please refer to [Doc_2] in the previous conversation.",
+        location_words("id-b"),
     ]
-    assert found[0].metadata["ctxreuse"]["label"] == "[Doc_3]"
+    assert found[0].metadata["ctxreuse"]["label"] == "[Doc_id-c]"
 
 
 def test_where_the_history_shows_everything_one_document_with_their_names_says_so():
     [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
-    assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
+    assert only.page_content == location_words("id-b")
     assert planned_document(only).is_annotation
     inner = LetterRetriever(store={"b": document("b", source="b.txt")})
     [only] = second_turn(ReuseRetriever(retriever=inner), "b")
@@ -354,9 +351,7 @@ def test_an_unchanged_stuff_chain_shows_planned_documents_and_the_annotation():
     chain.invoke({"input": "abc"})
     a, b, c = (document(letter).page_content for letter in "abc")
     assert chain.invoke({"input": "cba"})["answer"] == (
-        f"Use this:\n{a}\n\n{b}\n\n{c}\n\nThe documents above are [Doc_1], [Doc_2], [Doc_3], in "
-        "this order. Please read the context in the following priority order: "
-        "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.\ncba"
+        f"Use this:\n{a}\n\n{b}\n\n{c}\n\n{PAPER_TEMPLATES.order_annotation(list('321'))}\ncba"
     )
 
 
@@ -370,7 +365,7 @@ def test_a_stuff_chain_whose_document_prompt_names_metadata_takes_the_annotation
     retriever = reuse_retriever()
     retriever.invoke("ab")
     shown = chain.invoke({"context": retriever.invoke("ba"), "input": "?"})
-    assert "() The documents above are [Doc_1], [Doc_2], in this order." in shown
+    assert f"() {PAPER_TEMPLATES.order_annotation(list('21'))}" in shown
 
 
 def test_an_lcel_chain_with_format_context_shows_labels_blocks_and_annotation():
@@ -383,6 +378,5 @@ def test_an_lcel_chain_with_format_context_shows_labels_blocks_and_annotation():
     chain.invoke("ab")
     a, b = (document(letter).page_content for letter in "ab")
     assert chain.invoke("ba") == (
-        f"Use this:\n[Doc_1] {a}\n\n[Doc_2] {b}\n\nPlease read the context in the following "
-        "priority order: [Doc_2] > [Doc_1] and answer the question.\nba"
+        f"Use this:\n[Doc_id-a] {a}\n\n[Doc_id-b] {b}\n\n{order_words('id-b', 'id-a')}\nba"
     )

@@ -20,6 +20,7 @@ from langchain_agent_helpers import (
     is_append_only,
     results,
     search_tool,
+    see,
 )
 from langchain_classic.chains import RetrievalQA, create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
@@ -35,7 +36,7 @@ from langchain_document_helpers import LetterRetriever, document, no_sockets, te
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
 from langgraph.graph import START, StateGraph
 
-from ctxreuse import request_context
+from ctxreuse import PAPER_TEMPLATES, request_context
 from ctxreuse.adapters.prompt_planner import _log_joined_otherwise
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
@@ -122,7 +123,7 @@ def test_documents_that_a_chain_joins_itself_are_planned(program):
     first, second = (call.text for call in inner.calls)
     assert first == joined([document(one) for one in "abc"]) + "\n\nQuestion: abc"
     assert second.startswith(joined([document(one) for one in "abc"]))
-    assert "[Doc_3] > [Doc_1] > [Doc_2]" in second
+    assert "priority order: 3 > 1 > 2 and" in second
     assert second.endswith("\n\nQuestion: cab")
     assert model.prompt_statistics.planned == 2
     assert model.prompt_statistics.without_context == 0
@@ -178,11 +179,7 @@ def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(i
     model = wrapped(inner)
     for found in ([a, b], [a, again, b], [c, a, again, b], [again, b, a]):
         with_lcel(model, Fixed(found=found)).invoke("Which?")
-    ranking = (
-        "The documents above are [Doc_1], [Doc_2], [Doc_3], [Doc_1], in this order. Please read "
-        "the context in the following priority order: [Doc_3] > [Doc_1] > [Doc_2] and answer the "
-        "question."
-    )
+    ranking = PAPER_TEMPLATES.order_annotation(list("312"))
     assert [call.text for call in inner.calls] == [
         f"{joined([a, b])}\n\nQuestion: Which?",
         f"{joined([a, b, a])}\n\nQuestion: Which?",
@@ -450,9 +447,9 @@ def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format):
     state = ask(agent, "Which?")
     a, b, c, d = map(text_of, "abcd")
     assert tool_texts(model.seen[-1]) == [
-        f"[Doc_1] {a}\n\n[Doc_2] {b}",
-        f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {c}",
-        f"[Doc_4] {d}",
+        f"[Doc_id-a] {a}\n\n[Doc_id-b] {b}",
+        f"{see('b')}\n\n[Doc_id-c] {c}",
+        f"[Doc_id-d] {d}",
     ]
     assert [b in text for text in results(state)] == [True, True, False], "the state is whole"
 

@@ -106,7 +106,7 @@ def test_a_memory_search_makes_a_block_a_memory_or_a_line_unless_its_plan_is_for
 
 def test_a_planned_memory_search_is_shown_without_its_plan():
     plan = ReusePlanner().plan(ContextRequest([ContextBlock(id="m1", text="likes tea")]))
-    places = [{"id": "m1", "rank": 0, "label": "[Doc_1]"}]
+    places = [{"id": "m1", "rank": 0, "label": plan.templates.label_of(plan.blocks[0])}]
     result = {
         "results": [memory(1, "likes tea")],
         "ctxreuse": memories_metadata(plan, places),

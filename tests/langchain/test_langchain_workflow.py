@@ -274,7 +274,8 @@ class TestSpeculativeRAGChain:
         assert ids(output["context"]) == plain_ids("red", 2)
         system = model_of(chain).calls[0].messages[0].content
         assert system.startswith(
-            f"Use:\n[Doc_1] {found[1].text}\n\n[Doc_2] {found[0].text}\n\nPlease read the context"
+            f"Use:\n[Doc_{found[1].id}] {found[1].text}\n\n"
+            f"[Doc_{found[0].id}] {found[0].text}\n\nPlease read the context"
         )
 
     @pytest.mark.parametrize("is_async", [False, True])

@@ -1,11 +1,13 @@
 import itertools
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from adapter_conformance import FaultyPlanner
+from block_labels import label
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
@@ -21,8 +23,11 @@ from llamaindex_helpers import (
     LetterRetriever,
     RecordingLLM,
     grow,
+    labelled,
     letter_nodes,
     letter_text,
+    located,
+    ranked,
 )
 
 from ctxreuse import ReusePlanner, request_context
@@ -67,14 +72,10 @@ class TestPrompts:
         chat = engine(inner, system_prompt="Be brief.")
         answers = [await ask(way, chat, message) for message in ("ab one?", "cb two?")]
         assert [str(answer) for answer in answers] == ["answer 1", "answer 2"]
-        first = (
-            f"<system>Be brief.</><user>[Doc_1] {letter_text('a')}\n\n"
-            f"[Doc_2] {letter_text('b')}\n\nab one?</>"
-        )
+        first = f"<system>Be brief.</><user>{labelled('ab')}\n\nab one?</>"
         assert inner.prompts == [
             first,
-            f"{first}<assistant>answer 1</><user>[Doc_3] {letter_text('c')}\n\n"
-            "See also [Doc_2] above.\n\ncb two?</>",
+            f"{first}<assistant>answer 1</><user>{labelled('c')}\n\n{located('b')}\n\ncb two?</>",
         ]
         assert chat.faults == 0
 
@@ -83,7 +84,7 @@ class TestPrompts:
         engine(inner, planner=planner).chat("abc one?")
         engine(inner, planner=planner).chat("cba one?")
         opening = inner.prompts[0].removesuffix("abc one?</>")
-        assert inner.prompts[1] == (f"{opening}Read documents 3, 2, 1 first.\n\ncba one?</>")
+        assert inner.prompts[1] == f"{opening}{ranked('cba')}\n\ncba one?</>"
 
         inner, planner = RecordingLLM(), ReusePlanner()
         for tenant in ("one", "two", "one"):
@@ -97,7 +98,8 @@ class TestPrompts:
         assert inner.prompts == ["<user> hello?</>"]
         inner = RecordingLLM()
         engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
-        assert "[Doc_1] source: a.txt\n\na says" in inner.prompts[0]
+        text = f"source: a.txt\n\n{letter_text('a')}"
+        assert f"{label(text)} {text}" in inner.prompts[0]
 
     def test_a_cache_serves_all_of_the_turn_before(self):
         inner = RecordingLLM()
@@ -124,7 +126,7 @@ class TestPrompts:
                 await chat.achat(message)
         assert grow(inner.prompts)
         assert inner.prompts[2].count("says:") == 4
-        assert "documents above" not in inner.prompts[2]
+        assert "Read documents" not in inner.prompts[2]
 
     def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self):
         inner, planner = RecordingLLM(), ReusePlanner()
@@ -137,7 +139,7 @@ class TestPrompts:
         history = [{"role": one.role.value, "content": one.content} for one in chat.chat_history]
         with request_context(conversation_id="c", history=history):
             response = chat.chat("b two?")
-        assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
+        assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
         assert [node.node_id for node in response.source_nodes] == ["id-b"]
 
     def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self):
@@ -149,14 +151,12 @@ class TestPrompts:
         postprocessor = ReusePostprocessor(planner=planner, metadata_mode=MetadataMode.NONE)
         with request_context(conversation_id="c", history=[]):
             postprocessor.postprocess_nodes(letter_nodes("ab"))
-        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        shown = {"role": "user", "content": labelled("a")}
         with request_context(conversation_id="c", history=[shown]):
             kept = postprocessor.postprocess_nodes(letter_nodes("ca"))
         inner = RecordingLLM()
         engine(inner, retriever=Keeping()).chat("one?")
-        assert inner.prompts[0] == (
-            f"<user>[Doc_1] {letter_text('c')}\n\nSee also [Doc_1] above.\n\none?</>"
-        )
+        assert inner.prompts[0] == f"<user>{labelled('c')}\n\n{located('a')}\n\none?</>"
 
     def test_a_model_that_schedules_leaves_the_prompt_alone(self):
         inner, plain = RecordingLLM(), RecordingLLM()
@@ -193,7 +193,7 @@ class TestHistory:
             other = engine(inner, planner=planner, chat_history=chat.chat_history)
             other.chat("b two?")
         assert grow(inner.prompts)
-        assert inner.prompts[1].endswith("<user>See also [Doc_2] above.\n\nb two?</>")
+        assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
 
     def test_what_the_caller_does_to_a_history_changes_nothing_until_it_is_handed_in(self):
         inner = RecordingLLM()
@@ -202,7 +202,7 @@ class TestHistory:
         edited = [ChatMessage(role="user", content="hello"), _said("hi")]
         chat.chat("b two?", chat_history=edited)
         assert inner.prompts[1] == (
-            f"<user>hello</><assistant>hi</><user>[Doc_1] {letter_text('b')}\n\nb two?</>"
+            f"<user>hello</><assistant>hi</><user>{labelled('b')}\n\nb two?</>"
         )
 
         inner = RecordingLLM()
@@ -299,7 +299,7 @@ class TestWindow:
         assert cut, "the conversation is longer than the window"
         assert all(b - a > 1 for a, b in itertools.pairwise(cut)), "and is cut by half at once"
         for number in cut:
-            assert inner.prompts[number].startswith("<user>[Doc_")
+            assert re.match(r"<user>\[[A-Z]{4}\] \w says", inner.prompts[number])
 
     @pytest.mark.parametrize("settings", [{}, {"mode": "shadow"}])
     def test_each_turn_is_planned_once_cut_or_not(self, settings):
@@ -354,7 +354,7 @@ class TestWindow:
         given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
         chat = engine(inner, chat_history=given)
         chat.chat("a one?")
-        assert inner.prompts[0].startswith("<user>hi</><assistant>ho</><user>[Doc_1]")
+        assert inner.prompts[0].startswith(f"<user>hi</><assistant>ho</><user>{labelled('a')}")
 
     def test_a_turn_that_fails_drops_no_older_ones(self):
         def fails(prompt: str) -> Exception | None:
@@ -379,7 +379,7 @@ class TestResponses:
         assert [
             (node.text[0], node.score, node.metadata["ctxreuse"]["label"])
             for node in response.source_nodes
-        ] == [("c", 1.0, "[Doc_3]"), ("b", 0.9, "[Doc_2]")]
+        ] == [("c", 1.0, label(letter_text("c"))), ("b", 0.9, label(letter_text("b")))]
         assert response.source_nodes[0].metadata["ctxreuse"]["plan"]["references"] == ["id-b"]
         assert response.sources[0].tool_name == "retriever"
         assert response.sources[0].raw_output == response.source_nodes
@@ -441,11 +441,10 @@ class TestRetrieval:
 
         inner = RecordingLLM()
         response = engine(inner, retriever=Retriever()).chat("ab one?")
-        assert inner.prompts[0] == (
-            f"<user>[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}\n\nab one?</>"
-        )
+        assert inner.prompts[0] == f"<user>{labelled('ab')}\n\nab one?</>"
         labels = [one.metadata.get("ctxreuse", {}).get("label") for one in response.source_nodes]
-        assert labels == ["[Doc_1]", "[Doc_2]", None, None], "best first, by their scores"
+        shown = [label(letter_text(letter)) for letter in "ab"]
+        assert labels == [*shown, None, None], "best first, by their scores"
 
     def test_a_planning_fault_sends_the_texts_as_retrieved(self, caplog):
         inner = RecordingLLM()
@@ -474,7 +473,7 @@ class TestRetrieval:
             for message in ("ab one?", "ba two?", "cd three?", "ef four?"):
                 chat.chat(message)
         assert inner.prompts[1].startswith(inner.prompts[0])
-        assert inner.prompts[1].endswith("<user>See also [Doc_2], [Doc_1] above.\n\nba two?</>")
+        assert inner.prompts[1].endswith(f"<user>{located('ba')}\n\nba two?</>")
         assert all(len(prompt) // 4 <= 500 for prompt in inner.prompts), "estimates keep it short"
         assert chat.faults == len(calls) - 1 > 0
         assert len(caplog.records) == 1
@@ -493,7 +492,7 @@ class TestRetrieval:
         nodes = [
             TextNode(text="b", metadata={"k": "v"}, metadata_template=template),
             TextNode(text="a", metadata={"k": "v"}),
-            AnnotationNode(text="[Doc_1] > [Doc_2]"),
+            AnnotationNode(text="[BCDF] > [GHJK]"),
         ]
         if is_ours:
             monkeypatch.setattr(chat_turn, "retrieved_nodes", fails)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from block_labels import label
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation import get_dispatcher
@@ -11,7 +12,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import MetadataMode
-from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
+from llamaindex_helpers import RecordingLLM, labelled, letter_nodes, located
 from llamaindex_llm_helpers import (
     City,
     FaultyPlanner,
@@ -64,8 +65,8 @@ class TestEachWayToCallAModel:
         llm = ReuseLLM(inner=inner, window_s=0)
         assert [CHATS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert inner.prompts == [
-            f"<system>Be brief.</><user>{planned('abc')}\n\nWhich?</>",
-            f"<system>Be brief.</><user>{planned('abc', '321')}\n\nWhich?</>",
+            f"<system>Be brief.</><user>{labelled('abc')}\n\nWhich?</>",
+            f"<system>Be brief.</><user>{planned('abc', 'cba')}\n\nWhich?</>",
         ]
 
     @pytest.mark.parametrize("way", COMPLETIONS)
@@ -74,8 +75,8 @@ class TestEachWayToCallAModel:
         llm = ReuseLLM(inner=inner, window_s=0)
         assert [COMPLETIONS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert inner.prompts == [
-            f"{planned('abc')}\n\nWhich?",
-            f"{planned('abc', '321')}\n\nWhich?",
+            f"{labelled('abc')}\n\nWhich?",
+            f"{planned('abc', 'cba')}\n\nWhich?",
         ]
         assert inner.options == [{"formatted": False}] * 2
 
@@ -175,7 +176,7 @@ class TestStreamsThatNobodyReads:
         assert inner.prompts[-1] == context("cba"), "nobody else's order"
         with request_context(tenant="acme"):
             llm.complete(context("cba"))
-        assert inner.prompts[-1] == planned("abc", "321")
+        assert inner.prompts[-1] == planned("abc", "cba")
 
     @pytest.mark.parametrize("is_async", [False, True])
     async def test_one_that_ends_after_its_first_piece_stays(self, is_async):
@@ -211,7 +212,7 @@ class TestMessages:
         llm.chat(question("ab"))
         for text in (
             "no context at all  \n\n ",
-            f"[Doc_1] {letter_text('b')}\n\n[Doc_2] somebody else's text",
+            f"{labelled('b')}\n\n{label('another text')} another text",
             "",
         ):
             llm.chat([ChatMessage(role="user", content=text)])
@@ -241,7 +242,7 @@ class TestMessages:
         assert sent.additional_kwargs == {"name": "Ann"}
         assert sent.blocks == [
             thinking,
-            TextBlock(text=planned("abc", "321")),
+            TextBlock(text=planned("abc", "cba")),
             image,
             TextBlock(text="Which?"),
         ]
@@ -256,9 +257,7 @@ class TestMessages:
             turn = ChatMessage(role="user", content=f"{context('bd')}\n\nAnd?")
             llm.chat([*first, answer, turn])
         assert inner.prompts[2].startswith(inner.prompts[1])
-        assert inner.prompts[2].endswith(
-            f"<user>[Doc_4] {letter_text('d')}\n\nSee also [Doc_2] above.\n\nAnd?</>"
-        )
+        assert inner.prompts[2].endswith(f"<user>{labelled('d')}\n\n{located('b')}\n\nAnd?</>")
 
     def test_the_roles_of_other_models_are_understood(self):
         inner, planner = RecordingLLM(), ReusePlanner()
@@ -278,7 +277,7 @@ class TestMessages:
             again = ChatMessage(role="user", content=f"{context('b')}\n\nSure?")
             llm.chat([*opening("cba"), ChatMessage(role="model", content="a."), again])
         assert inner.prompts[2].startswith(inner.prompts[1])
-        assert inner.prompts[2].endswith("<model>a.</><user>See also [Doc_2] above.\n\nSure?</>")
+        assert inner.prompts[2].endswith(f"<model>a.</><user>{located('b')}\n\nSure?</>")
         assert planner.statistics().requests == 3, "what a model has answered is not planned again"
 
     def test_a_context_that_was_planned_before_is_only_scheduled(self):
@@ -290,7 +289,7 @@ class TestMessages:
             postprocessor.postprocess_nodes(letter_nodes("nlk")), MetadataMode.NONE
         )
         llm.complete(text)
-        assert inner.prompts[-1] == text == planned("kln", "321")
+        assert inner.prompts[-1] == text == planned("kln", "nlk")
 
     def test_a_registry_of_its_own_keeps_contexts_apart(self):
         registry = ContextRegistry()
@@ -431,7 +430,7 @@ class TestWhatTheEngineIsTold:
             llm.chat(question("abc"), extra_body=odd)
             await llm.achat_batch([question("cba")], extra_body=odd)
         assert llm._model.options == [{"extra_body": odd, "extra_headers": {"X-Always": "1"}}] * 2
-        assert llm._model.prompts[1].count(planned("abc", "321")) == 1
+        assert llm._model.prompts[1].count(planned("abc", "cba")) == 1
         assert llm.faults == 2
 
     def test_the_key_changes_the_salt_and_is_not_shown(self):

@@ -25,7 +25,8 @@ def test_a_planned_node_is_equal_to_the_one_retrieved():
         assert one.node.hash == other.hash
         assert one.node.metadata == other.metadata
         assert "ctxreuse" in one.node.metadata
-    assert "Read documents 3, 1, 2 first." in format_context(found)
+    ranked = [one.metadata["ctxreuse"]["label"] for one in (found[2], *found[:2])]
+    assert f"Read documents {', '.join(ranked)} first." in format_context(found)
     again = [NodeWithScore(node=TextNode.from_dict(one.node.to_dict())) for one in found]
     assert format_context(again) == format_context(found)
 

@@ -1,4 +1,5 @@
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from llamaindex_memory_helpers import (
 )
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
-from ctxreuse import ContextRequest, ReusePlanner, request_context
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.adapters.plan_metadata import memories_metadata
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.context.tokens import estimate_tokens
@@ -75,7 +76,7 @@ class TestReuseMemoryBlock:
         mem0.found = lettered("cba")
         assert await block.aget([user("hello"), assistant("hi"), user("and?")]) == (
             f"{labelled('abc')}\n\nPlease read the context in the following priority order: "
-            "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+            "[Doc_id-c] > [Doc_id-b] > [Doc_id-a] and answer the question."
         )
         assert [(call["query"], call["top_k"], call["filters"]) for call in mem0.calls] == [
             ("hello", 3, {"user_id": "alice"}),
@@ -95,10 +96,11 @@ class TestReuseMemoryBlock:
         import mem0
 
         store = mem0_offline(mem0.Memory)
-        store.add("Alice likes tea", user_id="alice", infer=False)
+        [added] = store.add("Alice likes tea", user_id="alice", infer=False)["results"]
         store.add("Bob likes coffee", user_id="bob", infer=False)
         block = ReuseMemoryBlock(memory=store, filters={"user_id": "alice"})
-        assert await block.aget([user("what does she like?")]) == "[Doc_1] Alice likes tea"
+        shown = await block.aget([user("what does she like?")])
+        assert shown == f"[Doc_{added['id']}] Alice likes tea"
         assert block.faults == 0
 
     async def test_an_updated_memory_is_another_block(self):
@@ -111,21 +113,22 @@ class TestReuseMemoryBlock:
             assert (await block.aget([user("q")])).startswith("Please refer to [Doc_1]")
             mem0.found = [memory("1", "new " * 100)]
             assert await block.aget([user("q")]) == (
-                f"[Doc_2] {'new ' * 100}\n\n[Doc_2] replaces [Doc_1]."
+                f"[Doc_1] no longer holds; do not use it.\n\n[Doc_1] {'new ' * 100}"
             )
 
     async def test_memories_are_shown_once_and_their_metadata_as_the_mode_says(self):
         mem0 = FakeMemory([memory("1", "tea"), memory("2", "tea"), memory("3", "coffee")])
         assert await ReuseMemoryBlock(memory=mem0).aget([user("q")]) == (
-            "[Doc_1] tea\n\n[Doc_2] coffee"
+            "[Doc_1] tea\n\n[Doc_3] coffee"
         )
         block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
-        assert (await block.aget([user("a")])).startswith("[Doc_1] source: a.txt\n\na says")
+        assert (await block.aget([user("a")])).startswith("[Doc_id-a] source: a.txt\n\na says")
 
     async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self):
-        plan = ReusePlanner().plan(ContextRequest(["of b", "of a"]))
+        blocks = [ContextBlock(id=f"id-{letter}", text=f"of {letter}") for letter in "ba"]
+        plan = ReusePlanner().plan(ContextRequest(blocks))
         places = [
-            {"id": f"id-{letter}", "rank": rank, "label": f"[Doc_{2 - rank}]"}
+            {"id": f"id-{letter}", "rank": rank, "label": f"[Doc_id-{letter}]"}
             for letter, rank in (("a", 1), ("b", 0))
         ]
         found = {"results": lettered("ab"), "ctxreuse": memories_metadata(plan, places)}
@@ -146,7 +149,7 @@ class TestReuseMemoryBlock:
             memory = FakeMemory(lettered(word))
             block = ReuseMemoryBlock(memory=memory, planner=planner, filters=filters)
             text = await block.aget([user("q")])
-            return "".join(text[text.index(f"[Doc_{n}] ") + 8] for n in (1, 2, 3))
+            return "".join(re.findall(r"\] (\w) says", text))
 
         assert await order("alice", "abc") == "abc"
         assert await order("bob", "cba") == "cba"
@@ -161,7 +164,7 @@ class TestReuseMemoryBlock:
             assert await block.aget([user("ab")]) == labelled("ab")
             await block.aput([user("nothing is kept")])
             await block.aget([user("abc")])
-            assert "[Doc_3] > [Doc_2] > [Doc_1]" in await block.aget([user("cba")])
+            assert "[Doc_id-c] > [Doc_id-b] > [Doc_id-a]" in await block.aget([user("cba")])
             assert block.faults == 0
 
     async def test_a_planned_retriever_leaves_nothing_out_of_what_the_block_is_given(self):
@@ -178,8 +181,8 @@ class TestReuseMemoryBlock:
         assert chats[0] == chats[1]
         assert chats[1][1].endswith(
             "\n".join(
-                f"Please refer to [Doc_{number}] in the previous conversation.\n"
-                for number in (1, 2, 3)
+                f"Please refer to [Doc_id-{letter}] in the previous conversation.\n"
+                for letter in "abc"
             )
             + "</Memories>\n</memory>\nabc two?</>"
         )
@@ -199,7 +202,7 @@ class TestReuseMemoryBlock:
 
     async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self):
         postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
-        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        shown = {"role": "user", "content": labelled("a")}
         with request_context(conversation_id="c", history=[]):
             postprocessor.postprocess_nodes(letter_nodes("a"))
         with request_context(conversation_id="c", history=[shown]):
@@ -211,7 +214,7 @@ class TestReuseMemoryBlock:
             async def _aretrieve(self, query_bundle: Any) -> Any:
                 return kept[query_bundle.query_str]
 
-        words = "Please refer to [Doc_1] in the previous conversation."
+        words = "Please refer to [Doc_id-a] in the previous conversation."
         block = ReuseMemoryBlock(memory=Kept())
         assert await block.aget([user("ca")]) == f"{labelled('c')}\n\n{words}"
         assert await block.aget([user("a")]) == words
@@ -236,7 +239,7 @@ class TestReuseMemoryBlock:
         for session, text in (("one", "tea"), ("two", "coffee")):
             await block.aput([user(text)], session_id=session)
         assert await block.aget([user("q")], session_id="one") == (
-            "[Doc_1] <message role='user'>tea</message>"
+            f"[Doc_{store.nodes[0].node_id}] <message role='user'>tea</message>"
         )
         assert store.asked[0].query_str == "q"
         assert len(store.asked[0].query_embedding) == 4
@@ -299,7 +302,7 @@ class TestReuseMemoryBlock:
         mem0 = FakeMemory()
         mem0.found = [{"id": name, "memory": letter_text("a")}]
         block = ReuseMemoryBlock(memory=mem0)
-        assert await block.aget([user("hello")]) == labelled("a")
+        assert (await block.aget([user("hello")])).endswith(f"] {letter_text('a')}")
         assert block.faults == 0
 
     async def test_a_planning_fault_lets_memories_through_as_found(self):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown, documents
+from block_labels import label
 from helpers import contexts_in
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
@@ -20,7 +21,7 @@ from llama_index.core.schema import (
     QueryBundle,
     TextNode,
 )
-from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
+from llamaindex_helpers import LetterRetriever, labelled, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
@@ -172,7 +173,7 @@ class TestPlannedNodes:
             [node, NodeWithScore(node=node.node, score=0.2)]
         )
         assert [one.score for one in planned] == [1, 0.2]
-        assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_1]"}
+        assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_id-a]"}
 
     def test_the_text_that_models_and_embeddings_see_is_unchanged(self):
         [before] = letter_nodes("a")
@@ -255,7 +256,8 @@ class TestPlannedNodes:
             text = format_context(twice, MetadataMode.NONE)
         assert twice == once
         assert text == (
-            f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {letter_text('c')}"
+            "Please refer to [Doc_id-b] in the previous conversation.\n\n"
+            f"[Doc_id-c] {letter_text('c')}"
         )
 
     def test_when_the_conversation_shows_everything_a_node_still_says_so(self):
@@ -265,7 +267,7 @@ class TestPlannedNodes:
             postprocessor = ReusePostprocessor(planner=planner, annotation="metadata")
             [node] = postprocessor.postprocess_nodes(letter_nodes("b"))
         assert isinstance(node.node, AnnotationNode)
-        assert node.text == "Please refer to [Doc_2] in the previous conversation."
+        assert node.text == "Please refer to [Doc_id-b] in the previous conversation."
         assert node.score == 1
 
     def test_images_and_other_media_pass_through_whole(self):
@@ -413,13 +415,14 @@ class TestRetriever:
 
 
 class TestFormatContext:
-    def test_nodes_that_nobody_planned_are_labelled_from_1_with_metadata_as_the_mode_says(self):
+    def test_nodes_that_nobody_planned_are_labelled_with_metadata_as_the_mode_says(self):
         text = format_context(letter_nodes("ab"), MetadataMode.NONE)
-        assert text == f"[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}"
+        assert text == labelled("ab")
         [found] = contexts_in(f"Context:\n{text}\nQuestion?")
         assert [block.id for block in found.blocks] == ["id-a", "id-b"]
         [node] = letter_nodes("a")
-        assert format_context([node]) == f"[Doc_1] source: a.txt\n\n{letter_text('a')}"
+        text = f"source: a.txt\n\n{letter_text('a')}"
+        assert format_context([node]) == f"{label(text)} {text}"
 
     @pytest.mark.parametrize("annotation", ["append", "metadata"])
     def test_planned_nodes_are_shown_as_their_plan_says(self, annotation):
@@ -428,10 +431,10 @@ class TestFormatContext:
         planned = postprocessor.postprocess_nodes(letter_nodes("nlk"))
         text = format_context(planned, MetadataMode.NONE)
         assert text == (
-            f"[Doc_1] {letter_text('k')}\n\n[Doc_2] {letter_text('l')}\n\n"
-            f"[Doc_3] {letter_text('n')}\n\n"
+            f"[Doc_id-k] {letter_text('k')}\n\n[Doc_id-l] {letter_text('l')}\n\n"
+            f"[Doc_id-n] {letter_text('n')}\n\n"
             "Please read the context in the following priority order: "
-            "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+            "[Doc_id-n] > [Doc_id-l] > [Doc_id-k] and answer the question."
         )
         assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
 

@@ -38,8 +38,7 @@ def letters(prompt: str) -> str:
 
 
 ANNOTATION = (
-    "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the context in "
-    "the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+    "Please read the context in the following priority order: 3 > 2 > 1 and answer the question."
 )
 
 

@@ -33,7 +33,7 @@ from llamaindex_memory_helpers import (
 )
 from openai_models import clients_of, openai_like
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
@@ -76,8 +76,8 @@ class TestReplayMemory:
         for text, parts in zip(
             new,
             [
-                ("[Doc_3] in the previous", "[Doc_2] in the previous", labelled("d", 4)),
-                ("[Doc_2] in the previous", labelled("x", 5)),
+                ("[Doc_id-c] in the previous", "[Doc_id-b] in the previous", labelled("d")),
+                ("[Doc_id-b] in the previous", labelled("x")),
             ],
             strict=True,
         ):
@@ -104,15 +104,15 @@ class TestReplayMemory:
         assert "word 0" in prompts[1]
         assert "word 1" in prompts[1]
 
-    async def test_two_blocks_do_not_use_the_same_labels(self):
+    async def test_two_blocks_refer_to_the_same_labels(self):
         planner = ReusePlanner()
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterMemory(), planner=planner, name="One"),
             ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Two"),
         )
         prompts = await chat_prompts(memory, ["abc one?", "bde two?"])
-        shown = re.findall(r"\[Doc_(\d+)\] (\w) says", prompts[1])
-        assert shown == [("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"), ("5", "e")]
+        shown = re.findall(r"\[Doc_id-(\w)\] (\w) says", prompts[1])
+        assert shown == [(letter, letter) for letter in "abcde"]
         assert grow(prompts)
 
     async def test_asking_again_gives_the_same_whether_a_question_was_added_or_not(self):
@@ -288,7 +288,7 @@ class TestInsideLlamaIndexsOwn:
         store.nodes.reverse()
         second = await block.aget([user("q")])
         assert order(second) == "abc"
-        assert "Doc_" not in second, "no node holds words"
+        assert "priority order" not in second, "no node holds words"
 
     async def test_a_condense_plus_context_engine_takes_the_memory(self):
         inner = RecordingLLM()
@@ -339,8 +339,14 @@ class FactMemory:
 class TestOutdatedMemories:
     async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self):
         mem0 = FactMemory(home="Alice lives in Porto.", pin="The PIN is 4711.")
-        memory = plain_memory(ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}))
+        planner = ReusePlanner(templates=PAPER_TEMPLATES)
+        block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}, planner=planner)
+        memory = plain_memory(block)
         inner = RecordingLLM()
+        porto, pin, lisbon = (
+            PAPER_TEMPLATES.label_of(ContextBlock(text=text))
+            for text in (*mem0.facts.values(), "Alice lives in Lisbon.")
+        )
         engine = SimpleChatEngine.from_defaults(llm=inner, memory=memory)
         await engine.achat("Where?")
         mem0.facts = {"home": "Alice lives in Lisbon."}
@@ -348,14 +354,14 @@ class TestOutdatedMemories:
         await engine.achat("Sure?")
         assert grow(inner.prompts)
         new = inner.prompts[1].removeprefix(inner.prompts[0])
-        assert "[Doc_2] no longer holds; do not use it." in new
-        assert "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1]." in new
+        assert f"{pin} no longer holds; do not use it." in new
+        assert f"{lisbon} Alice lives in Lisbon.\n\n{lisbon} replaces {porto}." in new
         assert inner.prompts[2].count("replaces") == 1
 
         memory.forget(["pin"])
         await engine.achat("Then?")
         assert "4711" not in inner.prompts[3]
-        assert "[Doc_2] (removed)" in inner.prompts[3]
+        assert f"{pin} (removed)" in inner.prompts[3]
         assert "Alice lives in Porto." in inner.prompts[3]
 
     async def test_all_that_was_deleted_is_said_to_be(self):
@@ -366,7 +372,7 @@ class TestOutdatedMemories:
         await engine.achat("Where?")
         mem0.facts = {}
         await engine.achat("And now?")
-        assert "[Doc_1] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
+        assert "[Doc_pin] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
 
     async def test_what_another_block_has_shown_is_not_looked_up(self):
         planner = ReusePlanner()

@@ -43,11 +43,9 @@ from llamaindex_ctxreuse.nodes import synthesis
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
-LEGEND = "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
-ORDER = (
-    "Please read the context in the following priority order: {} > {} > {} and answer the question."
+WORDS = (
+    "Please read the context in the following priority order: 3 > 2 > 1 and answer the question."
 )
-WORDS = LEGEND + ORDER.format("[Doc_3]", "[Doc_2]", "[Doc_1]")
 TOGETHER = [
     ResponseMode.COMPACT,
     ResponseMode.TREE_SUMMARIZE,
@@ -203,9 +201,9 @@ class TestWords:
             for prompt in llm.prompts[1:]
         }
         assert said == {
-            "cba next": ["[Doc_3] > [Doc_2] > [Doc_1]"],
-            "bca next": ["[Doc_2] > [Doc_3] > [Doc_1]"],
-            "cab next": ["[Doc_3] > [Doc_1] > [Doc_2]"],
+            "cba next": ["3 > 2 > 1"],
+            "bca next": ["2 > 3 > 1"],
+            "cab next": ["3 > 1 > 2"],
         }
 
     def test_a_synthesizer_that_is_called_by_hand_gets_them(self):
@@ -216,8 +214,7 @@ class TestWords:
         synthesizer.synthesize("Which?", nodes)
         synthesizer.synthesize("Which?", nodes[:2], additional_source_nodes=nodes[2:])
         assert WORDS in llm.prompts[0]
-        assert "[Doc_1], [Doc_2], in this order" in llm.prompts[1]
-        assert "order: [Doc_2] > [Doc_1] and" in llm.prompts[1]
+        assert "order: 2 > 1 and" in llm.prompts[1]
 
     def test_a_synthesizer_that_cannot_be_told_answers_without_and_the_log_says_so(self, caplog):
         llm = RecordingLLM()
@@ -256,17 +253,16 @@ class TestWords:
         asked.query("abc first?")
         answer = str(asked.query("cba second?"))
         assert answer.count(" says: ") == 3
-        assert "Doc_" not in answer
+        assert "priority order" not in answer
 
 
 class TestBehindUs:
     def test_a_cut_off_leaves_words_on_what_is_left_but_for_one(self):
         llm = RecordingLLM()
         _, [prompt] = moved(llm, SimilarityPostprocessor(similarity_cutoff=0.85))
-        assert "The documents above are [Doc_2], [Doc_3], in this order." in prompt
-        assert "priority order: [Doc_3] > [Doc_2] and" in prompt
+        assert "priority order: 2 > 1 and" in prompt
         _, [prompt] = moved(RecordingLLM(), SimilarityPostprocessor(similarity_cutoff=0.95))
-        assert "Doc_" not in prompt
+        assert "priority order" not in prompt
 
     def test_nodes_that_others_stand_between_get_no_words_that_are_false(self):
         store, next_one = SimpleDocumentStore(), letter_nodes("x")[0].node
@@ -290,7 +286,7 @@ class TestBehindUs:
         asked.query("abc first?")
         response = asked.query("cba second?")
         assert letters(response.source_nodes) == "abxc"
-        assert "Doc_" not in llm.prompts[1]
+        assert "priority order" not in llm.prompts[1]
 
     def test_texts_that_were_replaced_keep_the_words_and_moved_nodes_get_none(self):
         _, [prompt] = moved(RecordingLLM(), MetadataReplacementPostProcessor("source"))
@@ -298,15 +294,15 @@ class TestBehindUs:
         assert WORDS in prompt
         response, [prompt] = moved(RecordingLLM(), LongContextReorder())
         assert letters(response.source_nodes) != "abc"
-        assert "Doc_" not in prompt
+        assert "priority order" not in prompt
 
     def test_a_reranker_judges_documents_alone(self):
         judge = RecordingLLM(answer="Doc: 3, Relevance: 9\nDoc: 1, Relevance: 8")
         llm = RecordingLLM()
         response, [prompt] = moved(llm, LLMRerank(llm=judge, top_n=2))
         assert letters(response.source_nodes) == "ca"
-        assert not any("Doc_" in one for one in judge.prompts)
-        assert "Doc_" not in prompt, "the reranker's order is the ranking"
+        assert not any("priority order" in one for one in judge.prompts)
+        assert "priority order" not in prompt, "the reranker's order is the ranking"
 
     @pytest.mark.parametrize("mode", [MetadataMode.NONE, MetadataMode.LLM])
     def test_citations_number_documents_alone(self, mode):
@@ -332,7 +328,7 @@ class TestBehindUs:
     in_order=st.booleans(),
 )
 def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(ranking, shown, in_order):
-    """A prompt says the labels that its nodes have by their places, and their ranks; or nothing."""
+    """A prompt says how its nodes rank, by their places; or nothing."""
     llm, postprocessor = RecordingLLM(), ReusePostprocessor()
     postprocessor.postprocess_nodes(letter_nodes("abcdef"))
     planned = postprocessor.postprocess_nodes(letter_nodes("".join(ranking)))
@@ -340,19 +336,14 @@ def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(ranking, sh
     nodes = [[*planned, *others][number] for number in (sorted(shown) if in_order else shown)]
     get_response_synthesizer(llm=llm).synthesize("Which?", nodes)
     [prompt] = llm.prompts
-    if "Doc_" not in prompt:
+    order = re.search(r"priority order: (.*) and answer", prompt)
+    if order is None:
         as_ranked = letters(nodes) == "".join(one for one in ranking if one in letters(nodes))
         is_moved = [n for n in shown if n < 6] != sorted(n for n in shown if n < 6)
         assert as_ranked or max(shown) > 5 or (is_moved and not in_order)
         return
-    legend = re.search(r"above are (.*), in this order", prompt)[1].split(", ")
-    if ends := re.fullmatch(r"\[Doc_(\d+)\] to \[Doc_(\d+)\]", legend[0]):
-        legend = [f"[Doc_{number}]" for number in range(int(ends[1]), int(ends[2]) + 1)]
-    order = re.search(r"priority order: (.*) and answer", prompt)[1].split(" > ")
-    letter_of = dict(zip(legend, letters(nodes), strict=True))
-    assert "".join(letter_of[label] for label in order) == "".join(
-        one for one in ranking if one in letters(nodes)
-    )
+    best = [letters(nodes)[int(place) - 1] for place in order[1].split(" > ")]
+    assert best == [one for one in ranking if one in letters(nodes)]
 
 
 class TestLeftOut:
@@ -374,11 +365,11 @@ class TestLeftOut:
         with request_context(conversation_id="c", history=history):
             response = asked.query("bca next?")
             assert letters(response.source_nodes) == "c"
-            assert "Please refer to [Doc_2] in the previous conversation." in llm.prompts[-1]
-            assert "Please refer to [Doc_1] in the previous conversation." in llm.prompts[-1]
+            assert "Please refer to [Doc_id-b] in the previous conversation." in llm.prompts[-1]
+            assert "Please refer to [Doc_id-a] in the previous conversation." in llm.prompts[-1]
             assert len(llm.prompts) == 1
             response = asked.query("ab next?")
-        assert "Please refer to [Doc_2] in the previous conversation." in llm.prompts[-1]
+        assert "Please refer to [Doc_id-b] in the previous conversation." in llm.prompts[-1]
 
 
 class TestByScore:
@@ -391,14 +382,7 @@ class TestByScore:
         )
         asked.query("abcd first?")
         asked.query("dcba second?")
-        assert "priority order: [Doc_4] > [Doc_3] > [Doc_2] > [Doc_1] and" in llm.prompts[1]
-
-    def test_a_label_is_the_place_of_a_node_as_given_whatever_its_score(self):
-        reordered = LongContextReorder().postprocess_nodes(letter_nodes("abcd"))
-        assert letters(reordered) != "abcd"
-        text = format_context(reordered)
-        for number, one in enumerate(reordered, start=1):
-            assert f"[Doc_{number}] {one.get_content(MetadataMode.LLM)}" in text
+        assert "priority order: 4 > 3 > 2 > 1 and" in llm.prompts[1]
 
     @pytest.mark.parametrize(
         ("scores", "ranking"),

@@ -170,7 +170,7 @@ def test_labels_are_words_too_and_those_of_cached_blocks_are_cached():
     assert (plain.word_tokens, plain.total.prompt_tokens) == (0, 200)
     label, see_also = (
         DEFAULT_TEMPLATES.label_tokens,
-        word_tokens("See also [Doc_1], [Doc_2] above."),
+        word_tokens("See also [BCDF], [GHJK] above."),
     )
     assert shown.prompt_tokens == (200 + 2 * label, 300 + 3 * label + see_also)
     assert shown.cached_tokens == (0, 200 + 2 * label)

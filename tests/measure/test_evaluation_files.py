@@ -6,6 +6,7 @@ from planning_helpers import big_request, block, user, write_jsonl
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context import files
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.results.stored_results import read_stored
@@ -257,12 +258,13 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert [request.as_json() for request in read_plan(path)] == [
         request.as_json() for request in planned
     ]
+    left_out, shown = map(DEFAULT_TEMPLATES.label_of, later.request.blocks)
     assert planned[2].as_json() == {
         "request_id": "request-3",
         "blocks": [3],
         "references": [1],
         "order_annotation": None,
-        "parts": [["[Doc_3]", 3], ["[Doc_1]", 1, "See also [Doc_1] above."]],
+        "parts": [[shown, 3], [left_out, 1, f"See also {left_out} above."]],
         "is_labelled": True,
         "query": "And?",
         "system": None,
@@ -272,7 +274,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         "after": "request-2",
         "expected_cached_tokens": 0,
     }
-    assert planned[1].as_json()["order_annotation"] == "Read documents 2, 1 first."
+    assert planned[1].as_json()["order_annotation"] == other.order_annotation
     assert read_plan(path)[2].place == f"{path}:3"
 
 
@@ -282,7 +284,8 @@ def test_a_plan_from_elsewhere_needs_ids_only_and_long_values_are_shortened(tmp_
     )
     (request,) = read_plan(path)
     assert (request.request_id, request.blocks, request.references) == (1, ["b", 7], [])
-    assert request.parts == (("[Doc_1]", "b", None), ("[Doc_2]", 7, None))
+    assert request.parts == (("", "b", None), ("", 7, None))
+    assert not request.is_labelled
     assert (request.query, request.tenant, request.turn, request.after) == ("", "", 0, None)
     assert request.expected_cached_tokens is None
 

@@ -7,6 +7,7 @@ from planning_helpers import block
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_trace
@@ -18,6 +19,7 @@ from ctxreuse.measure.replay.simulate import (
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 CORPUS = {i: block(i, 100) for i in range(1, 9)}
+LABELS = {i: DEFAULT_TEMPLATES.label_of(one) for i, one in CORPUS.items()}
 
 
 def traced(name, ids, conversation_id=None, turn=0, **fields):
@@ -71,9 +73,9 @@ def test_with_conversations_later_turns_refer_to_what_was_shown():
         ("a2", [6], [5, 1], "a1"),
     ]
     assert planned[5].parts == (
-        ("[Doc_4]", 6, None),
-        ("[Doc_3]", 5, "See also [Doc_3], [Doc_1] above."),
-        ("[Doc_1]", 1, ""),
+        (LABELS[6], 6, None),
+        (LABELS[5], 5, f"See also {LABELS[5]}, {LABELS[1]} above."),
+        (LABELS[1], 1, ""),
     )
     # a later turn's prompt is that of the turn before and what is new
     usages = list(simulate_blocks(planned, CORPUS, BlockLevelCache()))
@@ -192,7 +194,7 @@ def planned_from(name, ids, **fields):
         "expected_cached_tokens": 0,
         "place": f"plan.jsonl:{name}",
     }
-    parts = tuple((f"[Doc_{n}]", block_id, None) for n, block_id in enumerate(ids, start=1))
+    parts = tuple((f"[Doc_{block_id}]", block_id, None) for block_id in ids)
     return PlannedRequest(request_id=name, parts=parts, **{**defaults, **fields})
 
 
@@ -234,8 +236,8 @@ def test_whole_prompts_are_served_token_by_token():
     ]
     tokenizer = Words()
     usages = list(simulate_tokens(planned, CORPUS, PrefixCacheSimulator(block_size=2), tokenizer))
-    # system 3, user 1, two blocks of 4, question 1, assistant 1; "[Doc_2] text of" is shared too
-    assert usages == [CacheUsage(14, 0), CacheUsage(14, 10), CacheUsage(14, 0)]
+    # system 3, user 1, two blocks of 4, question 1, assistant 1
+    assert usages == [CacheUsage(14, 0), CacheUsage(14, 8), CacheUsage(14, 0)]
     assert tokenizer.texts[:3] == [
         "<|im_start|>assistant\n",
         "<|im_start|>system\nBe brief.<|im_end|>\n",
@@ -256,7 +258,8 @@ def test_later_turns_are_served_behind_their_whole_history():
     assert usages == [CacheUsage(11, 0), CacheUsage(23, 11)]
     assert tokenizer.texts[-2:] == [
         "<|im_start|>assistant\nOK.<|im_end|>\n",
-        "<|im_start|>user\n[Doc_3] text of 3\n\nSee also [Doc_2] above.\n\na1?<|im_end|>\n",
+        f"<|im_start|>user\n{LABELS[3]} text of 3\n\n"
+        f"See also {LABELS[2]} above.\n\na1?<|im_end|>\n",
     ]
 
 

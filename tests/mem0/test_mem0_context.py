@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from adapter_conformance import FaultyPlanner
+from block_labels import label, labelled, located, ranked
 from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
 
 from ctxreuse import ReusePlanner, Templates, request_context
@@ -13,12 +14,16 @@ TEXTS = {letter: f"{letter} says: " + letter * 400 for letter in "abcdefg"}
 ANSWER = {"role": "assistant", "content": "An answer."}
 
 
+def texts(letters: str) -> list[str]:
+    return [TEXTS[letter] for letter in letters]
+
+
 def shown(letters: str) -> str:
-    return "\n\n".join(f"[Doc_{n}] {TEXTS[letter]}" for n, letter in enumerate(letters, 1))
+    return labelled(*texts(letters))
 
 
 def plain(letters: str) -> str:
-    return "\n\n".join(TEXTS[letter] for letter in letters)
+    return "\n\n".join(texts(letters))
 
 
 def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> ReuseMemory:
@@ -60,9 +65,9 @@ def test_what_the_conversation_shows_is_found_without_labels_by_another_process_
 def test_a_short_memory_stands_again_for_a_paragraph_may_be_like_it_by_chance(labels):
     wrapped = ReuseMemory(FakeMemory([memory("1", "likes tea")]), labels=labels)
     history = [{"role": "user", "content": "likes tea\n\nWho?"}, ANSWER]
-    label = "[Doc_1] " if labels else ""
+    said = labelled("likes tea") if labels else "likes tea"
     sent = wrapped.messages("And?", history=history)
-    assert sent[-1]["content"] == f"{label}likes tea\n\nAnd?"
+    assert sent[-1]["content"] == f"{said}\n\nAnd?"
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -75,15 +80,13 @@ def test_where_memories_of_earlier_turns_make_a_prompt_too_long_this_turn_s_stan
             history = [*wrapped.messages(letters, history=history), ANSWER]
         return [message["content"] for message in history if message["role"] == "user"]
 
-    def said(letters: str, first: int) -> str:
-        texts = [TEXTS[letter] for letter in letters]
-        if labels:
-            texts = [f"[Doc_{n}] {text}" for n, text in enumerate(texts, first)]
-        return "\n\n".join([*texts, letters])
-
-    assert contents(growth_limit=None) == [said("ab", 1), said("cd", 3), said("ef", 5)]
-    assert contents(growth_limit=4) == [said("ab", 1), said("cd", 3), said("ef", 5)]
-    assert contents() == ["ab", "cd", said("ef", 1)], "three times as long as with e and f alone"
+    first, second, third = (
+        f"{shown(letters) if labels else plain(letters)}\n\n{letters}"
+        for letters in ("ab", "cd", "ef")
+    )
+    assert contents(growth_limit=None) == [first, second, third]
+    assert contents(growth_limit=4) == [first, second, third]
+    assert contents() == ["ab", "cd", third], "three times as long as with e and f alone"
 
 
 def test_a_context_is_the_text_and_the_annotation():
@@ -96,10 +99,10 @@ def test_a_context_is_the_text_and_the_annotation():
     wrapped.memory.found = lettered("dba")
     second = wrapped.context("q?", filters={"user_id": "alice"})
     assert second.text == shown("abd")
-    assert second.annotation == "Read documents 3, 2, 1 first."
+    assert second.annotation == ranked(*texts("dba"))
     assert str(second) == f"{second.text}\n\n{second.annotation}"
     assert second.plan is not None
-    assert second.plan.labels == {"[Doc_1]": "id-a", "[Doc_2]": "id-b", "[Doc_3]": "id-d"}
+    assert second.plan.labels == {label(TEXTS[letter]): f"id-{letter}" for letter in "abd"}
     assert [block.id for block in second.request.blocks] == ["id-d", "id-b", "id-a"]
     assert [call["filters"] for call in wrapped.memory.calls] == [{"user_id": "alice"}] * 2
 
@@ -125,7 +128,7 @@ def test_messages_are_system_history_and_this_turn():
     ], "what was sent behind another system text and a history is no prefix of this"
     wrapped.memory.found = lettered("abd")
     assert wrapped.messages("And?")[-1]["content"] == (
-        f"{shown('dba')}\n\nRead documents 3, 2, 1 first.\n\nAnd?"
+        f"{shown('dba')}\n\n{ranked(*texts('abd'))}\n\nAnd?"
     )
     assert wrapped.memory.calls[0]["top_k"] == 3
 
@@ -162,14 +165,14 @@ def test_without_memories_or_texts_there_is_no_context():
 def test_duplicates_are_shown_once_in_the_place_of_the_best_and_stale_hashes_are_none():
     found = [memory("1", "likes tea"), memory("2", "has cats"), memory("3", "likes tea")]
     context = finding(*found).context("q?")
-    assert context.text == "[Doc_1] likes tea\n\n[Doc_2] has cats"
+    assert context.text == labelled("likes tea", "has cats")
     assert context.plan is not None
-    assert context.plan.labels == {"[Doc_1]": "1", "[Doc_2]": "2"}
+    assert context.plan.labels == {label("likes tea"): "1", label("has cats"): "2"}
     without_hash = [{"id": one["id"], "memory": one["memory"]} for one in found]
     assert finding(*without_hash).context("q?").text == context.text
     stale = memory("1", "likes tea")["hash"]
     found = [memory("1", "likes tea"), {**memory("2", "likes coffee now"), "hash": stale}]
-    assert finding(*found).context("q?").text == "[Doc_1] likes tea\n\n[Doc_2] likes coffee now"
+    assert finding(*found).context("q?").text == labelled("likes tea", "likes coffee now")
 
 
 def test_a_memory_that_the_conversation_shows_is_referred_to_or_shown_again():
@@ -178,11 +181,11 @@ def test_a_memory_that_the_conversation_shows_is_referred_to_or_shown_again():
     wrapped.memory.found = lettered("cb")
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[:-1] == [*first, ANSWER]
-    assert second[-1]["content"] == (f"[Doc_3] {TEXTS['c']}\n\nSee also [Doc_2] above.\n\nTwo?")
+    assert second[-1]["content"] == f"{shown('c')}\n\n{located(TEXTS['b'])}\n\nTwo?"
     wrapped = finding(*lettered("a"), planner=ReusePlanner(deduplicate=False))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
-    assert second[-1]["content"] == f"[Doc_2] {TEXTS['a']}\n\nTwo?"
+    assert second[-1]["content"] == f"{shown('a')}\n\nTwo?"
 
 
 def test_conversation_and_history_may_come_from_the_surroundings():
@@ -197,45 +200,44 @@ def test_conversation_and_history_may_come_from_the_surroundings():
         ANSWER,
         {
             "role": "user",
-            "content": "See also [Doc_1], [Doc_2] above.\n\nTwo?",
+            "content": f"{located(*texts('ab'))}\n\nTwo?",
         },
     ]
     assert len(other) == 1, "another conversation's history is not this one's"
 
 
 def test_updated_memories_are_shown_and_deleted_ones_not_mentioned():
-    wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
+    porto, lisbon, cat = "Alice lives in Porto.", "Alice lives in Lisbon.", "Alice has a cat."
+    wrapped = finding(memory("1", porto), memory("2", cat))
     first = wrapped.messages("One?", history=[], conversation_id="c")
-    wrapped.memory.found = [memory("1", "Alice lives in Lisbon."), memory("2", "Alice has a cat.")]
+    wrapped.memory.found = [memory("1", lisbon), memory("2", cat)]
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[-1]["content"] == (
-        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
-        "See also [Doc_2] above.\n\nTwo?"
+        f"{labelled(lisbon)}\n\n{label(lisbon)} replaces {label(porto)}.\n\n{located(cat)}\n\nTwo?"
     )
     third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")
-    assert third[-1]["content"] == "See also [Doc_3], [Doc_2] above.\n\nThree?"
+    assert third[-1]["content"] == f"{located(lisbon, cat)}\n\nThree?"
 
-    wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
+    wrapped = finding(memory("1", porto), memory("2", cat))
     first = wrapped.messages("One?", history=[], conversation_id="c")
-    wrapped.memory.found = [memory("2", "Alice has a cat.")]
+    wrapped.memory.found = [memory("2", cat)]
     second = wrapped.context("Two?", history=[*first, ANSWER], conversation_id="c")
-    assert second.text == "See also [Doc_2] above."
+    assert second.text == located(cat)
     assert second.annotation is None
     alone = wrapped.context("Two?")
-    assert str(alone) == "[Doc_1] Alice has a cat."
+    assert str(alone) == labelled(cat)
 
 
 def test_the_planners_templates_are_used():
-    templates = Templates(label="<m{ordinal}>", separator="\n", order_position="after_question")
+    templates = Templates(label="<m{id}>", separator="\n", order_position="after_question")
     wrapped = finding(*lettered("ab"), planner=ReusePlanner(templates=templates))
     wrapped.context("q?")
     wrapped.memory.found = lettered("ca")
     context = wrapped.context("q?")
-    annotation = "Read documents 2, 1 first."
-    assert str(context) == f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\n{annotation}"
-    assert context.messages()[-1]["content"] == (
-        f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\nq?\n{annotation}"
-    )
+    memories = f"<mid-a> {TEXTS['a']}\n<mid-c> {TEXTS['c']}"
+    annotation = "Read documents <mid-c>, <mid-a> first."
+    assert str(context) == f"{memories}\n{annotation}"
+    assert context.messages()[-1]["content"] == f"{memories}\nq?\n{annotation}"
 
 
 async def test_a_fault_shows_the_memories_as_found(caplog):
@@ -314,7 +316,7 @@ def test_a_returned_history_and_its_other_system_messages_go_in_again():
     second = wrapped.messages("And?", history=[*first, ANSWER], **options)
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
     assert second[:3] == [*first, ANSWER]
-    assert second[3]["content"] == "See also [Doc_2] above.\n\nAnd?"
+    assert second[3]["content"] == f"{located(TEXTS['b'])}\n\nAnd?"
 
     summary = {"role": "system", "content": "So far: a greeting."}
     sent = finding(*lettered("a")).messages("q?", system="Be brief.", history=[summary, ANSWER])
@@ -337,10 +339,8 @@ def test_relations_stand_in_the_prompt():
     wrapped = finding()
     wrapped.memory.found = {"results": lettered("a"), "relations": RELATIONS}
     context = wrapped.context("q?")
-    assert context.text == (
-        f"{shown('a')}\n\n[Doc_2] alice -- has -- two cats\nalice -- lives_in -- porto\n"
-        "bob -- knows -- alice"
-    )
+    graph = "alice -- has -- two cats\nalice -- lives_in -- porto\nbob -- knows -- alice"
+    assert context.text == labelled(TEXTS["a"], graph)
     wrapped.memory.found = {"results": [], "relations": RELATIONS}
     assert "lives_in" in wrapped.messages("q?")[0]["content"]
 

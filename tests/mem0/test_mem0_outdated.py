@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from block_labels import label, labelled, located
 from mem0_stores import FakeMemory, memory
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
@@ -100,10 +101,11 @@ def test_where_memories_have_labels_a_changed_one_is_named_by_its_own():
     store.texts["home"] = "Alice lives in Lisbon."
     store.finds = ["cats"]
     assert chat.ask("And?") == (
-        "[Doc_1] no longer holds; do not use it.\n\nSee also [Doc_2] above.\n\nAnd?"
+        f"{label('Alice lives in Porto.')} no longer holds; do not use it.\n\n"
+        f"{located('Alice has two cats.')}\n\nAnd?"
     )
     store.finds = None
-    assert "[Doc_3] Alice lives in Lisbon." in chat.ask("Where?")
+    assert labelled("Alice lives in Lisbon.") in chat.ask("Where?")
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -112,10 +114,8 @@ def test_a_deleted_memory_is_not_shown_as_valid(kind, labels):
     store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
     chat = Chat(store, labels=labels)
     chat.ask("Where?")
+    pin, cats = (label(text) if labels else f'"{text}"' for text in store.texts.values())
     del store.texts["pin"]
-    pin, cats = (
-        ("[Doc_1]", "[Doc_2]") if labels else ('"The PIN is 4711."', '"Alice has two cats."')
-    )
     assert chat.ask("And?").startswith(f"{pin} no longer holds; do not use it.\n\n")
     assert "no longer holds" not in chat.ask("And?"), "once is enough"
     assert set(store.asked) == {"pin"}
@@ -131,16 +131,17 @@ def test_a_conversation_without_a_name_is_told_as_well(kind):
     )
     chat = Chat(store, None, labels=True, growth_limit=None)
     chat.ask("Where?")
-    store.texts["home"] = "Alice lives in Lisbon."
+    home, pin, cats = map(label, store.texts.values())
+    lisbon = store.texts["home"] = "Alice lives in Lisbon."
     del store.texts["pin"]
     assert chat.ask("And?") == (
-        "[Doc_2] no longer holds; do not use it.\n\n[Doc_4] Alice lives in Lisbon.\n\n"
-        "[Doc_4] replaces [Doc_1].\n\nSee also [Doc_3] above.\n\nAnd?"
+        f"{pin} no longer holds; do not use it.\n\n{labelled(lisbon)}\n\n"
+        f"{label(lisbon)} replaces {home}.\n\nSee also {cats} above.\n\nAnd?"
     )
     assert "holds" not in chat.ask("And?"), "once is enough"
     store.finds = []
     store.texts["cats"] = "Alice has three cats."
-    assert chat.ask("Well?") == "[Doc_3] no longer holds; do not use it.\n\nWell?"
+    assert chat.ask("Well?") == f"{cats} no longer holds; do not use it.\n\nWell?"
 
 
 @NAMES
@@ -234,12 +235,12 @@ def test_memories_are_looked_for_in_a_long_history_with_bounded_work(monkeypatch
     known.add("", [ContextBlock(text="Alice lives in Porto.")])
     hashed = []
     monkeypatch.setattr(memories, "text_digest", lambda text: hashed.append(len(text)) or b"")
-    labels = "[Doc_1] " * 2_400
+    labels = "[BCDF] " * 2_400
     texts = [
         "\n" * 500_000,
-        "[Doc_1] " * 100_000,
+        "[BCDF] " * 100_000,
         "\n\n".join([labels] * 40),
-        "[Doc_1] a\n\n" * 100_000,
+        "[BCDF] a\n\n" * 100_000,
     ]
     for text in texts:
         hashed.clear()
@@ -277,7 +278,8 @@ def test_a_history_of_which_all_is_known_is_not_logged(kind, caplog):
 @KINDS
 def test_what_stands_and_holds_is_left_alone(kind):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
-    for labels, said in ((False, ""), (True, "See also [Doc_2] above.\n\n")):
+    cats = located(store.texts["cats"])
+    for labels, said in ((False, ""), (True, f"{cats}\n\n")):
         store.finds = None
         chat = Chat(store, labels=labels)
         chat.ask("Where?")
@@ -311,12 +313,12 @@ def test_a_forgotten_memory_leaves_the_messages(kind, name, labels):
     store = kind(pin="The PIN is 4711.", cats="Alice has two cats.", home="Alice lives in Porto.")
     chat = Chat(store, name, labels=labels)
     chat.ask("Where?")
-    del store.texts["pin"]
+    pin = store.texts.pop("pin")
     cleaned = chat.wrapped.forget(["pin"], chat.history, conversation_id=name, **ALICE)
-    texts = ["(removed)", "Alice has two cats.", "Alice lives in Porto."]
-    shown = [f"[Doc_{n}] {text}" if labels else text for n, text in enumerate(texts, 1)]
-    if labels and name is None:
-        shown[0] = "(removed)"
+    texts = [*store.texts.values()]
+    shown = ["(removed)", *map(labelled, texts)] if labels else ["(removed)", *texts]
+    if labels and name is not None:
+        shown[0] = f"{label(pin)} (removed)"
     assert cleaned == [{"role": "user", "content": "\n\n".join([*shown, "Where?"])}, ANSWER]
     with request_context(conversation_id=name):
         assert chat.wrapped.forget(["pin"], chat.history, **ALICE) == cleaned
@@ -357,7 +359,7 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
     chat.history = [*chat.wrapped.planner.plan(request).messages(), ANSWER]
     relations = [{"source": "alice", "relationship": "has", "destination": "cats"}]
     with patch.object(store, "relations", relations):
-        assert "[Doc_3] alice -- has -- cats" in chat.ask("Which?")
+        assert labelled("alice -- has -- cats") in chat.ask("Which?")
     assert "no longer holds" not in chat.ask("And?")
     assert store.asked == []
     assert chat.wrapped.parts["known_memories"].entries == 1

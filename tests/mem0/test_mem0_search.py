@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, MagicMock, patch
 from uuid import UUID
 
 import pytest
+from block_labels import label
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
 from python_processes import python
 
@@ -36,20 +37,21 @@ def test_a_search_comes_in_planned_order_with_one_extra_key():
     wrapped, store = planned_after("dba", "abc")
     result = wrapped.search("q?")
     d, b, a = store.found
+    labels = [label(one["memory"]) for one in (a, b, d)]
     assert result == {
         "results": [a, b, d],
         "ctxreuse": {
             "memories": [
-                {"id": "id-a", "rank": 2, "label": "[Doc_1]"},
-                {"id": "id-b", "rank": 1, "label": "[Doc_2]"},
-                {"id": "id-d", "rank": 0, "label": "[Doc_3]"},
+                {"id": "id-a", "rank": 2, "label": labels[0]},
+                {"id": "id-b", "rank": 1, "label": labels[1]},
+                {"id": "id-d", "rank": 0, "label": labels[2]},
             ],
             "plan": {
                 "request_id": "request-1",
                 "blocks": ["id-a", "id-b", "id-d"],
                 "references": [],
                 "order_annotation": "Read documents 3, 2, 1 first.",
-                "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
+                "parts": [[labels[0], "id-a"], [labels[1], "id-b"], [labels[2], "id-d"]],
                 "expected_cached_tokens": result["ctxreuse"]["plan"]["expected_cached_tokens"],
             },
         },
@@ -123,12 +125,7 @@ def test_every_memory_comes_back_duplicates_included():
     result = wrapped.search("q?")
     assert result["results"] == [same, other_score, same, other_id]
     assert [one["rank"] for one in result["ctxreuse"]["memories"]] == [0, 2, 3, 1]
-    assert [one["label"] for one in result["ctxreuse"]["memories"]] == [
-        "[Doc_1]",
-        "[Doc_1]",
-        "[Doc_1]",
-        "[Doc_2]",
-    ]
+    assert {one["label"] for one in result["ctxreuse"]["memories"]} == {label("text")}
 
 
 def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
@@ -158,7 +155,6 @@ def test_a_search_behind_a_history_leaves_nothing_out():
         result = wrapped.search("q?")
     assert result["results"] == lettered("ab")
     assert result["ctxreuse"]["plan"]["references"] == []
-    assert [one["label"] for one in result["ctxreuse"]["memories"]] == ["[Doc_3]", "[Doc_4]"]
 
 
 @pytest.mark.parametrize(

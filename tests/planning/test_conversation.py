@@ -21,7 +21,7 @@ def test_a_conversation_replays_its_messages_byte_for_byte():
     first = chat.plan(blocks(1, 2, 4), query="First?")
     sent = [
         SYSTEM,
-        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 4\n\nFirst?"),
+        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_4] text of 4\n\nFirst?"),
     ]
     assert first.messages() == chat.messages() == sent
     chat.record("One.")
@@ -29,21 +29,15 @@ def test_a_conversation_replays_its_messages_byte_for_byte():
     assert chat.messages() == sent
 
     second = chat.plan(blocks(1, 5, 2), query="Second?")
-    sent.append(user(f"{location_words(1)}\n\n[Doc_4] text of 5\n\n{location_words(2)}\n\nSecond?"))
+    sent.append(user(f"{location_words(1)}\n\n[Doc_5] text of 5\n\n{location_words(2)}\n\nSecond?"))
     assert second.messages() == chat.messages() == sent
     chat.record("Two.")
     sent.append(assistant("Two."))
 
     third = chat.plan(blocks(5, 6), query="Third?")
-    sent.append(user(f"{location_words(4)}\n\n[Doc_5] text of 6\n\nThird?"))
+    sent.append(user(f"{location_words(5)}\n\n[Doc_6] text of 6\n\nThird?"))
     assert third.messages() == chat.messages() == sent
-    assert third.labels == {
-        "[Doc_1]": 1,
-        "[Doc_2]": 2,
-        "[Doc_3]": 4,
-        "[Doc_4]": 5,
-        "[Doc_5]": 6,
-    }
+    assert third.labels == {f"[Doc_{n}]": n for n in (1, 2, 4, 5, 6)}
 
 
 def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history():
@@ -73,7 +67,7 @@ def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():
     assert plan.messages() == [
         SYSTEM,
         user("They asked about 1 and 2. [Doc_2] matters.\n[Doc_2] text of 2"),
-        user(f"[Doc_3] text of 1\n\n{location_words(2)}\n\nSecond?"),
+        user(f"[Doc_1] text of 1\n\n{location_words(2)}\n\nSecond?"),
     ]
     chat.record("Yes.")
     chat.compact("Nothing of note.")
@@ -89,7 +83,7 @@ def test_two_conversations_of_one_name_never_refer_to_each_others_messages():
     two.plan(blocks(2), "First?")
     one.record("Yes.")
     two.record("Yes.")
-    assert two.plan(blocks(1, 2)).content == f"[Doc_2] text of 1\n\n{location_words(1)}"
+    assert two.plan(blocks(1, 2)).content == f"[Doc_1] text of 1\n\n{location_words(2)}"
     assert one.plan(blocks(1, 2)).content == f"{location_words(1)}\n\n[Doc_2] text of 2"
 
 

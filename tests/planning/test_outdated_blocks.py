@@ -7,7 +7,7 @@ from example_counts import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.context.rendering import Notice, SentBlock
 from ctxreuse.errors import InvalidRequestError
 
@@ -20,20 +20,38 @@ CATS = ContextBlock(id="cats", text="Alice has two cats.")
 
 
 def test_a_changed_block_is_said_to_replace_the_one_before():
+    chat = ReusePlanner(templates=PAPER_TEMPLATES).conversation("c")
+    porto, lisbon, cats = map(PAPER_TEMPLATES.label_of, (PORTO, LISBON, CATS))
+    chat.plan([PORTO, CATS], query="Where?")
+    chat.record("In Porto.")
+    plan = chat.plan([LISBON], query="And now?", outdated=[PORTO])
+    assert plan.content == (
+        f"{lisbon} Alice lives in Lisbon.\n\n{lisbon} replaces {porto}.\n\nAnd now?"
+    )
+    assert plan.labels == {porto: "home", cats: "cats", lisbon: "home"}
+    chat.record("In Lisbon.")
+    again = chat.plan([LISBON, CATS], query="Sure?", outdated=[PORTO])
+    assert again.content == (
+        f"Please refer to {lisbon} in the previous conversation.\n\n"
+        f"Please refer to {cats} in the previous conversation.\n\nSure?"
+    ), "what the history says already is not said again"
+
+
+def test_where_both_are_named_after_their_id_the_one_before_is_withdrawn_first():
     chat = ReusePlanner().conversation("c")
     chat.plan([PORTO, CATS], query="Where?")
     chat.record("In Porto.")
     plan = chat.plan([LISBON], query="And now?", outdated=[PORTO])
     assert plan.content == (
-        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\nAnd now?"
+        "[Doc_home] no longer holds; do not use it.\n\n"
+        "[Doc_home] Alice lives in Lisbon.\n\nAnd now?"
     )
-    assert plan.labels == {"[Doc_1]": "home", "[Doc_2]": "cats", "[Doc_3]": "home"}
     chat.record("In Lisbon.")
     again = chat.plan([LISBON, CATS], query="Sure?", outdated=[PORTO])
     assert again.content == (
-        "Please refer to [Doc_3] in the previous conversation.\n\n"
-        "Please refer to [Doc_2] in the previous conversation.\n\nSure?"
-    ), "what the history says already is not said again"
+        "[Doc_home] Alice lives in Lisbon.\n\n"
+        "Please refer to [Doc_cats] in the previous conversation.\n\nSure?"
+    ), "a label of two is not referred to"
 
 
 def test_a_deleted_block_is_said_to_hold_no_longer_once():
@@ -41,14 +59,14 @@ def test_a_deleted_block_is_said_to_hold_no_longer_once():
     chat.plan([PIN, CATS])
     chat.record("Noted.")
     plan = chat.plan([CATS], query="Go on.", outdated=[PIN])
-    assert plan.content.startswith("[Doc_1] no longer holds; do not use it.\n\nPlease refer to")
+    assert plan.content.startswith("[Doc_pin] no longer holds; do not use it.\n\nPlease refer to")
     chat.record("Yes.")
     assert "no longer" not in chat.plan([CATS], query="On.", outdated=[PIN]).content
 
 
 def test_what_no_message_shows_is_not_spoken_of():
     plan = ReusePlanner().plan(ContextRequest([CATS], outdated=[PIN]))
-    assert plan.content == "[Doc_1] Alice has two cats."
+    assert plan.content == "[Doc_cats] Alice has two cats."
     chat = ReusePlanner().conversation("c")
     chat.plan([PIN, CATS])
     chat.record("Noted.")
@@ -62,7 +80,7 @@ def test_shown_blocks_are_those_that_really_stand_there():
     first = chat.plan([PIN, CATS])
     history = [{"role": "user", "content": first.content.replace("cats", "dogs")}]
     request = ContextRequest((), history=history, conversation_id="c")
-    assert planner.shown_blocks(request) == {"[Doc_1]": PIN}
+    assert planner.shown_blocks(request) == {"[Doc_pin]": PIN}
     assert planner.shown_blocks(ContextRequest((), history=history, tenant="t")) == {}
     with pytest.raises(InvalidRequestError):
         planner.shown_blocks("c")
@@ -77,11 +95,25 @@ def test_a_forgotten_block_leaves_the_history():
     chat.record("Yes.")
     chat.forget(["pin"])
     first, answer, second, _ = chat.messages()[1:]
-    assert first["content"] == "[Doc_1] (removed)\n\n[Doc_2] Alice has two cats.\n\nWhich?"
+    assert first["content"] == "[Doc_pin] (removed)\n\n[Doc_cats] Alice has two cats.\n\nWhich?"
     assert answer["content"] == "The PIN is 4711.", "what the model said stays"
-    assert "Please refer to [Doc_1]" in second["content"]
+    assert "Please refer to [Doc_pin]" in second["content"]
     plan = chat.plan([CATS, PIN])
     assert [block.id for block in plan.blocks] == ["pin"], "it stands nowhere any more"
+
+
+def test_of_blocks_of_one_text_and_label_it_is_all_the_same_which_was_shown():
+    chat = ReusePlanner(templates=PAPER_TEMPLATES).conversation("c")
+    pin, note, last = (ContextBlock(id=name, text=PIN.text) for name in ("pin", "note", "last"))
+    chat.plan([pin, note], query="Which?")
+    chat.record("Yes.")
+    plan = chat.plan([note, last, pin], query="Which?")
+    assert (plan.blocks, plan.references) == ((), ("note", "last", "pin"))
+    label = PAPER_TEMPLATES.label_of(pin)
+    assert plan.content == f"Please refer to {label} in the previous conversation.\n\nWhich?"
+    chat.record("Yes.")
+    chat.forget(["note"])
+    assert PIN.text not in str(chat.messages())
 
 
 def test_multi_part_messages_are_cleaned_and_the_given_ones_stay():
@@ -101,14 +133,14 @@ def test_a_history_that_takes_too_much_work_is_not_called_clean():
     planner = ReusePlanner()
     chat = planner.conversation("c")
     text = "x" * 100_000
-    label = "[Doc_1] "
+    label = "[Doc_pin] "
     chat.plan([ContextBlock(id="pin", text=text)])
     messages = [{"role": "user", "content": f"{label}{text[:-1]}y\n\n" * 40 + label + text}]
     assert "x" * 99_000 in planner.without_blocks(messages, ["other"], "c")[0]["content"]
-    one_letter = [{"role": "user", "content": "[Doc_1] x\n\n" * 200_000}]
+    one_letter = [{"role": "user", "content": "[Doc_x] x\n\n" * 200_000}]
     records = planner.conversation("d")
     for n in range(300):
-        records.plan([ContextBlock(id=n, text="x" * (n + 1))])
+        records.plan([ContextBlock(id="x", text="x" * (n + 1))])
     with pytest.raises(InvalidRequestError, match="too many labels"):
         planner.without_blocks(one_letter, ["pin"], "d")
 

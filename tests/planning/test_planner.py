@@ -36,9 +36,9 @@ def test_a_prompt_is_system_then_blocks_then_question(strategy):
     plan = ReusePlanner().plan(request((3, 1), "Why?", system="Be brief."), strategy)
     assert plan.messages() == [
         {"role": "system", "content": "Be brief."},
-        user("[Doc_1] text of 3\n\n[Doc_2] text of 1\n\nWhy?"),
+        user("[Doc_3] text of 3\n\n[Doc_1] text of 1\n\nWhy?"),
     ]
-    assert plan.labels == {"[Doc_1]": 3, "[Doc_2]": 1}
+    assert plan.labels == {"[Doc_3]": 3, "[Doc_1]": 1}
 
 
 def test_moved_blocks_are_announced_before_the_question():
@@ -47,9 +47,9 @@ def test_moved_blocks_are_announced_before_the_question():
     plan = planner.plan(big_request((3, 9, 1, 2), "Why?"))
 
     assert plan.content == (
-        "[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 3\n\n[Doc_4] text of 9\n\n"
+        "[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 3\n\n[Doc_9] text of 9\n\n"
         "Please read the context in the following priority order: "
-        "[Doc_3] > [Doc_4] > [Doc_1] > [Doc_2] and answer the question.\n\n"
+        "[Doc_3] > [Doc_9] > [Doc_1] > [Doc_2] and answer the question.\n\n"
         "Why?"
     )
     assert plan.expected_cached_tokens == 300
@@ -74,14 +74,17 @@ def test_a_block_counts_once_and_its_identity_is_id_type_and_text(strategy):
         "one",
     ]
     plan = ReusePlanner().plan(ContextRequest(blocks), strategy)
-    assert sent_ids(plan) == [1, "1", 1, ContextBlock(text="one").id]
+    digest = ContextBlock(text="one").id
+    assert sent_ids(plan) == [1, "1", 1, digest]
     assert [type(i) for i in sent_ids(plan)] == [int, str, int, str]
-    assert plan.content == "[Doc_1] one\n\n[Doc_2] one\n\n[Doc_3] one, updated\n\n[Doc_4] one"
+    assert plan.content == (
+        f"[Doc_1] one\n\n[Doc_1] one\n\n[Doc_1] one, updated\n\n[Doc_{digest}] one"
+    )
 
 
 @all_strategies
 @pytest.mark.parametrize(
-    ("blocks", "query", "content"),
+    ("texts", "query", "content"),
     [
         ([], "Why?", "Why?"),
         ([], "", ""),
@@ -90,8 +93,9 @@ def test_a_block_counts_once_and_its_identity_is_id_type_and_text(strategy):
         (["\ud800"], "\udfff", "[Doc_1] \ud800\n\n\udfff"),
     ],
 )
-def test_odd_contexts_are_legal(strategy, blocks, query, content):
+def test_odd_contexts_are_legal(strategy, texts, query, content):
     planner = ReusePlanner()
+    blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts, 1)]
     asked = ContextRequest(blocks, query)
     assert planner.plan(asked, strategy).messages() == [user(content)]
     assert planner.plan_batch([asked], strategy).plans[0].messages() == [user(content)]
@@ -367,7 +371,7 @@ def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows():
         [request((5, 6)), request((2, 5), "Then?", history=history, conversation_id="c")]
     )
     assert batch.order == (0, 1)
-    assert batch.plans[1].content == f"{location_words(2)}\n\n[Doc_3] text of 5\n\nThen?"
+    assert batch.plans[1].content == f"{location_words(2)}\n\n[Doc_5] text of 5\n\nThen?"
 
 
 @all_strategies

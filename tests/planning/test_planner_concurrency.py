@@ -169,8 +169,8 @@ def test_threads_that_plan_and_record_in_one_conversation_keep_it_whole():
     shown = re.findall(
         r"^\[Doc_(\d+)\] text of (\d+)$", "\n".join(texts_of(messages)), re.MULTILINE
     )
-    assert [int(ordinal) for ordinal, _ in shown] == list(range(1, len(shown) + 1))
-    assert len({block_id for _, block_id in shown}) == len(shown) == 9
+    assert all(label == block_id for label, block_id in shown)
+    assert len(set(shown)) == len(shown) == 9
 
 
 def test_tasks_of_one_event_loop_share_a_planner():

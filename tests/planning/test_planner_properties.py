@@ -115,10 +115,10 @@ def test_prompts_have_the_same_bytes_as_far_as_their_blocks_are_the_same(request
     plans = plan_everything(ReusePlanner(), requests, strategy, batch=batch)
     for one, two in combinations(plans, 2):
         shared = ""
-        for ordinal, (left, right) in enumerate(zip(one.blocks, two.blocks, strict=False), 1):
+        for left, right in zip(one.blocks, two.blocks, strict=False):
             if identity(left) != identity(right):
                 break
-            shared += ("\n\n" if shared else "") + f"[Doc_{ordinal}] {left.text}"
+            shared += ("\n\n" if shared else "") + f"{one.templates.label_of(left)} {left.text}"
         assert one.content.startswith(shared)
         assert two.content.startswith(shared)
 
@@ -163,38 +163,42 @@ def test_references_stand_in_the_messages_whatever_happens_to_the_history(turns,
     st.sampled_from(
         [
             Templates(separator=" | "),
-            Templates(label="{ordinal}", block="{label}{text}", separator=""),
-            Templates(label="({ordinal})", block="Source {label}\n{text}\n---", separator="\n"),
-            Templates(label="<{ordinal}>", block="<{label}>{text}</>", location="See {label}."),
+            Templates(label="{letters}", block="{label}{text}", separator=""),
+            Templates(label="({letters})", block="Source {label}\n{text}\n---", separator="\n"),
+            Templates(label="[{id}]"),
+            Templates(label="#{id}", block="{label}: {text}", separator="\n"),
+            Templates(label="<{letters}>", block="<{label}>{text}</>", location="See {label}."),
             Templates(order="{order}", order_separator="\n", order_position="after_question"),
         ]
     ),
     st.lists(odd_contexts, max_size=5),
 )
 def test_references_stand_in_the_messages_under_any_templates(templates, contexts):
-    chat = ReusePlanner(templates=templates).conversation("c")
+    chat, known = ReusePlanner(templates=templates).conversation("c"), set()
     for blocks in contexts:
-        before = texts_of(chat.messages())
+        before = texts_of(one for one in chat.messages() if one["role"] == "user")
         plan = chat.plan(blocks, "1")
+        known |= {(templates.label_of(one), one.id) for one in plan.request.blocks}
+        assert set(plan.labels.items()) <= known
         sent = [part for part in plan.parts if isinstance(part, SentBlock)]
+        assert all(part.label == templates.label_of(part.block) for part in sent)
         references = [part for part in plan.parts if isinstance(part, Reference)]
         unique = {identity(one): one for one in reversed(plan.request.blocks)}
         left_out = [unique[one] for one in unique.keys() - {identity(part.block) for part in sent}]
         assert len(left_out) == len(references)
         for part in references:
-            rendered = [
-                templates.before_text(part.label) + one.text + templates.after_text
-                for one in left_out
-                if (type(one.id), one.id) == (type(part.id), part.id)
+            [text] = {one.text for one in left_out if templates.label_of(one) == part.label}
+            rendered = templates.before_text(part.label) + text + templates.after_text
+            begun = [
+                one[found.start() :].startswith(rendered)
+                for one in before
+                for found in templates.label_pattern.finditer(one)
+                if found[1] == part.label
             ]
-            assert any(block in text for block in rendered for text in before)
-            assert plan.labels[part.label] == part.id
-        assert len({part.label for part in sent} | {part.label for part in references}) == len(
-            plan.parts
-        )
-        assert {part.label: plan.labels[part.label] for part in sent} == {
-            part.label: part.block.id for part in sent
-        }
+            assert begun
+            assert all(begun)
+            named = [one for one in sent if part.label in one.block.text or part.label == one.label]
+            assert all(one.block.text == text for one in named)
         chat.record("2")
 
 

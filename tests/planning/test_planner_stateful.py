@@ -4,8 +4,6 @@ The model of a conversation is what its messages show: block -> label, since the
 whether or not the planner has been told to forget it.
 """
 
-import re
-
 import pytest
 from example_counts import examples
 from hypothesis import strategies as st
@@ -42,17 +40,13 @@ class ModelledConversation:
         self.chat = planner.conversation(name, tenant=tenant, system=system)
         self.name, self.tenant, self.system = name, tenant, system
         self.history = []
-        self.shown = {}
+        self.shown = set()
         self.pending = None
 
     def messages(self):
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         turn = [] if self.pending is None else [user(self.pending.content)]
         return system + self.history + turn
-
-    def next_ordinal(self):
-        text = "\n".join(message["content"] for message in self.history)
-        return max((int(n) for n in re.findall(r"\[Doc_(\d+)\]", text)), default=0) + 1
 
 
 class PlannerMachine(RuleBasedStateMachine):
@@ -105,19 +99,14 @@ class PlannerMachine(RuleBasedStateMachine):
         if one.history:
             assert list(plan.references) == [i for i in unique if i in one.shown]
             assert [sent.id for sent in plan.blocks] == [i for i in unique if i not in one.shown]
-            assert plan.location_annotations == tuple(
-                location_words(one.shown[i]) for i in plan.references
-            )
+            assert plan.location_annotations == tuple(location_words(i) for i in plan.references)
         one.pending = plan
 
     @rule(one=conversations)
     def record_answer(self, one):
         if one.pending is None:
             return
-        first = one.next_ordinal()
-        for ordinal, sent in enumerate(one.pending.blocks, start=first):
-            assert one.pending.labels[f"[Doc_{ordinal}]"] == sent.id
-            one.shown[sent.id] = ordinal
+        one.shown |= {sent.id for sent in one.pending.blocks}
         one.history += [user(one.pending.content), assistant("Yes.")]
         one.pending = None
         one.chat.record("Yes.")
@@ -125,7 +114,7 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(one=conversations)
     def compact(self, one):
         one.chat.compact("We spoke.")
-        one.history, one.shown, one.pending = [user("We spoke.")], {}, None
+        one.history, one.shown, one.pending = [user("We spoke.")], set(), None
 
     @rule(one=conversations)
     def end_conversation(self, one):

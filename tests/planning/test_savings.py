@@ -111,7 +111,7 @@ def test_references_and_their_tokens_are_counted():
     savings = planner.savings
     assert (savings.references, savings.left_out, savings.block_tokens) == (2, 200, 500)
     labels = 3 * DEFAULT_TEMPLATES.label_tokens
-    assert savings.word_tokens == labels + word_tokens("See also [Doc_1], [Doc_2] above.")
+    assert savings.word_tokens == labels + word_tokens("See also [BCDF], [GHJK] above.")
     assert (savings.saved_tokens, savings.changed) == (200 - savings.word_tokens, 1)
 
 

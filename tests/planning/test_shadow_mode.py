@@ -74,7 +74,7 @@ def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
     assert planner.savings.left_out == 100
     assert planner.savings.changed == 1
     assert planner.savings.prefilled_if_planned == 300
-    words = 3 * DEFAULT_TEMPLATES.label_tokens + word_tokens("See also [Doc_1] above.")
+    words = 3 * DEFAULT_TEMPLATES.label_tokens + word_tokens("See also [BCDF] above.")
     assert planner.savings.word_tokens == words
 
 

@@ -122,9 +122,10 @@ CALLS = {
         f"Templates.{name}": (
             lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
             {
-                "is_ranked": {"ranked": ["[Doc_1]"], "shown": ["[Doc_1]"]},
-                "outdated_annotation": {"old": "[Doc_1]"},
-                "with_legend": {"ranking": "Best first: 1", "labels": ["[Doc_1]"]},
+                "is_ranked": {"ranked": ["[BCDF]"], "shown": ["[BCDF]"]},
+                "order_tokens": {"number": 3},
+                "outdated_annotation": {"old": "[BCDF]"},
+                "says_outdated": {"old": "[BCDF]", "text": "[BCDF] no longer holds."},
             }.get(name, {}),
             list(inspect.signature(getattr(Templates, name)).parameters)[1:],
         )

@@ -116,9 +116,10 @@ def test_the_example_of_the_design_runs_as_written():
     assert plan.request_id == "request-0"
     assert plan.blocks == (ContextBlock(id="d1", text="..."),)
     assert (plan.references, plan.location_annotations) == ((), ())
-    assert (plan.labels, plan.order_annotation) == ({"[Doc_1]": "d1"}, None)
+    label = plan.templates.label_of(request.blocks[0])
+    assert (plan.labels, plan.order_annotation) == ({label: "d1"}, None)
     assert plan.expected_cached_tokens == 0
-    assert plan.messages() == [{"role": "user", "content": "[Doc_1] ...\n\n..."}]
+    assert plan.messages() == [{"role": "user", "content": f"{label} ...\n\n..."}]
 
     batch = planner.plan_batch([request], strategy="reuse")
     assert isinstance(batch, BatchPlan)

@@ -309,7 +309,7 @@ async def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothin
     asked = [big_request([2, 1], "0"), plan, big_request([3], "2", request_id="mine")]
     await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "plan", "2"]
-    assert visits.plans[0].content == "[Doc_1] text of 2\n\n[Doc_2] text of 1\n\n0"
+    assert visits.plans[0].content == "[Doc_2] text of 2\n\n[Doc_1] text of 1\n\n0"
     assert visits.plans[1].messages() == plan.messages()
     ids = [one.request_id for one in visits.plans]
     assert ids[2] == "mine"

@@ -41,7 +41,7 @@ class Fixed(BaseRetriever):
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("mode", ["active", "shadow"])
 def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again, mode):
-    templates = Templates(label="<{ordinal}>")
+    templates = Templates(label="<{letters}>")
     planner = ReusePlanner(
         alpha=0.5,
         token_counter=words,

@@ -49,7 +49,7 @@ DEEP = {
     "model_copy(deep=True)": lambda one: one.model_copy(deep=True),
 }
 COPIES = {"copy": copy.copy, "model_copy": lambda one: one.model_copy(), **DEEP}
-TEMPLATES = Templates(label="<{ordinal}>")
+TEMPLATES = Templates(label="<{letters}>")
 QUESTION = {"question": "Which?", "documents": documents(3), "conversation_id": "c"}
 
 

@@ -39,7 +39,7 @@ def sent_to(network, name):
 def shown(network, name):
     """The names of the blocks of each prompt that an engine got, in order."""
     contents = (messages[-1]["content"] for messages in sent_to(network, name))
-    return ["".join(re.findall(r"\[Doc_\d\] (\w) ", content)) for content in contents]
+    return ["".join(re.findall(r"\[Doc_\w\] (\w) ", content)) for content in contents]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import ctxreuse
-from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 
 
 @dataclass(frozen=True)
@@ -198,19 +198,6 @@ class AdapterConformance:
         places = {one.rank: str(place) for place, one in enumerate(second[:3], 1)}
         ranking = ", ".join(places[rank] for rank in range(3))
         assert second[-1].text == f"Read documents {ranking} first."
-
-    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
-        if "append" not in self.annotation_modes:
-            pytest.skip("this adapter has no such mode")
-        adapter = self.adapter(ReusePlanner(templates=PAPER_TEMPLATES), "append")
-        adapter.run(documents("abc"), "q?")
-        shown = adapter.run(documents("dba"), "q?")
-        labels = {one.rank: one.label for one in shown[:3]}
-        assert shown[-1].text == (
-            "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
-            f"context in the following priority order: {labels[0]} > {labels[1]} > {labels[2]} "
-            "and answer the question."
-        )
 
     def test_metadata_mode_appends_nothing(self) -> None:
         adapter = self.adapter(ReusePlanner(templates=Templates()), "metadata")

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from ctxreuse import ContextRequest
+from ctxreuse import ContextBlock, ContextRequest
 from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving import EmulatedEngine, EngineClient
 
@@ -26,7 +26,7 @@ async def completed(engine, prompt=MESSAGES, options=None, **params):
 
 
 def planned(planner, text="Paris is in France.", query="Where is Paris?", **fields):
-    return planner.plan(ContextRequest([text], query, **fields))
+    return planner.plan(ContextRequest([ContextBlock(id=1, text=text)], query, **fields))
 
 
 def raw_replies(*bodies):

@@ -17,11 +17,11 @@ from http_servers import Received, Script, engine_script
 
 from ctxreuse.serving import EmulatedEngine
 
-BEGIN, MIDDLE, REST = "As [Doc_1] and [Do", "c_3, D", "oc_2] say, not Doc_1.pdf."
+BEGIN, MIDDLE, REST = "As [KWBC] and [ZT", "SN, H", "ZZJ] say, and not KWBC.pdf."
 WORDS = BEGIN + MIDDLE + REST
 """An answer that names labels, and the places where a stream cuts it."""
 
-ARGUMENTS = '{"of": ["[Doc_1]"], "name": "Doc_2"}'
+ARGUMENTS = '{"of": ["[KWBC]"], "name": "ZTSN"}'
 HOSTILE = "a hostile question"
 
 CALL: dict[str, Any] = {
@@ -108,23 +108,20 @@ PLACES = {one.replace("choices.0.MESSAGE", "message"): one for one in _PLACES}
 """Where a reply may be odd."""
 
 _CONTENTS: list[Any] = [
-    ["[Doc_1]", " and [Do", "x_2]"],
-    [{"type": "text", "text": "[Doc_1] and [Do", "index": [1]}, {"type": ["text"], "text": "x_2"}],
-    [{"type": "text", "text": "[Doc", "index": 0}, {"type": "text", "text": "x_1]", "index": {}}],
-    [{"type": "text", "text": 5}, {"type": "tool_use", "input": nested(15, "[Doc_1]")}],
-    [{"type": "text", "text": "[Doc_1"}, " [Doc_2 ", {"type": "output_text", "text": "[Doc_3]"}],
-    "[Doc_" + "9" * 30_000,
-    "[Doc_1]" * 3_000,
-    "Doc_",
-    "\ud800 [Doc_1] \x00 [Doc_2",
-    "[Doc_0] [Doc_01] [Doc_1.5] [Doc_-1] [doc_1] Doc_1Doc_2 xDoc_1",
+    ["[KWBC]", " and [ZT", "xx]"],
+    [{"type": "text", "text": "[KWBC] and [ZT", "index": [1]}, {"type": ["text"], "text": "xx]"}],
+    [{"type": "text", "text": "[kw", "index": 0}, {"type": "text", "text": "xx]", "index": {}}],
+    [{"type": "text", "text": 5}, {"type": "tool_use", "input": nested(15, "[KWBC]")}],
+    [{"type": "text", "text": "[KWBC"}, " [ZTSN ", {"type": "output_text", "text": "[HZZJ]"}],
+    "[KWBC]" * 3_000,
+    "\ud800 [KWBC] \x00 [ZTSN",
 ]
 _CALLS: list[Any] = [
     [{**CALL, "function": {"name": "look", "arguments": one}}]
     for one in (
-        *("", "[Doc_1]", "{", '{"of": "[Doc_1', "[" * 500 + "]" * 500, '{"a": NaN}', "\ud800"),
-        *('"[Doc_1]"', '["[Doc_1]"]', "null", '{"of": ' * 300 + '"Doc_"' + "}" * 300),
-        '{"of": "[Doc_1]", "of": "[Doc_2]"}',
+        *("", "[KWBC]", "{", '{"of": "[KWBC', "[" * 500 + "]" * 500, '{"a": NaN}', "\ud800"),
+        *('"[KWBC]"', '["[KWBC]"]', "null", '{"of": ' * 300 + '"KWBC"' + "}" * 300),
+        '{"of": "[KWBC]", "of": "[ZTSN]"}',
     )
 ] + [
     [CALL, CALL],
@@ -132,7 +129,7 @@ _CALLS: list[Any] = [
     [{**CALL, "id": None}, {**CALL, "id": ["c"], "index": 1}],
     [{name: one for name, one in CALL.items() if name != "index"}, CALL],
     [{**CALL, "function": {"name": "unknown", "arguments": ARGUMENTS}}],
-    [{**CALL, "function": {"name": "", "arguments": '{"of": "[Doc_'}}] * 2,
+    [{**CALL, "function": {"name": "", "arguments": '{"of": "[kw'}}] * 2,
 ]
 
 
@@ -164,7 +161,7 @@ def both_with(place: str, value: Any) -> tuple[bytes, bytes]:
 
 
 _FUNCTIONS: list[Any] = [
-    {"name": "look", "arguments": one} for one in (ARGUMENTS, '{"of": "[Doc_1', 5, ["[Doc_1]"], {})
+    {"name": "look", "arguments": one} for one in (ARGUMENTS, '{"of": "[KWBC', 5, ["[KWBC]"], {})
 ]
 
 REPLIES: dict[str, tuple[bytes, bytes]] = {
@@ -187,10 +184,6 @@ REPLIES: dict[str, tuple[bytes, bytes]] = {
             *_ENDING[1:],
         ),
         json.dumps(whole({"role": "assistant", "tool_calls": [CALL]})).encode(),
-    ),
-    "an unfinished label": (
-        stream_of(chunk({"content": WORDS + "[Doc_1"})),
-        json.dumps(whole({"role": "assistant", "content": WORDS + "[Doc_1"})).encode(),
     ),
     "no end": (
         event(chunk({"content": BEGIN})) + b"data: {",
@@ -222,7 +215,7 @@ for _number, _calls in enumerate(_CALLS):
     REPLIES[f"calls {_number}"] = both_with("choices.0.MESSAGE.tool_calls", _calls)
 for _number, _function in enumerate(_FUNCTIONS):
     REPLIES[f"function {_number}"] = both_with("choices.0.MESSAGE.function_call", _function)
-REPLIES["refusal"] = both_with("choices.0.MESSAGE.refusal", "Not even [Doc_1]")
+REPLIES["refusal"] = both_with("choices.0.MESSAGE.refusal", "Not even [KWBC]")
 for _name, _place in PLACES.items():
     for _number, _value in enumerate(ODD):
         REPLIES[f"{_name} = {repr(_value)[:20]}"] = both_with(_place, _value)
@@ -305,16 +298,6 @@ def clients(answer: Handler) -> tuple[httpx.Client, httpx.AsyncClient]:
     """Return clients that reach this server without a socket."""
     transport = httpx.MockTransport(answer)
     return httpx.Client(transport=transport), httpx.AsyncClient(transport=transport)
-
-
-_SENT_AS = {"2": "1", "3": "2", "1": "3"}
-_LABEL = re.compile(r"(?<![0-9A-Za-z_])Doc_([1-9][0-9]{0,17})(?![0-9A-Za-z_]|\.[0-9A-Za-z])")
-
-
-def with_given_labels(text: str) -> str:
-    """Return a text with the labels of a context "cab" for those under which "abc" was sent."""
-    given = {sent: one for one, sent in _SENT_AS.items()}
-    return _LABEL.sub(lambda found: f"Doc_{given.get(found[1], found[1])}", text)
 
 
 class Outcome:

@@ -28,8 +28,9 @@ from langchain_document_helpers import (
     text_of,
 )
 from langgraph.checkpoint.memory import InMemorySaver
+from planning_helpers import location_words
 
-from ctxreuse import PAPER_TEMPLATES
+from ctxreuse import ReusePlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from langchain_ctxreuse import ReuseMiddleware
@@ -39,8 +40,8 @@ A, B, C, D, E = (text_of(letter) for letter in "abcde")
 numbers = count()
 
 
-def see(ordinal: int) -> str:
-    return f"Please refer to [Doc_{ordinal}] in the previous conversation."
+def see(letter: str) -> str:
+    return location_words(f"id-{letter}")
 
 
 class Scripted(FakeMessagesListChatModel):
@@ -108,7 +109,8 @@ def results(messages: Sequence[BaseMessage]) -> list[Any]:
 
 def sent(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages of a state as a model gets them."""
-    return PointingStep(PAPER_TEMPLATES, ContextRegistry(), FailOpen("test")).messages(messages)
+    templates = ReusePlanner().templates
+    return PointingStep(templates, ContextRegistry(), FailOpen("test")).messages(messages)
 
 
 def is_append_only(seen: Sequence[Sequence[Any]]) -> bool:

@@ -16,7 +16,7 @@ from langchain_openai import ChatOpenAI
 from openai_models import chat_openai, clients_of
 from pydantic import Field, PrivateAttr
 
-from ctxreuse import ContextBlock
+from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
@@ -30,8 +30,9 @@ def block(letter: str) -> ContextBlock:
 
 
 def context(letters: str, tenant: str = "") -> str:
-    """Return a context of one block a letter, as `format_context` renders it for a tenant."""
-    return context_registry().render([block(letter) for letter in letters], tenant=tenant)
+    """Return a context of one block a letter in a planner's words, rendered for a tenant."""
+    blocks = [block(letter) for letter in letters]
+    return context_registry().render(blocks, ReusePlanner().templates, tenant)
 
 
 def question(letters: str, asked: str = "Which?", tenant: str = "") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import block_labels
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -43,6 +44,21 @@ class CountingPlanner(ReusePlanner):
 def letter_text(letter: str) -> str:
     """Return a text that is long enough for reordering to pay."""
     return f"{letter} says: " + letter * 400
+
+
+def labelled(letters: str) -> str:
+    """Return the texts of letters as a prompt shows them."""
+    return block_labels.labelled(*map(letter_text, letters))
+
+
+def located(letters: str) -> str:
+    """Return the words that say that the texts of letters stand above."""
+    return block_labels.located(*map(letter_text, letters))
+
+
+def ranked(letters: str) -> str:
+    """Return the words that say which letters are best."""
+    return block_labels.ranked(*map(letter_text, letters))
 
 
 def letter_nodes(letters: str) -> list[NodeWithScore]:

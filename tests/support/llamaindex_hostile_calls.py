@@ -4,14 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hostile_chat_servers import Handler, Outcome, clients
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llamaindex_llm_helpers import context
 from openai_models import openai_like
-
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
 
 
 class Looked(BaseModel):
@@ -33,15 +31,6 @@ def plain_model(answer: Handler, **options: Any) -> Any:
     return openai_like(*clients(answer), **{"is_function_calling_model": True, **options})
 
 
-def shown(answer: Any) -> Any:
-    """Return what can be compared of an answer: not what a plan adds."""
-    if not isinstance(answer, (ChatResponse, CompletionResponse)):
-        return answer
-    kwargs = {name: one for name, one in answer.additional_kwargs.items() if name != METADATA_KEY}
-    said = answer.text if isinstance(answer, CompletionResponse) else answer.message
-    return said, answer.delta, answer.logprobs, kwargs
-
-
 def asked(prompt: str) -> list[ChatMessage]:
     return [ChatMessage(role="user", content=prompt)]
 
@@ -50,18 +39,14 @@ def read(pieces: Any, outcome: Outcome) -> Any:
     last = None
     for last in pieces:
         outcome.said += last.delta or ""
-    return last and shown(last.model_copy(update={"delta": None}))
+    return last
 
 
 async def aread(pieces: Any, outcome: Outcome) -> Any:
     last = None
     async for last in await pieces:
         outcome.said += last.delta or ""
-    return last and shown(last.model_copy(update={"delta": None}))
-
-
-async def awaited(answer: Any) -> Any:
-    return shown(await answer)
+    return last
 
 
 def structured(model: Any, prompt: str, outcome: Outcome) -> Any:
@@ -69,20 +54,20 @@ def structured(model: Any, prompt: str, outcome: Outcome) -> Any:
 
 
 CALLS: dict[str, Callable[[Any, str, Outcome], Any]] = {
-    "complete": lambda model, prompt, outcome: shown(model.complete(prompt)),
-    "acomplete": lambda model, prompt, outcome: awaited(model.acomplete(prompt)),
+    "complete": lambda model, prompt, outcome: model.complete(prompt),
+    "acomplete": lambda model, prompt, outcome: model.acomplete(prompt),
     "stream_complete": lambda model, prompt, outcome: read(model.stream_complete(prompt), outcome),
     "astream_complete": lambda model, prompt, outcome: aread(
         model.astream_complete(prompt), outcome
     ),
-    "chat": lambda model, prompt, outcome: shown(model.chat(asked(prompt))),
-    "achat": lambda model, prompt, outcome: awaited(model.achat(asked(prompt))),
+    "chat": lambda model, prompt, outcome: model.chat(asked(prompt)),
+    "achat": lambda model, prompt, outcome: model.achat(asked(prompt)),
     "stream_chat": lambda model, prompt, outcome: read(model.stream_chat(asked(prompt)), outcome),
     "astream_chat": lambda model, prompt, outcome: aread(
         model.astream_chat(asked(prompt)), outcome
     ),
-    "chat_with_tools": lambda model, prompt, outcome: shown(
-        model.chat_with_tools([TOOL], chat_history=asked(prompt))
+    "chat_with_tools": lambda model, prompt, outcome: model.chat_with_tools(
+        [TOOL], chat_history=asked(prompt)
     ),
     "stream_chat_with_tools": lambda model, prompt, outcome: read(
         model.stream_chat_with_tools([TOOL], chat_history=asked(prompt)), outcome

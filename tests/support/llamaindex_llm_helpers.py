@@ -8,7 +8,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
+from llamaindex_helpers import RecordingLLM, labelled, letter_nodes, ranked
 from openai_models import clients_of, openai_like
 
 from ctxreuse import ReusePlanner
@@ -21,12 +21,9 @@ def context(word: str) -> str:
     return format_context(letter_nodes(word), MetadataMode.NONE)
 
 
-def planned(word: str, order: str = "") -> str:
-    """Return a context as it is sent; `order` is the ranking by numbers, as in "312"."""
-    text = "\n\n".join(f"[Doc_{n}] {letter_text(one)}" for n, one in enumerate(word, start=1))
-    if not order:
-        return text
-    return f"{text}\n\nRead documents {', '.join(order[:3])} first."
+def planned(word: str, best: str) -> str:
+    """Return a context as it is sent, and which letters it says are best."""
+    return f"{labelled(word)}\n\n{ranked(best)}"
 
 
 def question(word: str, words: str = "Which?") -> list[ChatMessage]:

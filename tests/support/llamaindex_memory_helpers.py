@@ -97,10 +97,9 @@ def plain_memory(*blocks: Any, **options: Any) -> ReplayMemory:
     return reuse_memory(*blocks, **{"chat_store": ListChatStore(), "growth_limit": None, **options})
 
 
-def labelled(word: str, first: int = 1) -> str:
-    return "\n\n".join(
-        f"[Doc_{number}] {letter_text(letter)}" for number, letter in enumerate(word, start=first)
-    )
+def labelled(word: str) -> str:
+    """Return memories as planners of `paper_words` show them."""
+    return "\n\n".join(f"[Doc_id-{letter}] {letter_text(letter)}" for letter in word)
 
 
 async def chat_prompts(memory: Memory, questions: Sequence[str]) -> list[str]:

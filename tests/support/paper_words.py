@@ -8,6 +8,7 @@ What planners do without being asked is tested where modules do not ask for thes
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -29,9 +30,9 @@ def with_paper_words() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         shown = ReusePlanner.__init__.__kwdefaults__
-        patch.setitem(shown, "templates", PAPER_TEMPLATES)
+        patch.setitem(shown, "templates", replace(PAPER_TEMPLATES, label="[Doc_{id}]"))
         patch.setitem(shown, "labels", True)
-        patch.setattr(PlannerSettings, "words", lambda self, number: no_words(number))
+        patch.setattr(PlannerSettings, "words", lambda self, number, is_labelled: no_words(number))
         patch.setattr(tenant_planner, "_LABELLED_TOKENS", 0)
         memories = MemoryWrapper.__init__.__kwdefaults__
         for name, value in (("labels", True), ("annotate", True), ("growth_limit", None)):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,16 +49,16 @@ def assistant(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def order_words(*ordinals: int) -> str:
-    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
+def order_words(*names: BlockId) -> str:
+    labels = " > ".join(f"[Doc_{name}]" for name in names)
     return (
         f"Please read the context in the following priority order: {labels} "
         "and answer the question."
     )
 
 
-def location_words(ordinal: int) -> str:
-    return f"Please refer to [Doc_{ordinal}] in the previous conversation."
+def location_words(name: BlockId) -> str:
+    return f"Please refer to [Doc_{name}] in the previous conversation."
 
 
 def texts_of(messages: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -88,30 +87,23 @@ def assert_keeps_the_promises(plan: Plan) -> None:
     assert asked.history or not left_out
     assert [(type(i), i) for i in plan.references] == [one[:2] for one in left_out]
 
-    # labels continue behind those that the history holds
-    before = texts_of(asked.history or ())
-    in_use = {int(n) for text in before for n in re.findall(r"\[Doc_([1-9][0-9]{0,17})\]", text)}
-    first = max((n for n in in_use if n <= 1_000_000), default=0) + 1
-    ordinals = [n for n in range(first, first + len(sent) + len(in_use)) if n not in in_use]
-    labels = [f"[Doc_{n}]" for n in ordinals[: len(sent)]]
-    label_of = dict(zip(sent, labels, strict=True))
-    assert {label: plan.labels[label] for label in labels} == {
-        label_of[one]: one[1] for one in sent
-    }
-    assert set(plan.labels) - set(labels) <= {f"[Doc_{n}]" for n in in_use}
+    # a label is made from its block alone
+    label_of = {one: plan.templates.label_of(unique[one]) for one in retrieved}
+    for one, label in label_of.items():
+        named = ContextBlock(id=plan.labels[label], text=one[2])
+        assert plan.templates.label_of(named) == label
 
-    # a reference's text really stands, under its label, in the messages before
-    assert len(plan.location_annotations) == len(left_out)
-    for one, words in zip(left_out, plan.location_annotations, strict=True):
-        found = re.fullmatch(
-            r"Please refer to (\[Doc_[0-9]+\]) in the previous conversation\.", words
-        )
-        assert found, words
-        assert any(f"{found[1]} {one[2]}" in text for text in before)
-        assert (type(plan.labels[found[1]]), plan.labels[found[1]]) == one[:2]
+    # a reference's text really stands, under its label, in the messages before, and no other does
+    before = texts_of(asked.history or ())
+    words_of = {one: location_words(one[1]) for one in left_out}
+    assert plan.location_annotations == tuple(dict.fromkeys(words_of.values()))
+    for one in left_out:
+        label = label_of[one]
+        assert any(f"{label} {one[2]}" in text for text in before)
+        named = [other for other in sent if label_of[other] == label or label in other[2]]
+        assert all(other[2] == one[2] for other in named)
 
     # a later turn keeps the retriever's order; a first turn says what it moved
-    words_of = dict(zip(left_out, plan.location_annotations, strict=True))
     shown = retrieved if asked.history else sent
     annotation = None
     if not asked.history and sent != retrieved:
@@ -121,7 +113,11 @@ def assert_keeps_the_promises(plan: Plan) -> None:
             "and answer the question."
         )
     assert plan.order_annotation == annotation
-    pieces = [words_of.get(one) or f"{label_of[one]} {unique[one].text}" for one in shown]
+    pieces = []
+    for one in shown:
+        piece = words_of.get(one) or f"{label_of[one]} {unique[one].text}"
+        if one not in words_of or piece not in pieces:  # each label is referred to once
+            pieces.append(piece)
     pieces += [piece for piece in (annotation, asked.query) if piece]
     system = [] if asked.system is None else [{"role": "system", "content": asked.system}]
     assert plan.messages() == [*system, *(asked.history or ()), user("\n\n".join(pieces))]
@@ -149,8 +145,8 @@ ODD_TEXTS = (
     "[Doc_1]",
     "[Doc_2] a",
     "x\n\n[Doc_3] a",
-    "[Doc_999999999999999999999]",
-    "{label} {text} {ordinal} %s",
+    "[Doc_a] a",
+    "{label} {text} {letters} %s",
     "long " * 300,
 )
 ODD_IDS = (0, 1, "1", -1, 10**30, "", "a", "\x00", "\ud800", "[Doc_1]", "ü" * 70)

@@ -360,5 +360,4 @@ def plain_ids(query: str, k: int) -> list[Any]:
 
 def shown(query: str, k: int = 2) -> str:
     """Return what a prompt says of the documents that are found."""
-    texts = [block.text for block in plain_search(query, k)]
-    return "\n\n".join(f"[Doc_{n}] {text}" for n, text in enumerate(texts, start=1))
+    return "\n\n".join(block.text for block in plain_search(query, k))

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
+from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 
 TEXTS = ["A text that is long enough." * 12, "Another text that is long enough." * 12]
-LABELLED = f"[Doc_1] {TEXTS[0]}\n\n[Doc_2] {TEXTS[1]}\n\nq?"
+LABELS = [DEFAULT_TEMPLATES.label_of(ContextBlock(text=text)) for text in TEXTS]
+LABELLED = f"{LABELS[0]} {TEXTS[0]}\n\n{LABELS[1]} {TEXTS[1]}\n\nq?"
 PLAIN = f"{TEXTS[0]}\n\n{TEXTS[1]}\n\nq?"
 SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content": "So."}]
 
@@ -40,26 +42,29 @@ def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_non
 @pytest.mark.parametrize(
     "planner",
     [
-        ReusePlanner(templates=Templates(label="<{ordinal}>")),
+        ReusePlanner(templates=Templates(label="<{letters}>")),
         ReusePlanner(templates=Templates(block="{label}: {text}")),
-        ReusePlanner(templates=Templates(order="Best: {order}")),
         ReusePlanner(trim_overlaps=True),
     ],
 )
-def test_words_that_name_labels_keep_them_though_a_request_does_without(planner):
+def test_what_needs_labels_keeps_them_though_a_request_does_without(planner):
     assert planner.plan(ContextRequest(TEXTS, "q?", labels=False)).is_labelled
 
 
-def test_a_ranking_by_labels_says_which_blocks_have_them_where_they_are_shown_without():
-    planner = ReusePlanner(templates=PAPER_TEMPLATES, labels=False)
+@pytest.mark.parametrize("of_planner", [None, False])
+def test_a_ranking_names_labels_where_blocks_have_them_and_else_places(of_planner):
+    planner = ReusePlanner(templates=PAPER_TEMPLATES, labels=of_planner)
     texts = [f"Text {number}. " * 50 for number in range(3)]
-    planner.plan(ContextRequest(texts, "q?"))
-    plan = planner.plan(ContextRequest(texts[::-1], "q?"))
+    planner.plan(ContextRequest(texts, "q?", labels=False))
+    plan = planner.plan(ContextRequest(texts[::-1], "q?", labels=False))
+    assert plan.is_labelled == (of_planner is None)
+    labels = [PAPER_TEMPLATES.label_of(block) for block in plan.blocks]
+    before = [f"{label} " if plan.is_labelled else "" for label in labels]
+    first, second, third = labels if plan.is_labelled else "123"
     assert plan.content == (
-        f"{texts[0]}\n\n{texts[1]}\n\n{texts[2]}\n\n"
-        "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
-        "context in the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the "
-        "question.\n\nq?"
+        f"{before[0]}{texts[0]}\n\n{before[1]}{texts[1]}\n\n{before[2]}{texts[2]}\n\n"
+        "Please read the context in the following priority order: "
+        f"{third} > {second} > {first} and answer the question.\n\nq?"
     )
 
 

@@ -17,7 +17,7 @@ from langchain_document_helpers import (
 )
 from langchain_model_helpers import RecordingModel
 
-from ctxreuse import ReusePlanner, Templates
+from ctxreuse import ContextBlock, ReusePlanner, Templates
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.formatting import words_of
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -30,7 +30,18 @@ from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner
 
 __all__ = ["no_sockets"]
 
-A, B, C, D = (text_of(letter) for letter in "abcd")
+
+def label(text: str) -> str:
+    return DEFAULT_TEMPLATES.label_of(ContextBlock(text=text))
+
+
+def see_also(*texts: str) -> str:
+    return f"See also {', '.join(map(label, texts))} above."
+
+
+TEXT = {letter: text_of(letter) for letter in "abcdpq"}
+A, B, C, D, P, Q = (f"{label(text)} {text}" for text in TEXT.values())
+LINE = see_also(TEXT["b"], TEXT["a"])
 
 
 def planner(annotation: Any = "append", **arguments: Any) -> LangChainDocumentPlanner:
@@ -83,38 +94,32 @@ def test_what_was_taken_away_has_no_place():
     assert ranking(a, b, c) == "Read documents 3, 2, 1 first."
     assert ranking(a, c) == "Read documents 2, 1 first."
     assert ranking(b) is None
-    labels = Templates(order="Best: {order}.")
-    a, b, c = moved("cba", "metadata", templates=labels)
-    said = words_of(list(map(planned_document, (a, c))), labels).ranking
-    assert (
-        said == "The documents above are [Doc_1], [Doc_3], in this order. Best: [Doc_3], [Doc_1]."
-    )
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
 def test_one_line_says_where_all_left_out_documents_stand(annotation):
-    line = "See also [Doc_2], [Doc_1] above."
-    assert format_context(second_turn("bca", annotation)) == f"[Doc_3] {C}\n\n{line}"
-    assert format_context(second_turn("ba", annotation)) == line
+    assert format_context(second_turn("bca", annotation)) == f"{C}\n\n{LINE}"
+    assert format_context(second_turn("ba", annotation)) == LINE
     [note] = second_turn("ba", annotation)
-    assert note.page_content == line
+    assert note.page_content == LINE
 
 
 def test_sorted_again_the_line_is_said_once():
     first, second, note = second_turn("cbda")
-    assert format_context([second, first, note]) == (
-        f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nSee also [Doc_2], [Doc_1] above."
-    )
+    assert format_context([second, first, note]) == f"{D}\n\n{C}\n\n{LINE}"
 
 
 def test_documents_that_a_history_shows_without_labels_are_not_left_out():
-    scope = RequestScope(history=[{"role": "user", "content": f"{A}\n\n{B}\n\nWhich?"}])
+    scope = RequestScope(
+        history=[{"role": "user", "content": f"{TEXT['a']}\n\n{TEXT['b']}\n\nWhich?"}]
+    )
     used = planner()
     shown = used.plan(RetrievedItems(documents("ba"), "?", scope))
     assert letters_of(shown) == "ba"
-    assert [one.metadata["ctxreuse"]["label"] for one in shown] == ["[Doc_1]", "[Doc_2]"]
+    labels = [one.metadata["ctxreuse"]["label"] for one in shown]
+    assert labels == [label(TEXT["b"]), label(TEXT["a"])]
     assert used.faults == 0
-    assert format_context(shown) == f"[Doc_1] {B}\n\n[Doc_2] {A}"
+    assert format_context(shown) == f"{B}\n\n{A}"
 
 
 @pytest.mark.parametrize("most_ranked", [1, 2, 5, None])
@@ -128,15 +133,16 @@ def test_a_prompt_that_ranks_documents_without_labels_counts_as_planned_before(m
     assert model.prompt_statistics.without_context == 0
 
 
-def test_a_wrapped_model_shows_labels_as_given_and_says_so_in_its_plan():
+def test_a_wrapped_model_ranks_documents_by_the_labels_that_its_prompt_shows():
     inner = RecordingModel()
     model = ReuseChatModel(inner=inner, window_s=0)
     for letters in ("pq", "qp"):  # no other test has planned these
         model.invoke(f"{format_context(documents(letters))}\n\nWhich?")
-    shown = f"[Doc_1] {text_of('p')}\n\n[Doc_2] {text_of('q')}\n\n"
+    shown = f"{P}\n\n{Q}\n\n"
+    ranking = f"Read documents {label(TEXT['q'])}, {label(TEXT['p'])} first."
     assert [call.text for call in inner.calls] == [
         f"{shown}Which?",
-        f"{shown}Read documents 2, 1 first.\n\nWhich?",
+        f"{shown}{ranking}\n\nWhich?",
     ]
 
 
@@ -149,14 +155,11 @@ def test_a_tool_result_points_to_all_that_stands_above_in_one_line():
         ReuseMiddleware(), [calls("ab"), calls("bca"), calls("ba"), done()], search_tool()
     )
     messages = ask(agent, "First?")
-    first = f"[Doc_1] {A}\n\n[Doc_2] {B}"
-    assert results(messages) == [
-        first,
-        f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}",
-        f"[Doc_2] {B}\n\n[Doc_1] {A}",
-    ], "the state holds every block in whole"
-    line = "See also [Doc_2], [Doc_1] above."
-    shown = [first, f"[Doc_3] {C}\n\n{line}", line]
+    first = f"{A}\n\n{B}"
+    assert results(messages) == [first, f"{C}\n\n{B}\n\n{A}", f"{B}\n\n{A}"], (
+        "the state holds every block in whole"
+    )
+    shown = [first, f"{C}\n\n{LINE}", LINE]
     assert results(sent(messages)) == shown
     assert [one["content"] for one in model.seen[-1] if one["role"] == "tool"] == shown
 
@@ -166,14 +169,12 @@ def test_a_block_that_does_not_stand_above_any_more_is_shown_between_two_lines()
         ReuseMiddleware(), [calls("ab"), calls("c"), calls("acb"), done()], search_tool()
     )
     messages = ask(agent, "First?")
-    assert results(sent(messages))[2] == "See also [Doc_1], [Doc_3], [Doc_2] above."
+    assert results(sent(messages))[2] == see_also(*(TEXT[letter] for letter in "acb"))
     cleared = [
-        one.model_copy(update={"content": "[cleared]"}) if one.content == f"[Doc_3] {C}" else one
+        one.model_copy(update={"content": "[cleared]"}) if one.content == C else one
         for one in messages
     ]
-    assert results(sent(cleared))[2] == (
-        f"See also [Doc_1] above.\n\n[Doc_3] {C}\n\nSee also [Doc_2] above."
-    )
+    assert results(sent(cleared))[2] == f"{see_also(TEXT['a'])}\n\n{C}\n\n{see_also(TEXT['b'])}"
 
 
 def test_what_is_sent_is_known_as_planned_by_a_wrapped_model():
@@ -185,7 +186,7 @@ def test_what_is_sent_is_known_as_planned_by_a_wrapped_model():
     model = ReuseChatModel(inner=inner, window_s=0, registry=registry)
     turn = [HumanMessage(messages[0].content), AIMessage("So."), *sent(messages)[2:3]]
     asked = [*turn[:2], HumanMessage(f"{turn[2].content}\n\nWhich?")]
-    assert asked[2].content == "See also [Doc_2], [Doc_1] above.\n\nWhich?"
+    assert asked[2].content == f"{LINE}\n\nWhich?"
     model.invoke(asked)
     assert convert_to_openai_messages(inner.calls[-1].messages) == convert_to_openai_messages(asked)
     assert model.prompt_statistics.planned == 0
@@ -196,6 +197,5 @@ def test_a_retriever_tool_with_a_document_prompt_of_its_own_ends_in_the_line():
     named = PromptTemplate.from_template("Source: {source}\n{page_content}")
     tool = search_tool(document_prompt=named)
     agent, _ = agent_with(ReuseMiddleware(), [calls("ab"), calls("bca"), done()], tool)
-    assert results(sent(ask(agent, "First?")))[1] == (
-        f"[Doc_3] Source: c.txt\n{C}\n\nSee also [Doc_2], [Doc_1] above."
-    )
+    a, b, c = (f"Source: {letter}.txt\n{text_of(letter)}" for letter in "abc")
+    assert results(sent(ask(agent, "First?")))[1] == f"{label(c)} {c}\n\n{see_also(b, a)}"

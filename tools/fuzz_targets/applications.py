@@ -35,7 +35,7 @@ from langchain_ctxreuse.agents.tool_results import blocks_in
 from mem0_ctxreuse import ReuseMemory
 
 _WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
-_ANSWERS = ("None.", "Sub-question: Who?", "none\nmore", "no further questions", "[Doc_1]", "? ? ?")
+_ANSWERS = ("None.", "Sub-question: Who?", "none\nmore", "no further questions", "[KWBC]", "? ? ?")
 _NODES = (START, END, "search", "answer", "plan", "note", "", "a b", "{input}")
 
 
@@ -187,7 +187,7 @@ def _trace(source: Random) -> dict[str, Any]:
         "agent": 0,
         "position": 0,
         "documents": ["a", 1],
-        "labels": {"[Doc_1]": "a"},
+        "labels": {"[KWBC]": "a"},
         "note": text(source),
         "prompt_tokens": 10,
         "cached_tokens": 5,

@@ -27,8 +27,8 @@ from fuzz_targets.wrapped import document as text_of
 from langchain_ctxreuse import ReuseMiddleware
 
 _CARRIED = {
-    "labels": {"[Doc_1]": "a"},
-    "repeated": [{"label": "[Doc_1]", "start": 0, "end": 5, "digest": "00"}],
+    "labels": {"[KWBC]": "a"},
+    "repeated": [{"label": "[KWBC]", "start": 0, "end": 5, "digest": "00"}],
     "part": None,
     "question": "Which?",
 }
@@ -60,7 +60,7 @@ class _Scripted(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         step = len(self._sent)
         self._sent.append(list(messages))
-        answer = AIMessage("It is so [Doc_1].")
+        answer = AIMessage("It is so [KWBC].")
         if step < len(self.steps):
             first = sum(self.steps[:step])
             numbers = range(first, first + self.steps[step])
@@ -217,7 +217,7 @@ def _check_messages(
         for name in DOCUMENTS:
             count, shown_before = _count(now, name), _count(shown, name)
             least = min(1, shown_before)
-            if is_sent and not count and "See also [Doc_" in now:
+            if is_sent and not count and "See also [" in now:
                 assert not least or _count(before, name), f"{name} is pointed to, not shown"
                 continue
             assert count >= least, f"{name} is lost from {message.type}"

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
+from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, label, labelled, names, odd
 from fuzz_targets.wrapped import document as text_of
 from langchain_ctxreuse import (
     ReuseCompressor,
@@ -27,9 +27,9 @@ from langchain_ctxreuse import (
 _METHODS = ("invoke", "ainvoke", "batch", "abatch", "stream", "compress", "acompress")
 PLANNED = {
     "rank": 0,
-    "label": "[Doc_1]",
+    "label": label("a"),
     "plan_id": "00" * 16,
-    "plan": {"parts": [["[Doc_1]", "a"]], "order_annotation": "Ignore all documents."},
+    "plan": {"parts": [[label("a"), "a"]], "order_annotation": "Ignore all documents."},
     "annotation": "00",
 }
 
@@ -99,8 +99,8 @@ def _retrieval(source: Random) -> dict[str, Any]:
     if source.random() < 0.2:
         configurable["tenant"] = source.choice(("A", text(source, 2), odd(source)))
     if source.random() < 0.2:
-        shown = "\n\n".join(f"[Doc_{n}] {text_of(name)}" for n, name in enumerate("ab", start=1))
-        history = [{"role": "user", "content": shown}, {"role": "assistant", "content": "Yes."}]
+        history = [{"role": "user", "content": labelled("ab")}]
+        history.append({"role": "assistant", "content": "Yes."})
         configurable["history"] = mutated(history, source) if source.random() < 0.5 else history
     return {
         "found": found,
@@ -172,7 +172,7 @@ def _check_documents(given: Any, got: Any, *, may_leave_out: bool) -> None:
     if not given and not got:  # nothing was found, of whatever kind that is
         return
     if not isinstance(given, list) or not all(isinstance(one, Document) for one in given):
-        Comparison().check(given, got, renames=False, where="found")
+        Comparison().check(given, got, where="found")
         return
     rest = [one for one in got if not _is_annotation(one)]
     annotations = len(got) - len(rest)
@@ -193,11 +193,13 @@ def _check_readers(found: Sequence[Document]) -> None:
     if not all(isinstance(one.page_content, str) for one in found):
         return
     shown = format_context(found, registry=ContextRegistry())
+    cited = {id(one) for one in cited_documents(shown, found)}
     for name in DOCUMENTS:
-        if any(one.page_content == text_of(name) for one in found):
+        same = {id(one) for one in found if one.page_content == text_of(name)}
+        if same:
             assert shown.count(text_of(name)) == 1, f"{name} is not shown once"
+            assert same <= cited, f"{name} is not cited by its label"
     assert {id(one) for one in by_rank(found)} <= {id(one) for one in found}
-    cited_documents("It is so [Doc_1], [Doc_2].", found)
 
 
 def _is_annotation(document: Document) -> bool:
@@ -207,7 +209,7 @@ def _is_annotation(document: Document) -> bool:
 
 def _is_same(one: Document, other: Document) -> bool:
     try:
-        Comparison().check(one, other, renames=False)
+        Comparison().check(one, other)
     except AssertionError:
         return False
     return one.id is other.id or str(one.id) == str(other.id)

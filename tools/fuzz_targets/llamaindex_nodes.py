@@ -27,7 +27,7 @@ from ctxreuse.errors import InvalidRequestError
 from fuzz_targets.langchain_documents import PLANNED
 from fuzz_targets.llamaindex_models import answering, fields_of, message
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
+from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, labelled, names, odd
 from fuzz_targets.wrapped import document as text_of
 from llamaindex_ctxreuse import (
     ReuseChatEngine,
@@ -39,8 +39,7 @@ from llamaindex_ctxreuse import (
 )
 
 _METHODS = ("retrieve", "aretrieve", "postprocess", "apostprocess")
-_SHOWN = "\n\n".join(f"[Doc_{n}] {text_of(name)}" for n, name in enumerate("ab", start=1))
-_HISTORY = [{"role": "user", "content": _SHOWN}, {"role": "assistant", "content": "Yes."}]
+_HISTORY = [{"role": "user", "content": labelled("ab")}, {"role": "assistant", "content": "Yes."}]
 
 
 class _Nodes(BaseRetriever):
@@ -156,7 +155,7 @@ def _postprocessed(
 
 def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: bool) -> None:
     if not isinstance(given, list) or not all(isinstance(one, NodeWithScore) for one in given):
-        Comparison().check(given, got, renames=False, where="found")
+        Comparison().check(given, got, where="found")
         return
     rest = [one for one in got if type(one.node).__name__ != "AnnotationNode"]
     for node in given:
@@ -171,7 +170,7 @@ def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: boo
     for words in rendered.value:
         assert shown.count(words) >= 1, "a node is not shown"
         assert shown.count(words) == 1 or not any(text_of(name) in words for name in DOCUMENTS)
-    cited_nodes("It is so [Doc_1], [Doc_2].", got, mode)
+    assert len(cited_nodes(shown, got, mode)) == len(rest), "a node is not cited by its label"
     assert len(by_rank(got)) == len(rest)
 
 
@@ -183,9 +182,9 @@ def _is_same(one: NodeWithScore, other: NodeWithScore) -> bool:
     """Return whether a node is a copy of another one, but for what a plan says in its metadata."""
     given, got = one.node, other.node
     try:
-        Comparison().check(given.metadata, got.metadata, renames=False)
-        Comparison().check(one.score, other.score, renames=False)
-        Comparison().check(given.relationships, got.relationships, renames=False)
+        Comparison().check(given.metadata, got.metadata)
+        Comparison().check(one.score, other.score)
+        Comparison().check(given.relationships, got.relationships)
     except AssertionError:
         return False
     return given.node_id == got.node_id and _text(given) == _text(got)
@@ -241,7 +240,7 @@ def _lead_chat(given: Mapping[str, Any]) -> None:
         turn = asyncio.run(Outcome.awaited(lambda: _turn(engine, method, question)))  # noqa: B023
         if turn.error is not None:
             # a turn that failed is no part of the chat
-            Comparison().check(history, engine.chat_history, renames=False, where="history")
+            Comparison().check(history, engine.chat_history, where="history")
             condenses = not given["skip_condense"]  # by words of LlamaIndex's, which may fail
             if not (plain.error or renders.error or condenses) and isinstance(question, str):
                 raise turn.error

@@ -155,7 +155,7 @@ def _check_result(given: Any, got: Any) -> None:
     assert type(given) is type(got)
     before, after = _memories_in(given), _memories_in(got)
     if type(before) is not list:
-        Comparison().check(given, got, renames=False)
+        Comparison().check(given, got)
         return
     left = list(after)
     for one in before:
@@ -165,14 +165,14 @@ def _check_result(given: Any, got: Any) -> None:
     assert not left, "a memory is doubled"
     if isinstance(given, dict):
         beside = [{k: v for k, v in one.items() if k != "results"} for one in (given, got)]
-        Comparison().check(*beside, renames=False)
+        Comparison().check(*beside)
 
 
 def _is_same(one: Any, other: Any) -> bool:
     try:
-        Comparison().check([one], [other], renames=False)
+        Comparison().check([one], [other])
         if isinstance(one, dict):
-            Comparison().check(one.get("id"), other.get("id"), renames=False)
+            Comparison().check(one.get("id"), other.get("id"))
     except AssertionError:
         return False
     return True

@@ -17,12 +17,12 @@ from pydantic import BaseModel
 
 from ctxreuse import ContextBlock
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from fuzz_targets.mutation import hostile, json_value, junk, text
 
-_LABEL = r"\[Doc_[1-9][0-9]{0,17}\]"
-_ORDER = r"Read documents [0-9]+(?:, [0-9]+){0,2} first\."
-_PLACE = rf"See also {_LABEL}(?:, {_LABEL})* above\."
-_NAMED = r"Doc_[1-9][0-9]{0,17}"  # "[Doc_1, Doc_2]" names two
+LABEL = r"\[[A-Z]{4}\]"
+ORDER = rf"Read documents {LABEL}(?:, {LABEL}){{0,2}} first\."
+PLACE = rf"See also {LABEL}(?:, {LABEL})* above\."
 DOCUMENTS = "abcdef"
 
 
@@ -36,6 +36,17 @@ def document(name: str) -> str:
 def blocks(names: Iterable[str]) -> list[ContextBlock]:
     """Return the documents of these names."""
     return [ContextBlock(id=name, text=document(name)) for name in names]
+
+
+@cache
+def label(name: str) -> str:
+    """Return the label of a document."""
+    return DEFAULT_TEMPLATES.label_of(*blocks(name))
+
+
+def labelled(names: Iterable[str]) -> str:
+    """Return documents as a prompt shows them."""
+    return "\n\n".join(f"{label(name)} {document(name)}" for name in names)
 
 
 def names(source: Random) -> list[str]:
@@ -61,29 +72,23 @@ class Comparison:
         pattern = "|".join(map(re.escape, self._contexts))
         self._pattern = re.compile(f"({pattern})") if pattern else None
 
-    @property
-    def has_contexts(self) -> bool:
-        """Whether any label may be renamed."""
-        return bool(self._contexts)
-
-    def check(self, given: Any, got: Any, *, renames: bool, where: str = "") -> None:
+    def check(self, given: Any, got: Any, *, where: str = "") -> None:
         """Check that a value is the same as another one, but for what is documented.
 
         Args:
             given: The value as it was given.
             got: What it became.
-            renames: Whether labels in it may be others; never without a context.
             where: Where it stands, for the message.
         """
         waiting = [(given, got, where)]
-        renames = renames and self.has_contexts
+
         compared: set[tuple[int, int]] = set()  # a value may hold itself
         while waiting:
             one, other, where = waiting.pop()
             if one is other or (id(one), id(other)) in compared:
                 continue
             if isinstance(one, str) and isinstance(other, str):
-                assert self._is_same_text(one, other, renames), _said(where, one, other)
+                assert self._is_same_text(one, other), _said(where, one, other)
                 continue
             parts, others = _parts(one), _parts(other)
             if parts is None or others is None:
@@ -95,16 +100,12 @@ class Comparison:
             for (key, held), (new_key, now) in zip(parts.items(), others.items(), strict=True):
                 waiting += [(key, new_key, f"{where}: key"), (held, now, f"{where}.{key}")]
 
-    def _is_same_text(self, given: str, got: str, renames: bool) -> bool:
+    def _is_same_text(self, given: str, got: str) -> bool:
         if str.__eq__(given, got):
             return True
         pieces = [given] if self._pattern is None else self._pattern.split(given)
         expected = [
-            self._context_pattern(piece)
-            if number % 2
-            else _with_any_labels(piece)
-            if renames
-            else re.escape(piece)
+            self._context_pattern(piece) if number % 2 else re.escape(piece)
             for number, piece in enumerate(pieces)
         ]
         return re.fullmatch("".join(expected), got, re.DOTALL) is not None and all(
@@ -112,11 +113,9 @@ class Comparison:
         )
 
     def _context_pattern(self, context: str) -> str:
-        shown = "|".join(re.escape(document(name)) for name in _shown(context))
-        count = len(_shown(context))
-        item = rf"{_LABEL} (?:{shown})"
-        items = rf"{item}(?:\n\n{item}){{0,{count - 1}}}"
-        return rf"(?:{items}(?:\n\n{_PLACE})?|{_PLACE})(?:\n\n{_ORDER})?"
+        item = f"(?:{'|'.join(re.escape(labelled(name)) for name in _shown(context))})"
+        items = rf"{item}(?:\n\n{item}){{0,{len(_shown(context)) - 1}}}"
+        return rf"(?:{items}(?:\n\n{PLACE})?|{PLACE})(?:\n\n{ORDER})?"
 
 
 def _said(where: str, given: Any, got: Any) -> str:
@@ -128,14 +127,9 @@ def _shown(context: str) -> list[str]:
 
 
 def _shows_the_same(context: str, got: str) -> bool:
-    """Return whether a text shows each document of a context, or refers to it, and none twice."""
-    counts = [got.count(document(name)) for name in _shown(context)]
-    named = [re.findall(_LABEL, line) for line in re.findall(_PLACE, got)]
-    return counts.count(0) <= sum(map(len, named))
-
-
-def _with_any_labels(words: str) -> str:
-    return _NAMED.join(map(re.escape, re.split(_NAMED, words)))
+    """Return whether a text shows each document of a context, or refers to it."""
+    said = "".join(re.findall(PLACE, got))
+    return all(document(name) in got or label(name) in said for name in _shown(context))
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
@@ -263,7 +257,7 @@ def check_arguments(given: Mapping[str, Any], got: Mapping[str, Any]) -> None:
             sent[name] = rest or before
             if name not in given and not rest:
                 del sent[name]
-    Comparison().check(dict(given), {name: sent.get(name) for name in given}, renames=False)
+    Comparison().check(dict(given), {name: sent.get(name) for name in given})
     assert sent.keys() == given.keys(), f"added: {sent.keys() - given.keys()}"
 
 

@@ -114,7 +114,7 @@ def _talk(planner: ReusePlanner, **named: Any) -> list[Any]:
         told.append(whole(plan))
         chat.record(f"answer {number}.")
         if number == 3:
-            chat.compact("So far: [Doc_2] was read.")
+            chat.compact("So far: [BCDF] was read.")
     return [*told, chat.messages()]
 
 
@@ -155,7 +155,7 @@ def histories_of_others() -> Any:
     parts = [{"type": "text", "text": history[0]["content"]}, {"type": "image_url", "image_url": 1}]
     turn("in parts", [3, 1, 6], [{"role": "user", "content": parts}])
     turn("of another tenant", [1, 2], history, tenant="other")
-    turn("deeper labels", [7], [{"role": "user", "content": "[Doc_41] something"}])
+    turn("other labels", [7], [{"role": "user", "content": "[BCDF] something"}])
     told["forgotten"] = planner.end_conversation("c"), planner.end_conversation("c")
     turn("after that", [1, 2, 8], history)
     kept = ContextRequest([block(1), block(2)], history=history, conversation_id="c")
@@ -287,7 +287,7 @@ def overlaps() -> Any:
 def words_around_blocks() -> Any:
     """Other templates, no annotations, another way to count, another weight of ranks."""
     templates = Templates(
-        label="<{ordinal}>",
+        label="<{letters}>",
         block="{label}\n{text}\n--",
         order="Read in this order: {order}!",
         order_separator=", then ",

@@ -160,7 +160,7 @@ def conversation() -> Any:
 @CASES
 def contexts_as_text() -> Any:
     """`format_context`: planned, not planned, shortened, sorted again, changed, in other words."""
-    words = Templates(label="({ordinal})", block="{label}: {text}", separator="\n")
+    words = Templates(label="({letters})", block="{label}: {text}", separator="\n")
     planner = ReusePlanner(templates=words, trim_overlaps=True)
     plain = ReuseRetriever(retriever=LetterRetriever(), annotation="metadata")
     other = ReuseRetriever(retriever=LetterRetriever(), planner=planner)

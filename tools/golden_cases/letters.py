@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ctxreuse import ContextBlock
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+
 WORDS = ("abc", "dbe", "cba", "xyz", "bca", "", "zxa")
 """What is retrieved, one request after the other, in cases that say nothing else."""
 
@@ -11,8 +14,14 @@ def text_of(letter: str) -> str:
     return f"{letter} says: " + letter * 400
 
 
+SHOWN = [ContextBlock(text=text_of(letter)) for letter in "ab"]
 HISTORY = (
-    {"role": "user", "content": f"[Doc_1] {text_of('a')}\n\n[Doc_2] {text_of('b')}\n\nWhich?"},
+    {
+        "role": "user",
+        "content": "\n\n".join(
+            [*(f"{DEFAULT_TEMPLATES.label_of(one)} {one.text}" for one in SHOWN), "Which?"]
+        ),
+    },
     {"role": "assistant", "content": "Both."},
 )
 """A conversation that shows two letters."""

@@ -146,7 +146,7 @@ def conversation() -> Any:
 @CASES
 def contexts_as_text() -> Any:
     """`format_context`: planned, not planned, shortened, sorted again, in other words."""
-    words = Templates(label="({ordinal})", block="{label}: {text}", separator="\n")
+    words = Templates(label="({letters})", block="{label}: {text}", separator="\n")
     other = ReusePostprocessor(planner=ReusePlanner(templates=words))
     plain = ReuseRetriever(LetterRetriever(), annotation="metadata")
     plain.retrieve("abcd")

@@ -96,7 +96,7 @@ def messages() -> Any:
 @CASES
 def contexts() -> Any:
     """Contexts in other words, for tenants and conversations of the surroundings."""
-    words = Templates(label="({ordinal})", block="{label}: {text}", separator="\n")
+    words = Templates(label="({letters})", block="{label}: {text}", separator="\n")
     planner = ReusePlanner(templates=words)
     memory = ReuseMemory(LetterMemory(), planner=planner)
     found = [_context(memory.context(word, filters=_FILTERS[0])) for word in ("abc", "cbA", "")]

@@ -62,8 +62,10 @@ class Annotation:
         """Return the user message of a plan with this annotation instead of the planner's."""
         if plan.order_annotation is None:
             return plan.content
-        labels = [plan.label_of[key] for key in plan.request.unique_blocks]
-        numbers = [str(ordinal) for ordinal in plan.templates.label_ordinals(labels)]
+        ranked = list(plan.request.unique_blocks)
+        labels = [plan.label_of[key] for key in ranked]
+        place_of = {block.key: str(place) for place, block in enumerate(plan.blocks, start=1)}
+        numbers = [place_of[key] for key in ranked]
         words = self.words
         for name, text in zip(
             _FIELDS,

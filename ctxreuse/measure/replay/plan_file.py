@@ -152,7 +152,8 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             expected_cached_tokens=line.count("expected_cached_tokens", None),
             place=line.place,
             timestamp_ms=line.time_ms("timestamp", None),
-            is_labelled=line.get("is_labelled", (bool,), True),
+            is_labelled=line.get("is_labelled", (bool,), True)
+            and line.fields.get("parts") is not None,
             sent=sent_call_of(line),
         )
         request = replace(request, marks=line.marks("marks", len(request.blocks)))
@@ -175,10 +176,7 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
 
 def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:
     if line.fields.get("parts") is None:
-        return tuple(
-            (f"[Doc_{ordinal}]", block_id, None)
-            for ordinal, block_id in enumerate(line.ids("blocks"), start=1)
-        )
+        return tuple(("", block_id, None) for block_id in line.ids("blocks"))
     parts: list[PlannedPart] = []
     for part in line.get("parts", (list,)):
         match part:

@@ -201,6 +201,9 @@ class EmulatedEngine(OnePerProcess):
             return refusal(404, "the model does not exist")
         if body.get("n", 1) not in (1, None):
             return refusal(400, "n must be 1")
+        limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
+        if any(one is not None and type(one) is not int for one in limits):
+            return refusal(400, "max_tokens must be an integer")
         if salt is not None and not is_cache_salt(salt):
             return refusal(400, "cache_salt must be a non-empty string of 128 characters at most")
         if self._max_model_len is not None and len(tokens) > self._max_model_len:

@@ -119,9 +119,7 @@ class Generations:
         return answer
 
     def _as_retrieved(self, request: GenerationRequest) -> Prompt:
-        parts = [
-            SentBlock(self._templates.block_label(number), block)
-            for number, block in enumerate(request.blocks, start=1)
-        ]
-        content = render_turn(parts, None, request.query, self._templates)
+        parts = [SentBlock("", block) for block in request.blocks]
+        words = self._templates
+        content = render_turn(parts, None, request.query, words, is_labelled=False)
         return render_messages(request.system, None, content)

@@ -311,9 +311,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         return found
 
     def _shows_labels(self, piece: Piece) -> bool:
-        label_at = self._templates.block.index("{label}")
-        pattern = self._templates.label_pattern
-        return isinstance(piece, FoundContext) and bool(pattern.match(piece.text, label_at))
+        label = self._templates.label_pattern
+        return isinstance(piece, FoundContext) and bool(label.match(piece.text))
 
     def _rendered_blocks(self, message: ToolMessage, pieces: Sequence[Piece]) -> FoundBlocks | None:
         """Return the blocks of a tool result that is only what `format_context` rendered."""

@@ -137,7 +137,6 @@ class _ShownBlocks:
         self._templates = templates
         self._places: dict[str, list[tuple[str, int]]] = {label: [] for label in labels}
         self._looked: dict[tuple[str, str], tuple[int, bool]] = {}
-        self._label_at = len(templates.block.partition("{label}")[0])
         self._work = _LEAST_WORK
 
     @property
@@ -149,9 +148,8 @@ class _ShownBlocks:
         """Add a text that is shown behind all others."""
         self._work += _WORK_A_CHARACTER * len(text)
         for found in self._templates.label_pattern.finditer(text):
-            start = found.start() - self._label_at
-            if start >= 0 and found[0] in self._places:
-                self._places[found[0]].append((text, start))
+            if found[1] in self._places:
+                self._places[found[1]].append((text, found.start()))
 
     def has(self, label: str, block: str) -> bool:
         """Return whether a labelled block stands in one of the texts."""

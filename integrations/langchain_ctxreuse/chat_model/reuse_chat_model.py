@@ -81,9 +81,8 @@ class ReuseChatModel(DelegatingChatModel):
 
     Planned are contexts that `format_context` rendered for the same tenant, and documents that a
     retriever returned in the same run, where the prompt shows all of them with the same line breaks
-    between each two. Other texts are left alone but for labels; `prompt_statistics` counts both.
-    `response_metadata["ctxreuse"]["labels"]` says what each label stands for; see
-    `cited_documents`.
+    between each two. Other texts are left alone; `prompt_statistics` counts both. Answers are the
+    inner model's own.
 
     Calls that come at the same time, from tasks or threads, are planned together, and so are those
     of a batch, which is answered in the caller's order. They are sent in the planned order. A
@@ -319,8 +318,8 @@ class ReuseChatModel(DelegatingChatModel):
         with gateway.forget_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
-                arguments["run_manager"] = answer.tokens(run_manager)
-            result = answer.told(lambda: self.inner._generate(sent, stop=stop, **arguments))
+                arguments["run_manager"] = run_manager
+            result = self.inner._generate(sent, stop=stop, **arguments)
             self._gateway.forget_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
@@ -336,9 +335,8 @@ class ReuseChatModel(DelegatingChatModel):
         with gateway.forget_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
-                arguments["run_manager"] = answer.tokens(run_manager)
-            made = self.inner._agenerate(sent, stop=stop, **arguments)
-            result = await answer.atold(made)
+                arguments["run_manager"] = run_manager
+            result = await self.inner._agenerate(sent, stop=stop, **arguments)
             self._gateway.forget_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
@@ -388,7 +386,7 @@ class ReuseChatModel(DelegatingChatModel):
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
         answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
-            arguments["run_manager"] = answer.tokens(run_manager)
+            arguments["run_manager"] = run_manager
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
         yield from answer.stream(self._carried.steps(steps))
 
@@ -404,7 +402,7 @@ class ReuseChatModel(DelegatingChatModel):
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
         answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
-            arguments["run_manager"] = answer.tokens(run_manager)
+            arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
         async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
             async for step in within:
@@ -488,7 +486,7 @@ class ReuseChatModel(DelegatingChatModel):
         options = {**arguments, **self._request_options(arguments, scope, planned)}
         if texts is None or planned is None:
             return planned, messages, options
-        sent = texts.with_texts(planned.texts, planned.labels)
+        sent = texts.with_texts(planned.texts)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
             profile = self.planner.cache

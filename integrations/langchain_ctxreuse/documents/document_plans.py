@@ -25,7 +25,6 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
     unmarked,
 )
-from ctxreuse.adapters.prompt_labels import answer_sources
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
@@ -104,8 +103,8 @@ def format_context(
     r"""Return documents as text for a prompt: labels, blocks, annotations.
 
     Documents in the order of one plan are shown as that plan says, even if some were removed since.
-    Any others are shown in the order given, labels counted from 1; a `ReuseChatModel` plans the
-    text in one prompt of the same tenant. Format the documents for each prompt anew.
+    Any others are shown in the order given; a `ReuseChatModel` plans the text in one prompt of the
+    same tenant. Format the documents for each prompt anew.
 
     Args:
         documents: Documents of a `ReuseRetriever`, a `ReuseCompressor` or any other retriever.
@@ -115,7 +114,7 @@ def format_context(
 
     Example:
         >>> format_context([Document("first text"), Document("second text")])
-        '[Doc_1] first text\n\n[Doc_2] second text'
+        '[EWUW] first text\n\n[GYJD] second text'
     """
     given = _checked_documents(documents, "format_context")
     return format_documents(given, templates, registry, tenant_from_config())
@@ -126,25 +125,23 @@ def cited_documents(
     documents: Sequence[Document],
     templates: Templates = DEFAULT_TEMPLATES,
 ) -> list[Document]:
-    """Return the documents that an answer cites by their labels, each once, in its order.
+    """Return the documents that an answer cites by their labels, in its order.
+
+    Where two documents have the same label, both are returned.
 
     Args:
-        answer: The answer of a model that was shown `format_context(documents)`. A message of a
-            `ReuseChatModel` says what its labels stand for, so it may cite earlier turns, too.
-        documents: The documents.
+        answer: The answer of a model that was shown `format_context(documents)`.
+        documents: The documents, those of earlier turns included.
         templates: The words around them, as for `format_context`.
 
     Example:
         >>> documents = [Document("first text"), Document("second text")]
-        >>> cited_documents("It is so [Doc_2].", documents)
+        >>> cited_documents("It is so [GYJD].", documents)
         [Document(metadata={}, page_content='second text')]
     """
     given = _checked_documents(documents, "cited_documents")
-    sources = None
-    if isinstance(answer, BaseMessage):
-        sources = answer_sources(answer.response_metadata)
-        answer = str(answer.text)
-    return [documents[n] for n in cited_positions(answer, given, templates, sources)]
+    text = str(answer.text) if isinstance(answer, BaseMessage) else answer
+    return [documents[n] for n in cited_positions(text, given, templates)]
 
 
 def by_rank(documents: Sequence[Document]) -> list[Document]:

@@ -12,10 +12,8 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.context_cuts import PlannedTexts
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
-from ctxreuse.adapters.prompt_labels import PromptLabels
 from ctxreuse.context.blocks import ContextBlock, Message
 from ctxreuse.context.scope import RequestScope
-from llamaindex_ctxreuse.llm.model_answer import with_renamed_labels
 
 _OPENAI_ROLES = {
     MessageRole.DEVELOPER: "system",  # what OpenAI's reasoning models call it
@@ -75,12 +73,10 @@ def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | No
     ]
 
 
-def messages_with(
-    messages: Iterable[ChatMessage], texts: Iterable[str], labels: Iterable[PromptLabels] = ()
-) -> list[ChatMessage]:
+def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
     """Return messages with the texts of their text blocks replaced; changed ones are copies."""
-    remaining, in_force = iter(texts), iter(labels)
-    return [_with_texts(message, remaining, in_force) for message in messages]
+    remaining = iter(texts)
+    return [_with_texts(message, remaining) for message in messages]
 
 
 def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
@@ -98,19 +94,15 @@ def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
     return parts or [(None, PromptPart(role, ""))]
 
 
-def _with_texts(
-    message: ChatMessage, texts: Iterator[str], labels: Iterator[PromptLabels]
-) -> ChatMessage:
+def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
     blocks = list(message.blocks)
     for position, part in _parts(message):
-        text, in_force = next(texts), next(labels, None)
+        text = next(texts)
         if position is not None and text != part.text:
             blocks[position] = blocks[position].model_copy(update={"text": text})
     if any(new is not old for new, old in zip(blocks, message.blocks, strict=True)):
-        message = message.model_copy(update={"blocks": blocks})
-    if in_force is None or not in_force.renames or openai_role(message.role) != "assistant":
-        return message
-    return with_renamed_labels(message, in_force.to_sent, only_calls=True)
+        return message.model_copy(update={"blocks": blocks})
+    return message
 
 
 class PlannedTemplate(BasePromptTemplate):

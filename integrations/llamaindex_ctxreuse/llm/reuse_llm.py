@@ -77,9 +77,8 @@ class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
     Planned are contexts that `format_context` rendered for the same tenant, and nodes that a
-    retriever returned in the same run; `prompt_statistics` counts both. Other texts are sent as
-    they are, but for labels. `additional_kwargs["ctxreuse"]["labels"]` of a response says what each
-    label stands for; see `cited_nodes`.
+    retriever returned in the same run; `prompt_statistics` counts both. Other texts and all answers
+    are left as they are; `cited_nodes` returns the nodes that an answer cites by their labels.
 
     Calls that come within `window_s` from any tasks and threads are planned together and sent in
     the planned order. All else is the inner model's. A planning fault lets prompts through as
@@ -340,7 +339,7 @@ class ReuseLLM(DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             sent, options = given, self._options(arguments, planned.groups, scope)
             if planned.texts:
-                sent = messages_with(given, planned.texts, planned.labels)
+                sent = messages_with(given, planned.texts)
             if planned.parts and takes_cache_points(self.inner):
                 profile = planner_or_new(self.planner).cache
                 index = getattr(self.inner, "cache_idx", None)  # the last one that it marks itself

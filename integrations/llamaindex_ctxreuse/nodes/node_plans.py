@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -21,7 +21,6 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
     unmarked,
 )
-from ctxreuse.adapters.prompt_labels import answer_sources
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
@@ -48,9 +47,8 @@ def format_context(
     r"""Return nodes as text for a prompt: labels, blocks, annotations.
 
     Nodes in the order of one plan are shown as that plan says, even if some were taken away since.
-    Others are shown in the order given, which counts as their ranking, labels counted from 1; a
-    `ReuseLLM` plans the text in one prompt of the same tenant. Format the nodes for each prompt
-    anew.
+    Others are shown in the order given, which counts as their ranking; a `ReuseLLM` plans the text
+    in one prompt of the same tenant. Format the nodes for each prompt anew.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
@@ -63,7 +61,7 @@ def format_context(
         >>> from llama_index.core.schema import TextNode
         >>> texts = ["first text", "second text"]
         >>> format_context([NodeWithScore(node=TextNode(text=text)) for text in texts])
-        '[Doc_1] first text\n\n[Doc_2] second text'
+        '[EWUW] first text\n\n[GYJD] second text'
     """
     mode = checked_metadata_mode(metadata_mode)
     given = checked_nodes(nodes, "format_context")
@@ -77,23 +75,22 @@ def cited_nodes(
     metadata_mode: MetadataMode = MetadataMode.LLM,
     templates: Templates = DEFAULT_TEMPLATES,
 ) -> list[NodeWithScore]:
-    """Return the nodes that an answer cites by their labels, each once, in its order.
+    """Return the nodes that an answer cites by their labels, in its order.
+
+    Where two nodes have the same label, both are returned.
 
     Args:
-        answer: The answer of a model that was shown `format_context(nodes)`. A response of a
-            `ReuseLLM` says what its labels stand for, so it may cite earlier turns, too.
-        nodes: The nodes.
+        answer: The answer of a model that was shown `format_context(nodes)`.
+        nodes: The nodes, those of earlier turns included.
         metadata_mode: As for `format_context`.
         templates: As for `format_context`.
     """
     given = checked_nodes(nodes, "cited_nodes")
     documents = planned_documents(given, checked_metadata_mode(metadata_mode))
-    sources: Mapping[str, Any] = {}
     if isinstance(answer, (CompletionResponse, ChatResponse)):
-        sources = answer_sources(answer.additional_kwargs)
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
-    return [given[n] for n in cited_positions(answer, documents, templates, sources)]
+    return [given[n] for n in cited_positions(answer, documents, templates)]
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:

@@ -1,0 +1,23 @@
+"""Texts as prompts show them by default where these have labels."""
+
+from ctxreuse import ContextBlock, Templates
+
+
+def label(text: str) -> str:
+    """Return the label of a text."""
+    return Templates().label_of(ContextBlock(text=text))
+
+
+def labelled(*texts: str) -> str:
+    """Return texts under their labels."""
+    return "\n\n".join(f"{label(text)} {text}" for text in texts)
+
+
+def located(*texts: str) -> str:
+    """Return the words that say that texts stand above."""
+    return f"See also {', '.join(map(label, texts))} above."
+
+
+def ranked(*texts: str) -> str:
+    """Return the words that say which texts are best."""
+    return f"Read documents {', '.join(map(label, texts))} first."
