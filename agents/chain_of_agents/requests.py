@@ -71,7 +71,7 @@ def budget_of(
         asked *= 2
     label = templates.label_of(ContextBlock(text=""))
     label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
-    location, location_line = templates.location_annotation(label) + templates.separator, ""
+    location, location_line = templates.location_annotations([label])[0] + templates.separator, ""
     if templates.has_location_line:
         location, location_line = f", {label}", location
     query = max(count_tokens(prompts.first), count_tokens(prompts.next))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,11 +22,12 @@ from ctxreuse.context.blocks import (
     text_digest,
     text_hash,
 )
+from ctxreuse.context.rendering import Templates, begins_block
 
 _HEAD = 64
 _ENDING = 64
 _SHORTEST_OPENING = 8
-_FEW_OPENINGS = 16
+_FEW_FIRSTS = 16
 _FEW_LENGTHS = 64
 _TAIL = 3
 _COMPARED_AT_ONCE = 32
@@ -95,18 +95,13 @@ class Rendering(NamedTuple):
     opening: str
     ending: int
     tail: int
-    next_block: tuple[str, re.Pattern[str]] | None
+    templates: Templates | None
     variants: tuple[Variant, ...] = ()
     is_planned: bool = False
     cut: ContextCut | None = None
 
     @classmethod
-    def of(
-        cls,
-        text: str,
-        label_length: int = 0,
-        next_block: tuple[str, re.Pattern[str]] | None = None,
-    ) -> Rendering:
+    def of(cls, text: str, label_length: int = 0, templates: Templates | None = None) -> Rendering:
         """Return what is remembered of a text that is not empty; it begins with a label."""
         return cls(
             digest=text_digest(text),
@@ -115,7 +110,7 @@ class Rendering(NamedTuple):
             opening=text[: max(label_length, _SHORTEST_OPENING)],
             ending=hash(text[-_ENDING:]),
             tail=sum(ord(one) << 21 * at for at, one in enumerate(text[-_TAIL:])),
-            next_block=next_block,
+            templates=templates,
         )
 
     @property
@@ -126,10 +121,11 @@ class Rendering(NamedTuple):
     def is_whole(self, text: str, start: int, index: RenderingIndex) -> bool:
         """Return whether neither one more block nor the rest of a word follows it in a text."""
         end = start + self.length
-        if self.next_block is not None and text.startswith(self.next_block[0], end):
-            separator, label = self.next_block
-            behind = end + len(separator)
-            if label.match(text, behind) and not index.heads_at(text, behind):
+        if self.templates is not None and text.startswith(self.templates.separator, end):
+            behind = end + len(self.templates.separator)
+            label = self.templates.label_pattern.match(text, behind)
+            is_block = label and begins_block(label, self.templates)
+            if is_block and not index.heads_at(text, behind):
                 return False
         return end == len(text) or not (_is_of_a_word(text[end - 1]) and _is_of_a_word(text[end]))
 
@@ -247,12 +243,10 @@ class RenderingIndex:
 
     def _starts(self, text: str) -> Iterable[int]:
         """Return the positions of a text at which an opening stands, ascending."""
-        openings, sizes = list(self._openings), list(self._opening_sizes)
-        if len(openings) <= _FEW_OPENINGS:
-            return sorted({at for one in openings for at in _positions(text, one)})
-        firsts, starts = list(self._firsts), iter(range(len(text)))
-        if len(firsts) <= _FEW_OPENINGS:
-            starts = iter(sorted(at for one in firsts for at in _positions(text, one)))
+        sizes, firsts = list(self._opening_sizes), list(self._firsts)
+        starts: Iterable[int] = range(len(text))
+        if len(firsts) <= _FEW_FIRSTS:
+            starts = sorted(at for one in firsts for at in _positions(text, one))
         return (
             start
             for start in starts

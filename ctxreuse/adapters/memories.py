@@ -282,9 +282,9 @@ class ShownMemories:
         standing = known.standing_in(request.tenant, request.history, planner.templates)
         shown = tuple({one.key: one for one in (*shown, *standing)}.values())
         if not recorded:
-            label = planner.templates.label_pattern
+            shows_block = planner.templates.shows_block
             texts = chain.from_iterable(map(message_texts, request.history))
-            if not shown and any(map(label.search, texts)):
+            if not shown and any(map(shows_block, texts)):
                 log_unknown_history()
         now = {block.id for block in found}
         missing = dict.fromkeys(block.id for block in shown if block.id not in now)

@@ -125,7 +125,7 @@ class PromptDraft:
         self.planned_before = 0
         self.joined_before: list[tuple[bytes, PlacedContext]] = []
         self._templates = templates
-        self._turns = _turns(prompt.parts)
+        self._answers = [n for n, part in enumerate(prompt.parts) if part.role == "assistant"]
         self._standings = _standings(prompt.parts)
         self._part_keys: list[bytes] = []  # each names a part as given, with everything before
         self._unsearched = 0
@@ -202,7 +202,7 @@ class PromptDraft:
         """Return what names the words before the first context, once it is settled."""
         texts: list[str] = []
         for one in self.pieces:
-            if self._turns[one.part]:
+            if self._answers and one.part > self._answers[0]:
                 return None
             texts.append(self.prompt.parts[one.part].role)
             if one.is_context:
@@ -313,8 +313,7 @@ class PromptDraft:
             return pieces
         number, start, found = joined
         names_places = any(part.names_places for part in self.prompt.parts)
-        if self._templates.inner_pattern is not None:  # else any words may look like a label
-            names_places |= any(map(self._templates.label_pattern.search, texts))
+        names_places |= any(map(self._templates.shows_block, texts))
         if names_places or not may_be_moved(joined, texts, self.prompt.retrieved):
             counts["kept_in_place"] += 1
         elif not is_worth_ranking(found, self._templates):
@@ -441,12 +440,11 @@ def _as_sent_before(
             return context
         group = planned.prefix.group
         return context._replace(cuts=planned.lengths, deepest=planned.deepest, group=group)
-    context = context._replace(deepest=sent.deepest, group=sent.group)
-    behind = following.text if following is not None and following.part == context.part else None
+    behind = following.text if following is not None and following.part == context.part else ""
     annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
-    if behind is None or annotations is None or not behind.startswith(annotations):
-        return context._replace(piece=sent.text, cuts=sent.cuts)
-    return context._replace(piece=context.text, cuts=sent.cuts)
+    is_as_sent = annotations is not None and behind.startswith(annotations)
+    text = context.text if is_as_sent else sent.text
+    return context._replace(piece=text, cuts=sent.cuts, deepest=sent.deepest, group=sent.group)
 
 
 def _parts_of(plan: Plan, given: FoundContext, text: str) -> tuple[ContentPart, ...]:
@@ -476,15 +474,6 @@ def _mark_end(parts: list[list[ContentPart]], roles: Sequence[str], end: int) ->
         if parts[number]:
             parts[number][-1] = parts[number][-1].as_end()
             return
-
-
-def _turns(parts: Sequence[PromptPart]) -> list[int]:
-    """Return for each part how many parts of answers stand before it."""
-    turns, answers = [], 0
-    for part in parts:
-        turns.append(answers)
-        answers += part.role == "assistant"
-    return turns
 
 
 def _standings(parts: Sequence[PromptPart]) -> list[Standing]:

@@ -96,7 +96,7 @@ class PromptPlanner:
         self._sent_contexts: TenantLRUMap[bytes, _Remembered] = TenantLRUMap(
             _REMEMBERED_CHARACTERS // _ENTRY_CHARACTERS,
             max_weight=_REMEMBERED_CHARACTERS,
-            weight_of=_weight,
+            weight_of=lambda kept: len(kept[0]) + _ENTRY_CHARACTERS,
         )
 
     def statistics(self) -> PromptStatistics:
@@ -291,11 +291,6 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
 
 def _remembered(sent: PlacedContext) -> _Remembered:
     return sent.text, sent.cuts, sent.deepest, sent.group
-
-
-def _weight(kept: _Remembered) -> int:
-    """Return how many characters a context that was sent counts as."""
-    return len(kept[0]) + _ENTRY_CHARACTERS
 
 
 @cache

@@ -143,10 +143,7 @@ class ContextRegistry:
         text = templates.separator.join(pieces)
         if any(block.text.strip() for block in given):
             at = tuple(spans[block.key] for block in given)
-            next_block = None
-            if templates.inner_pattern is not None:  # else any words may look like a label
-                next_block = templates.separator, templates.label_pattern
-            self._remember(tenant, Rendering.of(text, at[0][1], next_block), at)
+            self._remember(tenant, Rendering.of(text, at[0][1], templates), at)
         return text
 
     def remember_planned(self, text: str, tenant: str = "", cut: ContextCut | None = None) -> None:

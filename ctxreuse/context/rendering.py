@@ -10,10 +10,18 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from string import ascii_uppercase
 from typing import Any, Literal, NamedTuple
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    Message,
+    copied_message,
+    encoded,
+    text_hash,
+)
 from ctxreuse.context.checks import (
     checked_integer,
     checked_kind,
@@ -31,12 +39,12 @@ _LONGEST_OVERLAP = 4_000
 _TRIES = 20
 _COMPARED_TEXTS = 64
 _LONGEST_QUOTED = 100
-_LETTERS = ascii_uppercase
 _OF_A_LABEL = r"[A-Z]{1,2}(?=[A-Z]{0,2}\b)"  # a tokenizer makes about two of four letters
 _TOKEN = re.compile(rf"{_OF_A_LABEL}|[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
 _LONGEST_ID = 200
-_ID = f"[^\n]{{1,{_LONGEST_ID}}}?"
-_SOME_LETTERS = _LETTERS[:4]
+_SOME_LETTERS = "ABCD"
+_MOST_ENDINGS = 256  # lines that are looked at behind a label
+_MOST_LABELS = 64
 
 AnnotationPosition = Literal["before_question", "after_question"]
 
@@ -145,25 +153,42 @@ class Templates:
     @cached_property
     def label_pattern(self) -> re.Pattern[str]:
         """A pattern that finds every label that may begin a block in a text, as group 1."""
-        before, field, after = map(re.escape, self._label)
-        name = "[A-Z]{4}" if field == re.escape("{letters}") else _ID
         opening, _, closing = map(re.escape, self.before_text("{label}").partition("{label}"))
         begins = f"(?:^|(?<={re.escape(self.separator)}))" if self.separator else ""
-        return re.compile(f"{begins}{opening}({before}{name}{after}){closing}", re.MULTILINE)
+        return re.compile(f"{begins}{opening}({self._any_label()}){closing}", re.MULTILINE)
 
     @cached_property
     def inner_pattern(self) -> re.Pattern[str] | None:
         """A pattern that finds every label in a text, also inside a block; None where none can."""
-        before, field, after = map(re.escape, self._label)
-        if field == re.escape("{letters}"):
-            return re.compile(f"{before}[A-Z]{{4}}{after}")
-        return re.compile(f"{before}{_ID}{after}") if before and after else None
+        before, field, after = self._label
+        is_bare = field == "{id}" and not (before and after)
+        return None if is_bare else re.compile(self._any_label())
 
-    def says_outdated(self, old: str, text: str) -> bool:
-        """Return whether a text says that what stands under a label no longer holds."""
-        _, _, replaces = self.replaced.partition("{label}")
-        words = (_filled(self.withdrawn, "old", old), _filled(replaces, "old", old))
-        return any(one in checked_kind("text", text, str, "a string") for one in words)
+    def _any_label(self, character: str = "[^\n]") -> str:
+        """Return a pattern of every label; ids are made of some kind of character."""
+        before, field, after = self._label
+        name = "[A-Z]{4}" if field == "{letters}" else f"{character}{{1,{_LONGEST_ID}}}?"
+        return re.escape(before) + name + re.escape(after)
+
+    @cached_property
+    def ending_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds where a block may end."""
+        after, separator = re.escape(self.after_text), re.escape(self.separator or "\n")
+        return re.compile(rf"{after}(?:\n|{separator}|\Z)")
+
+    def shows_block(self, text: str) -> bool:
+        """Return whether one of the first labels of a text begins a block."""
+        checked_kind("text", text, str, "a string")
+        labels = islice(self.label_pattern.finditer(text), _MOST_LABELS)
+        return any(begins_block(found, self) for found in labels)
+
+    @cached_property
+    def outdated_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds where a text says of a label that it no longer holds, in a group."""
+        label = f"({self._any_label()})"
+        said = self.replaced.partition("{label}")[2], self.withdrawn
+        words = (re.escape(one).replace(r"\{old\}", label) for one in said)
+        return re.compile("|".join(words))
 
     def quoted_outdated(self, text: str) -> str:
         """Return the words on a block that no longer holds and was shown without a label."""
@@ -173,7 +198,7 @@ class Templates:
 
     @cached_property
     def outdated_words(self) -> tuple[str, ...]:
-        """Texts of which one stands wherever `says_outdated` finds anything."""
+        """Texts of which one stands wherever `outdated_pattern` is found."""
         pieces = (re.split(r"\{label\}|\{old\}", one) for one in (self.replaced, self.withdrawn))
         return tuple(max(one, key=len) for one in pieces)
 
@@ -212,25 +237,26 @@ class Templates:
     def order_tokens(self, number: int, *, is_labelled: bool = False) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.
 
-        Each word, sign, digit, letter of a label, and space before a digit counts as one.
+        Each word, sign, digit, two letters of a label, and space before a digit count as one.
         """
         number = checked_integer("number", number)
         checked_kind("is_labelled", is_labelled, bool, "True or False")
         named = number if self.most_ranked is None else min(number, self.most_ranked)
         known = self._order_tokens.get((named, is_labelled))
         if known is None:
-            before, _, after = self._label
-            labels = [f"{before}{_SOME_LETTERS}{after}"] * named
-            names = labels if is_labelled else list(map(str, range(1, named + 1)))
-            known = word_tokens(self.order_annotation(names))
+            names = [self._some_label] * named if is_labelled else map(str, range(1, named + 1))
+            known = word_tokens(self.order_annotation(list(names)))
             self._order_tokens[named, is_labelled] = known
         return known
 
     @cached_property
     def label_tokens(self) -> int:
         """About how many tokens a block's label has, counted as in `order_tokens`."""
-        before, _, after = self._label
-        return word_tokens(render_block(f"{before}{_SOME_LETTERS}{after}", "", self))
+        return word_tokens(render_block(self._some_label, "", self))
+
+    @cached_property
+    def _some_label(self) -> str:
+        return _SOME_LETTERS.join(self._label[::2])
 
     @cached_property
     def _order_tokens(self) -> dict[tuple[int, bool], int]:
@@ -257,10 +283,6 @@ class Templates:
         """Whether one line names all blocks that a turn leaves out."""
         return "{labels}" in self.location
 
-    def location_annotation(self, label: str) -> str:
-        """Return the words on one block that the conversation shows already."""
-        return self.location_annotations([label])[0]
-
     @cached_property
     def ranking_pattern(self) -> re.Pattern[str]:
         """A pattern that finds an order annotation of places in a text."""
@@ -286,25 +308,18 @@ class Templates:
 
     def _said(self, said: Iterable[str]) -> str:
         """Return a pattern of what some templates become, whatever they name."""
-        before, field, after = map(re.escape, self._label)
 
-        def label(between: str = "\n") -> str:
+        def listed(between: str, one: str | None = None) -> str:
             # in a list an id holds no separator: each list is read in one way only
-            character = f"(?:(?!{re.escape(between)})[^\n])"
-            name = f"{character}{{1,{_LONGEST_ID}}}?"
-            if field == re.escape("{letters}"):
-                name = "[A-Z]{4}"
-            return f"{before}{name}{after}"
-
-        def listed(one: str, between: str) -> str:
+            one = one or self._any_label(f"(?:(?!{re.escape(between)})[^\n])")
             return f"{one}(?:{re.escape(between)}{one})*"
 
-        order = self.order_separator
+        order, label = self.order_separator, self._any_label()
         named = {
-            "label": label(),
-            "labels": listed(label(", "), ", "),
-            "old": f'(?:{label()}|"[^\n]{{0,{_LONGEST_QUOTED + 3}}}")',
-            "order": f"(?:{listed(label(order), order)}|{listed('[0-9]++', order)})",
+            "label": label,
+            "labels": listed(", "),
+            "old": f'(?:{label}|"[^\n]{{0,{_LONGEST_QUOTED + 3}}}")',
+            "order": f"(?:{listed(order)}|{listed(order, '[0-9]++')})",
         }
 
         def pattern(template: str) -> str:
@@ -324,7 +339,23 @@ class Templates:
 
 def label_letters(digest: bytes) -> str:
     """Return four letters that stand for a text, by its digest."""
-    return "".join([_LETTERS[byte % len(_LETTERS)] for byte in digest[:4]])
+    return "".join([ascii_uppercase[byte % 26] for byte in digest[:4]])
+
+
+def begins_block(label: re.Match[str], templates: Templates) -> bool:
+    """Return whether a block stands under a label that was found, as far as that can be told.
+
+    Letters tell, for the text behind makes them: "[INST] " is no label.
+    """
+    if "{id}" in templates.label:
+        return templates.inner_pattern is not None  # else any words may look like a label
+    text, hashed, end = label.string, text_hash(), label.end()
+    for ending in islice(templates.ending_pattern.finditer(text, end), _MOST_ENDINGS):
+        start, end = end, ending.start()
+        hashed.update(encoded(text[start:end]))
+        if templates.label.replace("{letters}", label_letters(hashed.digest())) == label[1]:
+            return True
+    return False
 
 
 def _id_text(block_id: BlockId) -> str:

@@ -11,7 +11,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import (
@@ -236,7 +235,7 @@ class Reading:
         self._places: dict[str, _Standing] = {}
         self._unknown: dict[str, list[tuple[int, int]]] = {}  # where no block of the label stands
         self._foreign: set[str] = set()  # labels that stand in another block, or for two
-        self._outdating: list[int] = []  # the texts that may say that something no longer holds
+        self._outdated: dict[str, int] = {}  # labels, and the last text that says so of them
         self._paragraphs = _Paragraphs()
 
     @property
@@ -297,7 +296,11 @@ class Reading:
             shown=texts,
             keys={label: shown.key for label, shown in standing.items()},
             unlabelled=frozenset(unlabelled),
-            said_outdated=frozenset(filter(partial(self._is_outdated, texts, templates), standing)),
+            said_outdated=frozenset(
+                label
+                for label, number in self._outdated.items()
+                if label in standing and number > self._places[label].text
+            ),
             is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
         )
         if places.is_cut_short:
@@ -317,7 +320,8 @@ class Reading:
                 self._unknown.setdefault(found[1], []).append((number, found.start()))
         # nearly all histories have none, which is seen fast
         if any(one in text for one in places.templates.outdated_words):
-            self._outdating.append(number)
+            said = places.templates.outdated_pattern.finditer(text)
+            self._outdated.update({one[1] or one[2]: number for one in said})
 
     def _look_again(self, places: _Places) -> None:
         """Look for blocks of this turn under labels of which none was known."""
@@ -344,15 +348,6 @@ class Reading:
         if (pattern := places.templates.inner_pattern) is not None:
             named = pattern.findall(places.texts[number], first, first + block.length)
             self._foreign.update(one for one in named if one != label)
-
-    def _is_outdated(self, texts: Sequence[str], templates: Templates, label: str) -> bool:
-        """Return whether a text behind a block says that it no longer holds."""
-        last = self._places[label].text
-        return any(
-            templates.says_outdated(label, texts[number])
-            for number in self._outdating
-            if number > last
-        )
 
 
 def without_blocks(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates, render_block
 from ctxreuse.errors import InvalidRequestError
 
 plain_words = st.text(st.characters(exclude_characters="{}"), max_size=5)
@@ -18,7 +18,7 @@ def test_the_default_words_are_short():
     words = DEFAULT_TEMPLATES
     assert words.order_annotation(["2", "1", "3"]) == "Read documents 2, 1, 3 first."
     assert words.order_annotation(["[MZPN]", *"162534"]) == "Read documents [MZPN], 1, 6 first."
-    assert words.location_annotation("[MZPN]") == "See also [MZPN] above."
+    assert words.location_annotations(["[MZPN]"]) == ["See also [MZPN] above."]
     assert words.location_annotations(["[MZPN]", "[KZLN]"]) == [
         "See also [MZPN], [KZLN] above.",
         "",
@@ -98,7 +98,7 @@ def test_every_template_can_be_replaced():
     assert words.label_of(ContextBlock(text="Text 0.")) == "#EWSB"
     assert (words.before_text("#1"), words.after_text) == ("<doc #1>", "</doc>")
     assert words.order_annotation(["#2", "#1"]) == "Best first: #2, #1."
-    assert words.location_annotation("#2") == "See #2."
+    assert words.location_annotations(["#2"]) == ["See #2."]
     assert words.overlap_annotation("#2") == "... #2 "
 
 
@@ -188,3 +188,20 @@ def test_every_label_is_found_where_its_block_begins(before, after, field, name,
         found = words.label_pattern.search(f"{begin}<{label}>{text}", len(begin))
         assert found
         assert (found.start(), found[1]) == (len(begin), label)
+
+
+@pytest.mark.parametrize(
+    "templates", [DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates(separator="|")]
+)
+@pytest.mark.parametrize("text", ["One.", "One.\n\nTwo.", "", "One\n", "\n"])
+def test_a_label_of_letters_begins_a_block_where_its_text_stands_behind_it(templates, text):
+    block = ContextBlock(text=text)
+    shown = render_block(templates.label_of(block), text, templates)
+    for behind in ("", f"{templates.separator}Why?", "\nWhy?"):
+        assert templates.shows_block(f"Context:\n{shown}{behind}")
+    assert not templates.shows_block(shown + "x")
+
+
+@pytest.mark.parametrize("text", ["[INST] Why? [/INST]", "[NOTE] Be brief.\n\nWhy?", "[A] b"])
+def test_other_words_in_brackets_begin_no_block(text):
+    assert not DEFAULT_TEMPLATES.shows_block(text)

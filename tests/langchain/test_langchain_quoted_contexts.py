@@ -398,3 +398,11 @@ class TestOtherAdapters:
         texts = [call.text for call in application.inner.calls]
         assert texts == [call.text for call in plain.inner.calls]
         assert any(f"Quoted: {shown}" in text for text in texts)
+
+
+@pytest.mark.parametrize("word", ["[INST] ", "[NOTE] ", "[INFO] "])
+def test_words_that_look_like_labels_stop_no_planning(word):
+    application = Application("{context}\n\n" + word + "{question}")
+    for letters in ("abc", "cab"):
+        application.ask(documents(letters), "Which?")
+    assert application.model.prompt_statistics.planned == 2

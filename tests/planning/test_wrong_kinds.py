@@ -125,7 +125,6 @@ CALLS = {
                 "is_ranked": {"ranked": ["[BCDF]"], "shown": ["[BCDF]"]},
                 "order_tokens": {"number": 3},
                 "outdated_annotation": {"old": "[BCDF]"},
-                "says_outdated": {"old": "[BCDF]", "text": "[BCDF] no longer holds."},
             }.get(name, {}),
             list(inspect.signature(getattr(Templates, name)).parameters)[1:],
         )

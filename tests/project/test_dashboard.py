@@ -181,7 +181,7 @@ def test_the_page_names_each_metric_with_its_labels():
     rows = re.findall(r"^\| `(ctxreuse_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
     stated = {name: (kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels, _ in rows}
     assert stated == {
-        family.exposed: (family.kind, [*whose, *family.labels])
+        family.name + "_total" * (family.kind == "counter"): (family.kind, [*whose, *family.labels])
         for families, whose in ((OF_PLANNERS, ["planner"]), (OF_REPLICAS, ["pool", "replica"]))
         for family in families
     }

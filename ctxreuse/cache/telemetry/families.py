@@ -34,11 +34,6 @@ class Family:
     samples: Callable[[Any], Samples]
     labels: tuple[str, ...] = ()
 
-    @property
-    def exposed(self) -> str:
-        """The name under which Prometheus finds it; of a histogram, without its suffixes."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
 
 def _one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
     """Return what yields a single value, without labels."""

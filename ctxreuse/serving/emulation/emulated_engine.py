@@ -201,8 +201,8 @@ class EmulatedEngine(OnePerProcess):
             return refusal(404, "the model does not exist")
         if body.get("n", 1) not in (1, None):
             return refusal(400, "n must be 1")
-        limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
-        if any(one is not None and type(one) is not int for one in limits):
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        if not all(isinstance(one, int | None) for one in limits):
             return refusal(400, "max_tokens must be an integer")
         if salt is not None and not is_cache_salt(salt):
             return refusal(400, "cache_salt must be a non-empty string of 128 characters at most")
