@@ -25,10 +25,9 @@ from ctxreuse import ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EnginePool
-from ctxreuse.serving.emulation.rates import NOTE_TOKENS
 from ctxreuse.serving.pool.placement import Document, rendezvous_order
 from shared import data_folder, new_table, read_named_trace
-from virtual_client import Ledger, VirtualClient
+from virtual_client import NOTE_TOKENS, Ledger, VirtualClient
 from virtual_clock import run_in_virtual_time
 
 AGENTS = 15

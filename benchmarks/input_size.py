@@ -23,13 +23,14 @@ from rich.console import Console
 from rich.progress import track
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
-from ctxreuse.adapters.prompt_planner import PromptPlanner
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
-from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.scope import RequestScope
+from ctxreuse.pipeline.context_finder import contexts_in
+from ctxreuse.pipeline.formatting import joined_forms
+from ctxreuse.pipeline.known_texts import Form, KnownTexts
+from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
+from ctxreuse.planning.prompt_records import Edit, Left, LeftText, Slice
 from shared import new_table
 
 SIZES = 7
@@ -55,72 +56,68 @@ Case = Callable[[int], Prepared]
 """Prepares an input of a size."""
 
 
+def _found_in(texts: list[str], message: str) -> Prepared:
+    known = KnownTexts()
+    known.add("", texts)
+    return Prepared(lambda: contexts_in(known, "", message))
+
+
 def repeated_beginning(size: int) -> Prepared:
-    """Parse a text of `size` characters that repeats how a remembered context begins."""
-    registry = ContextRegistry()
-    rendered = registry.render([_block(_FILLER * (size // len(_FILLER) + 1))])
-    text = rendered[:64] * (size // 64)
-    return Prepared(lambda: registry.parse(text))
+    """Search a text of `size` characters that repeats how a known text begins."""
+    text = _FILLER * (size // len(_FILLER) + 1)
+    return _found_in([text], f"\n{text[:64]}" * (size // 65))
 
 
 def repeated_openings(size: int) -> Prepared:
-    """Parse a text of `size` characters full of labels that begin many remembered contexts."""
-    registry = ContextRegistry()
-    for number in range(size // 100):
-        registry.render([_block("a" * 64 + f"{number} " + "b" * (number % 97))])
-    text = ("[BCDF] " + "a" * 64) * (size // 72)
-    return Prepared(lambda: registry.parse(text))
+    """Search a text of `size` characters full of what many known texts begin with."""
+    texts = ["a" * 64 + f"{number} " + "b" * (number % 97) for number in range(size // 100)]
+    return _found_in(texts, ("\n" + "a" * 64) * (size // 65))
 
 
-def repeated_endings(size: int) -> Prepared:
-    """Parse a text at whose every step a context of half its length seems to begin and to end."""
-    registry = ContextRegistry()
-    unit, times = "[BCDF] " + "u" * 56, size // 256
-    registry.render([_block((unit * times + unit[:-1] + "x" + unit * times)[8:])])
-    text = unit * (size // 64)
-    return Prepared(lambda: registry.parse(text))
-
-
-def nested_contexts(size: int) -> Prepared:
-    """Parse a text in which contexts of all lengths begin at the same place."""
-    registry = ContextRegistry()
+def nested_texts(size: int) -> Prepared:
+    """Search a text in which known texts of all lengths begin at the same place."""
     whole = "a" * size
-    for length in range(100, size, 100):
-        registry.render([_block(whole[:length])])
-    text = "[BCDF] " + whole[:-1]
-    return Prepared(lambda: registry.parse(text))
+    return _found_in([whole[:length] for length in range(100, size, 100)], whole[:-1])
+
+
+def _rendered(texts: list[str], tenant: str = "") -> str:
+    return joined_forms(
+        list(map(Form, texts)),
+        texts,
+        "\n\n",
+        tenant,
+        DEFAULT_TEMPLATES,
+        labels=True,
+        ids=[None] * len(texts),
+    )
 
 
 def prompt_of_many_messages(size: int) -> Prepared:
     """Plan a prompt of `size` short messages with a context in each second one."""
-    registry = ContextRegistry()
-    prompts = PromptPlanner(registry=registry)
+    prompts = PromptPlanner(ReusePlanner())
     parts = []
     for number in range(size // 2):
-        context = registry.render([_block(f"Text {number}. {_FILLER}")])
+        context = _rendered([f"Text {number}. {_FILLER}", f"{number}. {_FILLER}"])
         parts += [PromptPart("user", f"{context}\n\nWhy?"), PromptPart("assistant", "So.")]
-    parts.append(PromptPart("user", registry.render([_block("Last.")])))
+    parts.append(PromptPart("user", _rendered([f"Last. {_FILLER}", f"Else. {_FILLER}"])))
     return Prepared(lambda: prompts.plan([ScopedPrompt(tuple(parts))]))
 
 
 def many_contexts_in_one_message(size: int) -> Prepared:
     """Plan one message that holds `size` contexts."""
-    registry = ContextRegistry()
-    prompts = PromptPlanner(registry=registry)
-    contexts = [registry.render([_block(f"Text {n}. {_FILLER}")]) for n in range(size)]
-    prompt = ScopedPrompt((PromptPart("user", "\n--\n".join(contexts)),))
+    prompts = PromptPlanner(ReusePlanner())
+    contexts = [_rendered([f"Text {n}. {_FILLER}", f"{n}. {_FILLER}"]) for n in range(size)]
+    prompt = ScopedPrompt((PromptPart("user", "\nAnd:\n".join(contexts)),))
     return Prepared(lambda: prompts.plan([prompt]))
 
 
 def named_labels(size: int) -> Prepared:
     """Plan a reordered context of `size` blocks; the words behind it name as many others."""
-    registry = ContextRegistry()
-    prompts = PromptPlanner(registry=registry)
-    blocks = [_block(f"Text {n}.", name=n) for n in range(size)]
-    prompts.plan([ScopedPrompt((PromptPart("user", registry.render(blocks)),))])
+    prompts = PromptPlanner(ReusePlanner())
+    texts = [f"The text number {n}." for n in range(size)]
+    prompts.plan([ScopedPrompt((PromptPart("user", _rendered(texts)),))])
     words = "".join(f" {_label(f'Text {n}.')}" for n in range(size, 2 * size))
-    context = registry.render(blocks[::-1])
-    prompt = ScopedPrompt((PromptPart("user", f"{context}\n\nWhat of{words}?"),))
+    prompt = ScopedPrompt((PromptPart("user", f"{_rendered(texts[::-1])}\n\nWhat of{words}?"),))
     return Prepared(lambda: prompts.plan([prompt]))
 
 
@@ -310,18 +307,6 @@ def labels_of_metrics(size: int) -> Prepared:
     return Prepared(lambda: list(map(PrefixCacheMetrics.parse, texts)))
 
 
-def documents_of_one_plan(size: int) -> Prepared:
-    """Format `size` LangChain documents that were planned together."""
-    from langchain_core.documents import Document
-
-    from langchain_ctxreuse import ReuseCompressor, format_context
-
-    found = [Document(id=f"{n}", page_content=f"Text {n}. {_FILLER}") for n in range(size)]
-    planner = ReusePlanner()
-    planned = ReuseCompressor(planner=planner).compress_documents(found, "Why?")
-    return Prepared(lambda: format_context(list(planned)), planner)
-
-
 def repeated_documents(size: int) -> Prepared:
     """Plan `size` LangChain documents of one text that differ in their metadata only."""
     from langchain_core.documents import Document
@@ -354,22 +339,17 @@ def shown_again(size: int) -> Prepared:
     """Look in an agent's history of `size` messages for what each repeats; none is shown before."""
     from langchain_core.messages import ToolMessage
 
-    from langchain_ctxreuse.agents.planned_messages import text_digest
-    from langchain_ctxreuse.agents.sent_messages import PointingStep
+    from langchain_ctxreuse.agents.planned_messages import sent_messages, with_edit
+    from langchain_ctxreuse.messages import TextPart
 
     def message(number: int) -> ToolMessage:
-        label = _label(f"text {number}")
-        text = f"{label} text {number}"
-        repeated = {"label": label, "start": 0, "end": len(text), "digest": text_digest(text)}
-        return ToolMessage(
-            text,
-            tool_call_id=f"{number}",
-            additional_kwargs={"ctxreuse": {"labels": {}, "repeated": [repeated], "part": None}},
-        )
+        text = f"text {number}"
+        left = LeftText((Slice(0, len(text)),), _label(text))
+        edit = Edit((Left((left,), "\n\n"),))
+        return with_edit(ToolMessage(text, tool_call_id=f"{number}"), TextPart(text, None), edit)
 
     messages = [message(number) for number in range(size)]
-    step = PointingStep(DEFAULT_TEMPLATES, ContextRegistry(), FailOpen("bench"))
-    return Prepared(lambda: step.messages(messages))
+    return Prepared(lambda: sent_messages(messages, DEFAULT_TEMPLATES))
 
 
 def results_of_many_tools(size: int) -> Prepared:
@@ -393,11 +373,10 @@ def results_of_many_tools(size: int) -> Prepared:
 
 def prompts_of_many_tenants(size: int) -> Prepared:
     """Plan `size` prompts of as many tenants together."""
-    registry = ContextRegistry()
-    prompts = PromptPlanner(registry=registry)
+    prompts = PromptPlanner(ReusePlanner())
     waiting = []
     for number in range(size):
-        context = registry.render([_block(f"Text {number}.")], tenant=f"{number}")
+        context = _rendered([f"Text {number}. {_FILLER}", f"{number}. {_FILLER}"], f"{number}")
         part = PromptPart("user", context)
         waiting.append(ScopedPrompt((part,), RequestScope(tenant=f"{number}")))
     return Prepared(lambda: prompts.plan(waiting))
@@ -405,7 +384,7 @@ def prompts_of_many_tenants(size: int) -> Prepared:
 
 def calls_given_up(size: int) -> Prepared:
     """Look whether `size` calls are stalled of which the first half was given up."""
-    from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
+    from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot
 
     queue: OrderedQueue[int, int] = OrderedQueue(places=0)
     slots = [Slot(queue, number) for number in range(size)]
@@ -413,17 +392,6 @@ def calls_given_up(size: int) -> Prepared:
     for slot in slots[: size // 2]:
         slot.leave(release=False)
     return Prepared(lambda: [queue.release_if_stalled(math.inf) for _ in slots[size // 2 :]])
-
-
-def plans_of_many_tenants(size: int) -> Prepared:
-    """Believe a document of each of `size` plans, where as many tenants have other plans."""
-    from ctxreuse.adapters.issued_plans import IssuedPlans, Turn, digest_of
-
-    plans = IssuedPlans()
-    for number in range(size):
-        plans.issue({"tenant": number}, Turn(f"{number}", None, None), 1)
-    digests = [digest_of({"plan": number}) or b"" for number in range(size)]
-    return Prepared(lambda: [plans.find(one, Turn("", None, None)) for one in digests])
 
 
 def ends_of_blocks(size: int) -> Prepared:
@@ -608,8 +576,7 @@ def blank_subquestion(size: int) -> Prepared:
 CASES: dict[str, tuple[Case, int]] = {
     "repeated_beginning": (repeated_beginning, 5_000),
     "repeated_openings": (repeated_openings, 5_000),
-    "repeated_endings": (repeated_endings, 5_000),
-    "nested_contexts": (nested_contexts, 5_000),
+    "nested_texts": (nested_texts, 5_000),
     "prompt_of_many_messages": (prompt_of_many_messages, 50),
     "many_contexts_in_one_message": (many_contexts_in_one_message, 50),
     "named_labels": (named_labels, 50),
@@ -631,7 +598,6 @@ CASES: dict[str, tuple[Case, int]] = {
     "trimmed_overlaps": (trimmed_overlaps, 100),
     "trimmed_repetitions": (trimmed_repetitions, 50),
     "labels_of_metrics": (labels_of_metrics, 1_000),
-    "documents_of_one_plan": (documents_of_one_plan, 50),
     "repeated_documents": (repeated_documents, 50),
     "pieces_of_one_agent": (pieces_of_one_agent, 1_000),
     "unbroken_document": (unbroken_document, 5_000),
@@ -639,7 +605,6 @@ CASES: dict[str, tuple[Case, int]] = {
     "results_of_many_tools": (results_of_many_tools, 25),
     "prompts_of_many_tenants": (prompts_of_many_tenants, 100),
     "calls_given_up": (calls_given_up, 200),
-    "plans_of_many_tenants": (plans_of_many_tenants, 200),
     "ends_of_blocks": (ends_of_blocks, 50),
     "workflow_chain": (workflow_chain, 15),
     "workflow_side_by_side": (workflow_side_by_side, 15),

@@ -55,9 +55,9 @@ from llama_index.core.tools import FunctionTool, ToolSelection
 from pydantic import Field
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.adapters.memories import Placement
-from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.pipeline.memories import Placement
+from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.sharing import SQLiteLog
 from langchain_ctxreuse import (
     ReuseChatModel,

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
+from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from langchain_ctxreuse import ReuseChatModel, format_context
 from shared import new_table
 

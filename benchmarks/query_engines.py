@@ -33,10 +33,10 @@ from rich.console import Console
 from rich.progress import track
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
-from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.pipeline.known_texts import known_texts
+from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
@@ -244,10 +244,9 @@ def _groups(questions: list[str], size: int) -> list[list[str]]:
 def known_together(requests: dict[str, TraceRequest], prompts: Sequence[str]) -> list[str]:
     """Return prompts as they are, planned 30 at a time, in the order in which to send them."""
     planner, sent = PromptPlanner(ReusePlanner()), []
-    scoped = [
-        ScopedPrompt((PromptPart("user", prompt),), retrieved=(tuple(request.blocks),))
-        for prompt, request in zip(prompts, requests.values(), strict=True)
-    ]
+    for request in requests.values():
+        known_texts().add("", [block.text for block in request.blocks])
+    scoped = [ScopedPrompt((PromptPart("user", prompt),)) for prompt in prompts]
     for start in range(0, len(scoped), AT_ONCE):
         sent += [one.texts[0] for one in planner.plan(scoped[start : start + AT_ONCE])]
     return sent

@@ -15,8 +15,10 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import Completion, CompletionStream
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
-from ctxreuse.serving.emulation.rates import NOTE_TOKENS
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
+
+NOTE_TOKENS = 96
+"""Tokens of an emulated agent's answer."""
 
 
 @dataclass(slots=True)

@@ -39,10 +39,11 @@ from ctxreuse.errors import (
 )
 from ctxreuse.memory.names import KeyedDigests
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
-from ctxreuse.memory.sent_log import Entry, SentEntry
+from ctxreuse.memory.sent_log import SentEntry, SentWords, ToldEntry
 from ctxreuse.planning.affinity import GroupRates
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy, group_of
+from ctxreuse.planning.prompt_records import PromptRecords
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
@@ -57,6 +58,7 @@ from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingSt
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
 _STRATEGIES = get_args(Strategy)
+_JOINING_S = 0.5
 _log = logging.getLogger("ctxreuse")
 
 
@@ -152,10 +154,12 @@ class ReusePlanner(FixedSettings):
         self._exchange: Exchange | None = None
         if shared_log is not None:
             self._exchange = _checked_exchange(shared_log, mode)
+        self._joins = True
         self._tenant_class = tenant_class
         self._meter = self._new_meter()
         self._planning: TenantPlanner | ShadowPlanner
         self._secret: bytes | None = None  # of what it was loaded from
+        self._given_marks: tuple[int, ...] | None = None  # None: they are chosen
         if mode == "shadow":
             self._planning = ShadowPlanner(self._settings, self._meter)
         else:
@@ -166,6 +170,7 @@ class ReusePlanner(FixedSettings):
             wanted = "a ctxreuse.cache.telemetry.PlannerSpans, or an object with its methods"
             checked_kind("tracing", tracing, Tracing, wanted)
         self._tracing = tracing
+        self.prompt_records = PromptRecords()
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
 
     def _new_meter(self) -> SavingsMeter:
@@ -286,6 +291,11 @@ class ReusePlanner(FixedSettings):
         return self._shared_log
 
     @property
+    def mode(self) -> Mode:
+        """Whether it plans, or only counts what planning would do."""
+        return self._mode
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether a token counter was given, so that tokens are not estimated."""
         return not self._settings.estimates
@@ -321,7 +331,7 @@ class ReusePlanner(FixedSettings):
         if now is not None:
             checked_number("now", now)
         began = time.perf_counter()
-        plan = self._planning.plan(request, policy, deduplicate, now)
+        plan = self._planning.plan(request, policy, deduplicate, now, self._given_marks)
         if self._rates is not None:
             plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
@@ -369,7 +379,7 @@ class ReusePlanner(FixedSettings):
         policy = self._policy(strategy)
         _check_now(now)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, policy, deduplicate, now)
+        planned = self._planning.plan_batch(batch, policy, deduplicate, now, self._given_marks)
         if self._rates is not None:
             plans = tuple([self._sharded(plan, now) for plan in planned.plans])
             planned = BatchPlan(plans, planned.order)
@@ -478,8 +488,12 @@ class ReusePlanner(FixedSettings):
             Whether it was known.
         """
         if isinstance(sent, Plan):
-            return self.forget(sent.request_id, sent.request.tenant)
-        return self.evict([sent], tenant).requests > 0
+            if sent.logged is not None:
+                counted = sent.logged.counted
+                self._counting.attempt(lambda: self._meter.taken_back(counted), lambda: None)
+            tenant, sent = sent.request.tenant, sent.request_id
+        gone = self._planning.evict([checked_id("a request id", sent)], _checked_tenant(tenant))
+        return self._note_evicted(gone).requests > 0
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many block tokens, the least recently used.
@@ -563,6 +577,38 @@ class ReusePlanner(FixedSettings):
         checked_number("timeout_s", timeout_s)
         return True if self._exchange is None else self._exchange.catch_up(timeout_s)
 
+    def words_of(self, tenant: str) -> SentWords:
+        """Return what a tenant's prompts say around contexts; for wrappers."""
+        return self._planning.words_of(checked_kind("tenant", tenant, str, "a string"))
+
+    def edit_of(self, tenant: str, message: bytes) -> bytes | None:
+        """Return how a wrapper sent a message, by its digest; None if that is not known."""
+        checked_kind("tenant", tenant, str, "a string")
+        checked_kind("message", message, bytes, "bytes")
+        edit = self._planning.edit_of(tenant, message)
+        if edit is None and self._joins and self._exchange is not None:
+            self._joins = False  # once: what others have sent is read before the first history
+            self._exchange.catch_up(_JOINING_S)
+            edit = self._planning.edit_of(tenant, message)
+        return edit
+
+    def note_edit(self, tenant: str, messages: Sequence[bytes], edit: bytes) -> None:
+        """Remember how a wrapper sends a message that has some digests: no text, but an edit."""
+        checked_kind("tenant", tenant, str, "a string")
+        checked_kind("edit", edit, bytes, "bytes")
+        known = checked_each("messages", messages, bytes, "bytes")
+        self._planning.note_edit(tenant, known, edit)
+
+    @property
+    def provisional(self) -> ReusePlanner:
+        """This planner, for plans of which nobody knows what becomes of them.
+
+        They are known to it as any others; `savings` does not count them, and they set no marks.
+        """
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _given_marks=(), _meter=SavingsMeter("shadow"))
+        return twin
+
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None
     ) -> Conversation:
@@ -634,7 +680,7 @@ class ReusePlanner(FixedSettings):
         if self._tracing is not None:
             self._tracing.answered(answered)
 
-    def _take_in(self, entry: Entry) -> None:
+    def _take_in(self, entry: ToldEntry) -> None:
         """Learn what another planner of the same engine tells."""
         assert isinstance(self._planning, TenantPlanner), "shadow mode shares nothing"
         self._planning.take_in(entry)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 from paper_words import with_paper_words
 
-from ctxreuse.adapters import rendered_contexts
-from ctxreuse.adapters.issued_plans import ISSUED_PLANS, SEARCHED_TEXTS
+from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.pipeline import environment
+from ctxreuse.pipeline.known_texts import known_texts
 
 # per cent of the number that a test names (`example_counts.py`); no deadlines: machines differ
 settings.register_profile(
@@ -33,16 +34,11 @@ def new_objects_only() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_rendered_contexts() -> None:
-    """Let a module begin without what the modules before it rendered and planned.
-
-    Planners that were given no registry share one a process, so a text that one module renders
-    or searches would be recognised, and planned, in prompts of another.
-    """
-    rendered_contexts._shared_registry.cache_clear()
-    ISSUED_PLANS._forget_all()
-    SEARCHED_TEXTS._forget_all()
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test begin without what tests before it rendered, retrieved and planned."""
+    known_texts().forget_all()
+    monkeypatch.setattr(environment, "_planners", LRUMap())
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
     python tools/fuzz.py                             # every target, a minute in all
     python tools/fuzz.py --seconds 3600 --seed 7
-    python tools/fuzz.py --target "plan metadata" --inputs 40000
+    python tools/fuzz.py --target "sent edits" --inputs 40000
     python tools/fuzz.py --target "kv events" --seed 7 --number 1234     # one input again
 
 Each input follows from the seed, the target's name and the input's number alone. A target accepts

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
@@ -20,8 +19,7 @@ _MAX_TENANTS = 1_000
 _LATEST = 64
 """Prompts of a tenant by which the length of its tokens is told."""
 _LEAST_ESTIMATED = 256
-_STEP = 1.25
-_ROUNDING = 1e-9
+_MAX_DOCUMENTS = 200_000
 _ENTRY_CHARACTERS = 100
 """What a message, a document or a conversation takes besides its text."""
 
@@ -109,6 +107,9 @@ class AgentMemory:
             max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
         )
         self._tokens_each: LRUMap[str, deque[float]] = LRUMap(_MAX_TENANTS)
+        # so that a second question on a document finds the pieces of the first
+        self._cuts: TenantLRUMap[BlockKey, int] = TenantLRUMap(_MAX_DOCUMENTS)
+        self._refused: TenantLRUMap[tuple[BlockKey, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -116,6 +117,8 @@ class AgentMemory:
         with self._lock:
             return {
                 "token_lengths": self._tokens_each.size,
+                "cut_documents": self._cuts.size,
+                "refused_segments": self._refused.size,
                 "conversations": self._conversations.size,
                 "conversation_characters": self._conversations.weight_size,
             }
@@ -130,9 +133,26 @@ class AgentMemory:
     def tokens_each(self, tenant: str) -> float:
         """Return the model's tokens for each estimated one, the most in the latest prompts."""
         with self._lock:
-            most = max(self._tokens_each.get(tenant) or (1.0,))
-        # in steps, so that long documents are mostly cut where they were cut before
-        return _STEP ** math.ceil(math.log(max(1.0, most), _STEP) - _ROUNDING)
+            latest = self._tokens_each.get(tenant) or deque()
+            return max(1.0, max(latest, default=1.0))
+
+    def cut_length(self, tenant: str, document: BlockKey, tokens: int) -> int:
+        """Return into pieces of how many tokens a document is cut: always as the first time."""
+        with self._lock:
+            before = self._cuts.get(tenant, document)
+            if before is None:
+                self._cuts.put(tenant, document, tokens)
+            return before or tokens
+
+    def note_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> None:
+        """Remember that the model has no room for some blocks together."""
+        with self._lock:
+            self._refused.put(tenant, tuple([block.key for block in blocks]), True)
+
+    def is_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> bool:
+        """Return whether the model had no room for some blocks together."""
+        with self._lock:
+            return self._refused.get(tenant, tuple([block.key for block in blocks])) is not None
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""

@@ -20,11 +20,11 @@ from chain_of_agents.question import Mode, Settings, conversation_name, question
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
-from ctxreuse.adapters.environment import default_planner
 from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.environment import default_planner
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.aio.runnable_bridge import RunnableBridge

@@ -13,10 +13,10 @@ from chain_of_agents.models import AgentRequest
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
 from chain_of_agents.trace.steps import Step, remarked
-from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import Templates, render_block
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.engine_options import conversation_session
 from ctxreuse.planner import ReusePlanner
 
 _DEFAULT_WINDOW_TOKENS = 8_192
@@ -153,18 +153,11 @@ class AgentRequests:
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
         """Return a worker's request, and a remark on it."""
-        settings, count_tokens = self.settings, self.planner.count_tokens
-        history: Sequence[Mapping[str, Any]] = ()
+        settings = self.settings
+        history = self._history(segment) if segment.is_first_of_agent else ()
         remark = ""
-        if segment.is_first_of_agent:
-            history = self.memory.history(self.question.conversation, segment.agent)
-        if history:
-            tenant = self.question.tenant
-            tokens = [self.planner.block_tokens([block], tenant) for block in segment.blocks]
-            size = history_tokens(history, count_tokens) + self.budget.location_line
-            size += sum(max(length + self.budget.label, self.budget.location) for length in tokens)
-            if size > self.budget.segment:
-                history, remark = (), "its history was left out to fit the model's context"
+        if history is None:
+            history, remark = (), "its history was left out to fit the model's context"
         request = AgentRequest(
             context=self._context(
                 f"agent {segment.agent}",
@@ -179,6 +172,17 @@ class AgentRequests:
             limit_s=settings.timeout_s,
         )
         return request, remark
+
+    def _history(self, segment: Segment) -> Sequence[Mapping[str, Any]] | None:
+        """Return the earlier messages of a segment's agent; None for too many of them."""
+        history = self.memory.history(self.question.conversation, segment.agent)
+        if not history:
+            return ()
+        tenant = self.question.tenant
+        tokens = [self.planner.block_tokens([block], tenant) for block in segment.blocks]
+        size = history_tokens(history, self.planner.count_tokens) + self.budget.location_line
+        size += sum(max(length + self.budget.label, self.budget.location) for length in tokens)
+        return None if size > self.budget.segment else history
 
     def manager(self, notes: Sequence[Note]) -> tuple[AgentRequest, str]:
         """Return the manager's request, and a remark on it."""

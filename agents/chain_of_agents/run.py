@@ -86,7 +86,11 @@ class ChainRun:
         pieces = [
             piece
             for block in question.documents
-            for piece in pieces_of(block, budget.segment, self.planner.count_tokens)
+            for piece in pieces_of(
+                block,
+                self.memory.cut_length(question.tenant, block.key, budget.segment),
+                self.planner.count_tokens,
+            )
         ]
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
         one_each = settings.packing == "single" or (
@@ -128,6 +132,10 @@ class ChainRun:
     ) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
+        if self.memory.is_refused(self.question.tenant, segment.blocks):
+            halves = segment.halves(self.planner.count_tokens)
+            if halves:
+                return await self._work_in_parts(halves, note, requests)
         engine = self.placement.engine_of(segment.agent)
         request, remark = requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
@@ -144,6 +152,13 @@ class ChainRun:
         parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
         if not parts:
             return [requests.note_of(step, note)]
+        self.memory.note_refused(self.question.tenant, segment.blocks)
+        return await self._work_in_parts(parts, note, requests)
+
+    async def _work_in_parts(
+        self, parts: Sequence[Segment], note: str, requests: AgentRequests
+    ) -> list[tuple[Step, str]]:
+        """Let a worker read a segment's parts one after the other."""
         read: list[tuple[Step, str]] = []
         for part in parts:
             read += await self._work(part, note, requests)

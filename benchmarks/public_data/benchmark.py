@@ -44,7 +44,7 @@ from ctxreuse.measure.results.published_prices import prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile, profile_spec
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
 from public_data.kept_runs import KeptRuns

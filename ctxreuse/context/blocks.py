@@ -139,8 +139,7 @@ class ContextRequest:
         tenant: Requests of different tenants never influence each other's order.
         request_id: The engine's id of the request, for eviction; None lets the planner count.
         outdated: Blocks that no longer hold. Where `history` shows them, this turn says so.
-        labels: Whether the prompt shows the blocks under labels. None leaves it to the planner; so
-            does False, but a conversation alone is no reason for labels then.
+        labels: Whether the prompt shows the blocks under labels. None leaves it to the planner.
 
     Raises:
         InvalidRequestError: wrong type.

@@ -9,7 +9,14 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 from ctxreuse.memory.prefix_index import RequestId
-from ctxreuse.memory.sent_log import Entry, LostEntry, RatioEntry, SavedEntry
+from ctxreuse.memory.sent_log import (
+    EditEntry,
+    Entry,
+    LostEntry,
+    RatioEntry,
+    SavedEntry,
+    ToldEntry,
+)
 
 Ranks: TypeAlias = tuple[int, ...]
 """An order: the place of each of its blocks as they were retrieved, from 0."""
@@ -52,7 +59,7 @@ class Sharing(Keyed, Protocol):
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: ToldEntry) -> None:
         """Tell the others; takes no time, and waits for nobody."""
 
 
@@ -85,6 +92,19 @@ class IndexNames:
             return tenant
         return self._keyed.keyed(b"tenant" + encoded(tenant)).hex()
 
+    def message(self, digest: bytes) -> bytes:
+        """Return what stands for the digest of a message."""
+        return digest if self._keyed is None else self._keyed.keyed(b"message" + digest)
+
+    def sealed(self, message: bytes, text: bytes) -> bytes:
+        """Return a text as only those with the key can read it, and from that the text again."""
+        if self._keyed is None:
+            return text
+        blocks = range(-(-len(text) // 16))
+        pad = self._keyed.keyed_each([b"seal%d " % n + message + b"%d" % len(text) for n in blocks])
+        whole = int.from_bytes(text) ^ int.from_bytes(b"".join(pad)[: len(text)])
+        return whole.to_bytes(len(text))
+
     def system(self, system: str | None) -> bytes | None:
         """Return what stands for a system text: the index keeps its roots for long."""
         if system is None:
@@ -112,6 +132,9 @@ class IndexNames:
         tenant = self.tenant(entry.tenant)
         if isinstance(entry, LostEntry):
             return entry._replace(tenant=tenant)
+        if isinstance(entry, EditEntry):
+            message = self.message(entry.request_id)
+            return EditEntry(message, tenant, self.sealed(message, entry.edit))
         assert not isinstance(entry.system, str)
         system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
         if isinstance(entry, RatioEntry):

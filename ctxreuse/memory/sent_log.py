@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ids_size
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.memory.prefix_index import RequestId
 
 COMPARED: Final = 256
@@ -16,6 +18,11 @@ COMPARED: Final = 256
 MOST_BLOCK_TOKENS: Final = 2**40
 """Tokens of a block count up to this, so that numbers stay printable."""
 _MOST_BLOCKS = 100_000
+_MOST_LINES = 256
+_LINES_COMPARED = 128
+_MOST_FRONTS = 64
+_FEW_PROMPTS = 2
+"""So many prompts have to be seen before words in front, and the application's, are told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +77,21 @@ class RatioEntry(NamedTuple):
     learnt: tuple[float, ...]  # of `TokenRatio`
 
 
-Entry: TypeAlias = SentEntry | LostEntry
-"""What planners tell each other, and a log holds."""
+class EditEntry(NamedTuple):
+    """How a message was sent, as JSON of digests and numbers; `request_id` names the message."""
 
-SavedEntry: TypeAlias = Entry | RatioEntry
+    request_id: bytes
+    tenant: str
+    edit: bytes
+
+
+Entry: TypeAlias = SentEntry | LostEntry
+"""What a log of what was sent holds."""
+
+ToldEntry: TypeAlias = Entry | EditEntry
+"""What planners tell each other."""
+
+SavedEntry: TypeAlias = ToldEntry | RatioEntry
 """What a file holds for the process that starts next."""
 
 
@@ -85,14 +103,84 @@ class Logged(NamedTuple):
     size: int
 
 
+class SentWords:
+    """What prompts say around their contexts, and in front of them, as hashes. Thread-safe."""
+
+    __slots__ = ("__weakref__", "_fronts", "_lines", "_lock", "_prompts")
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._prompts: set[int] = set()
+        # lines, and the one prompt that had each; 0 for several
+        self._lines: LRUMap[int, int] = LRUMap(_MOST_LINES)
+        self._fronts: LRUMap[bytes, bool] = LRUMap(_MOST_FRONTS)
+
+    def note(self, prompt: bytes, words: Iterable[str]) -> tuple[list[str], bool]:
+        """Note a prompt that shows contexts, and the lines around them.
+
+        Args:
+            prompt: Names it: the same one may come again.
+            words: What it says outside of known texts.
+
+        Returns:
+            The lines that other prompts had, too, which are the application's; until two prompts
+            were seen, all. And whether these are too few to tell what changes.
+        """
+        lines = [line for text in words for line in text.splitlines() if line.strip()]
+        name, own = hash(prompt) or 1, list[str]()
+        with self._lock:
+            if len(self._prompts) <= _FEW_PROMPTS:
+                self._prompts.add(name)
+            for line in lines[:_LINES_COMPARED]:
+                earlier = self._lines.get(hash(line))
+                here = name if earlier is None else earlier if earlier == name else 0
+                self._lines.put(hash(line), here)
+                if here == 0:
+                    own.append(line)
+            seen = len(self._prompts)
+        return own if seen >= _FEW_PROMPTS else lines, seen <= _FEW_PROMPTS
+
+    def has_new_front(self, front: bytes) -> bool:
+        """Note what stands in front of a context; return whether it has not been there before."""
+        with self._lock:
+            is_known = self._fronts.get(front) is not None
+            self._fronts.put(front, True)
+            return not is_known
+
+
 class SentLog:
     """The latest entries of one tenant; a copy shares the original's, an unpickled one is empty."""
 
-    __slots__ = ("_logged", "size")
+    __slots__ = ("_logged", "edits", "size", "words")
 
     def __init__(self) -> None:
         self._logged: deque[Logged] = deque()
+        self.edits: OrderedDict[bytes, bytes] = OrderedDict()  # by message, the latest used last
+        self.words = SentWords()
         self.size = 0
+
+    def edit_of(self, message: bytes) -> bytes | None:
+        """Return how a message was sent; None if that is not known."""
+        edit = self.edits.get(message)
+        if edit is not None:
+            self.edits.move_to_end(message)
+        return edit
+
+    def note_edit(self, message: bytes, edit: bytes) -> None:
+        """Remember how a message was sent."""
+        self.edits[message] = edit
+        self.edits.move_to_end(message)
+
+    def forget_oldest_edit(self) -> None:
+        """Forget the edit that was not used for longest."""
+        self.edits.popitem(last=False)
+
+    def replay_edits(self, tenant: str) -> list[EditEntry]:
+        """Return how messages were sent."""
+        return [EditEntry(message, tenant, edit) for message, edit in list(self.edits.items())]
 
     def add(self, time: int, entry: Entry) -> None:
         """Remember an entry; the oldest go over the bound."""
@@ -141,6 +229,7 @@ class LoggedPrompt(NamedTuple):
     prompt: SentEntry
     log: SentLog
     time: int
+    counted: list[Any]  # where the savings meter counted it, and what
 
     def earlier(self) -> list[SentEntry]:
         """Return the prompts before it that the log still holds, at most 256."""

@@ -30,7 +30,14 @@ from ctxreuse.memory.prefix_index import (
     Root,
     SearchBudget,
 )
-from ctxreuse.memory.sent_log import Cooccurrence, Entry, Logged, SentEntry, SentLog
+from ctxreuse.memory.sent_log import (
+    Cooccurrence,
+    EditEntry,
+    Logged,
+    SentEntry,
+    SentLog,
+    ToldEntry,
+)
 from ctxreuse.memory.token_ratio import TokenRatios
 from ctxreuse.rules.cache_rules import CacheRules
 
@@ -47,6 +54,7 @@ class Bounds:
     conversations: int = 100_000
     shown_blocks: int = 200_000
     logged_blocks: int = 200_000
+    sent_messages: int = 100_000
     token_counts: int = 100_000
 
 
@@ -168,6 +176,7 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),
+    "sent_messages": lambda state: state.log.forget_oldest_edit(),
     "token_counts": lambda state: state.token_counts.popitem(last=False),
 }
 """How the oldest entry of each part of `Bounds` goes, but for the number of tenants."""
@@ -303,6 +312,7 @@ class Tenants:
             conversations.size,
             conversations.shown_size,
             state.log.size,
+            len(state.log.edits),
             len(state.token_counts),
         )
         if sizes == state.sizes:
@@ -449,14 +459,15 @@ class Tenants:
         with Hold(self, known) as state:
             return state.conversations.forget(conversation_id)
 
-    def replay(self) -> list[Entry]:
+    def replay(self) -> list[ToldEntry]:
         """Return what all tenants' logs hold, by time, without later turns."""
-        logged: list[Logged] = []
+        logged, edits = list[Logged](), list[EditEntry]()
         for state in self._asked(None):
             with Hold(self, state):
                 logged += state.log.replay()
+                edits += state.log.replay_edits(state.name)
         logged.sort(key=attrgetter("time"))
-        return [one.entry for one in logged]
+        return [*(one.entry for one in logged), *edits]
 
     def ratios(self) -> list[tuple[str, bytes | None, tuple[float, ...]]]:
         """Return each ratio that was learnt, with its tenant's name and its system text's."""

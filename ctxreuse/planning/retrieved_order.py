@@ -1,8 +1,8 @@
 """What would be in the engine's cache if everything were sent as it was retrieved: an estimate.
 
 Prompts share a prefix only if they begin with the same block. So all that begin with one block are
-followed, or none: the first 8 families, and one in 16 of the others. They have a share of the cache
-that is their share of all tokens.
+followed, or none: the first 256 families, and one in 16 of the others. They have a share of the
+cache that is their share of all tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctxreuse.context.lru_map import LRUMap, PartSize
 MOST_BLOCKS: Final = 50_000
 """Blocks that are remembered, each where it stood; about 300 bytes each."""
 _ONE_IN = 16
-_WHOLE_FAMILIES = 8
+_WHOLE_FAMILIES = 256
 _MOST_OF_A_REQUEST = 256
 _MOST_AT_ONCE = 64
 

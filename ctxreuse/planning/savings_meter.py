@@ -116,7 +116,8 @@ class SavingsMeter:
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
             references = len(turn.tokens) - len(plan.logged.prompt.keys)
             cached = plan.expected_cached_tokens
-            self._queued.append(_Sent(plan.logged.prompt, name, cached, gone, references, said))
+            entry, _, _, counted = plan.logged
+            self._queued.append(_Sent(entry, name, cached, gone, references, said, counted))
         self._queued.append(_Took(len(plans), seconds))
         if len(self._queued) > _MOST_QUEUED:
             self._catch_up()
@@ -146,18 +147,30 @@ class SavingsMeter:
         self._max_s = max(self._max_s, each)
 
     def _count(
-        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, said: int
-    ) -> None:
+        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, said: int,
+        counted: list[tuple[_ClassTotals, _Counts]],
+    ) -> None:  # fmt: skip
         tally, tokens = self._tally(name), sum(entry.tokens)
         words = said + self.added_words(entry, cached)
+        is_changed = references > 0 or entry.ranks != tuple(range(len(entry.ranks)))
         as_retrieved = float(cached)  # of a later turn: it depends on the history only
         if not entry.is_later_turn and entry.keys:
-            as_retrieved = self._as_retrieved(tally, entry, tokens)
-        is_changed = references > 0 or entry.ranks != tuple(range(len(entry.ranks)))
-        tally.count(
+            estimated = self._as_retrieved(tally, entry, tokens, is_changed)
+            as_retrieved = as_retrieved if estimated is None else estimated
+        counts = _Counts(
             is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references,
             words,
         )  # fmt: skip
+        tally.count(counts)
+        counted.append((tally, counts))
+
+    def taken_back(self, counted: list[tuple[_ClassTotals, _Counts]]) -> None:
+        """Take a request out of all numbers, once: it never reached the engine."""
+        with self._lock:
+            self._catch_up()
+            while counted:
+                tally, counts = counted.pop()
+                tally.count(counts, times=-1)
 
     def compared(
         self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
@@ -167,7 +180,9 @@ class SavingsMeter:
         name = self._class_named(tenant)
         with self._lock:
             tally = self._tally(name)
-            tally.count(is_changed, tokens, sent, planned, float(sent), left_out, references, words)
+            tally.count(
+                _Counts(is_changed, tokens, sent, planned, sent, left_out, references, words)
+            )
             if bills is not None:
                 tally.bill_as_retrieved += bills[0]
                 tally.bill_if_planned += bills[1]
@@ -263,9 +278,13 @@ class SavingsMeter:
             words += self._templates.label_tokens * sum(tokens > cached for tokens in reached)
         return words
 
-    def _as_retrieved(self, tally: _ClassTotals, entry: SentEntry, tokens: int) -> float:
-        """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
+    def _as_retrieved(
+        self, tally: _ClassTotals, entry: SentEntry, tokens: int, is_changed: bool
+    ) -> float | None:
+        """Return what stands for a first turn's cached tokens as retrieved; None: those sent."""
         followed = self._follow(entry)
+        if followed is None and not is_changed:
+            return None
         if followed is None:
             tally.unfollowed += tokens
             return 0.0
@@ -293,6 +312,20 @@ class _Sent(NamedTuple):
     left_out_tokens: int
     references: int
     said_tokens: int  # of words on what is left out
+    counted: list[tuple[_ClassTotals, _Counts]]  # what is counted, and where
+
+
+class _Counts(NamedTuple):
+    """What one request adds to the numbers."""
+
+    is_changed: bool
+    tokens: int
+    as_sent: int
+    if_planned: int
+    as_retrieved: float
+    left_out: int
+    references: int
+    words: int
 
 
 @dataclass(slots=True)
@@ -319,19 +352,16 @@ class _ClassTotals:
     word_tokens: int = 0
     written: dict[str, int] = field(default_factory=dict)
 
-    def count(
-        self, is_changed: bool, tokens: int, as_sent: int, if_planned: int, as_retrieved: float,
-        left_out: int, references: int, words: int,
-    ) -> None:  # fmt: skip
-        self.requests += 1
-        self.changed += is_changed
-        self.block_tokens += tokens
-        self.as_sent += as_sent
-        self.if_planned += if_planned
-        self.as_retrieved += as_retrieved
-        self.left_out += left_out
-        self.references += references
-        self.word_tokens += words
+    def count(self, counts: _Counts, times: int = 1) -> None:
+        self.requests += times
+        self.changed += times * counts.is_changed
+        self.block_tokens += times * counts.tokens
+        self.as_sent += times * counts.as_sent
+        self.if_planned += times * counts.if_planned
+        self.as_retrieved += times * counts.as_retrieved
+        self.left_out += times * counts.left_out
+        self.references += times * counts.references
+        self.word_tokens += times * counts.words
 
     def add(self, other: _ClassTotals) -> None:
         for one in fields(self):

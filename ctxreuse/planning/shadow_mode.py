@@ -10,6 +10,7 @@ from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Messa
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
+from ctxreuse.memory.sent_log import SentWords
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
@@ -47,6 +48,7 @@ class ShadowPlanner:
         policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
+        marks: tuple[int, ...] | None = None,
     ) -> Plan:
         """Return a plan that sends the request as retrieved."""
         arrived = self._send(request, deduplicate, now)
@@ -69,6 +71,7 @@ class ShadowPlanner:
         policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
+        given_marks: tuple[int, ...] | None = None,
     ) -> BatchPlan:
         """Return plans that send the requests as retrieved, in the order given."""
         for request in requests:  # counts all tokens, before anything is recorded
@@ -124,6 +127,16 @@ class ShadowPlanner:
     ) -> list[dict[str, Any]]:
         """Return messages without some blocks' texts."""
         return self._as_sent.without_blocks(messages, block_ids, conversation_id, tenant)
+
+    def words_of(self, tenant: str) -> SentWords:
+        """Return what a tenant's prompts say around contexts."""
+        return self._planned.words_of(tenant)
+
+    def edit_of(self, tenant: str, message: bytes) -> bytes | None:
+        """Return None: all is sent as given."""
+
+    def note_edit(self, tenant: str, messages: Iterable[bytes], edit: bytes) -> None:
+        """Note nothing: all is sent as given."""
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""

@@ -94,22 +94,23 @@ class ShownTurn:
             return self.words
         if not self.is_reordered:
             return None
-        best, label_of = list(self.turn.weights)[: self.templates.most_ranked], self._label_of
-        if not self.turn.is_labelled:
-            label_of = {key: str(place) for place, key in enumerate(label_of, start=1)}
-        return self.templates.order_annotation([label_of[key] for key in best])
+        best = list(self.turn.context.own)[: self.templates.most_ranked]
+        if self.turn.is_labelled:
+            named = [self.templates.label_of(self.turn.blocks[key]) for key in best]
+        else:
+            named = [str(self.sent.index(key) + 1) for key in best]
+        return self.templates.order_annotation(named)
 
     @cached_property
-    def _label_of(self) -> dict[BlockKey, str]:
-        """The labels of the blocks that are sent, in the order in which they stand."""
-        turn = self.turn
-        sent = [key for key in turn.context.order(self.ranks) if key not in turn.shown]
-        return {key: self.templates.label_of(turn.blocks[key]) for key in sent}
+    def sent(self) -> list[BlockKey]:
+        """The blocks that are sent, in the order in which they stand."""
+        shown = self.turn.shown
+        return [key for key in self.turn.context.order(self.ranks) if key not in shown]
 
     @cached_property
     def _shown(self) -> _Shown:
-        turn, templates, label_of = self.turn, self.templates, self._label_of
-        shown = turn.shown
+        turn, templates, shown = self.turn, self.templates, self.turn.shown
+        label_of = {key: templates.label_of(turn.blocks[key]) for key in self.sent}
         parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
         labels = dict(turn.history.labels)
         replaced: dict[BlockId, list[str]] = {}

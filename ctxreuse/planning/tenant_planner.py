@@ -28,12 +28,15 @@ from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
+    EditEntry,
     Entry,
     LoggedPrompt,
     LostEntry,
     RatioEntry,
     SavedEntry,
     SentEntry,
+    SentWords,
+    ToldEntry,
 )
 from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
@@ -142,12 +145,13 @@ class TenantPlanner:
         policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
+        marks: tuple[int, ...] | None = None,
     ) -> Plan:
-        """Plan one request; see `ReusePlanner.plan`."""
+        """Plan one request; see `ReusePlanner.plan`. Without marks, they are chosen."""
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            recorded = self._record(turn, state, ranks, now=now)
+            recorded = self._record(turn, state, ranks, now=now, marks=marks)
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -170,12 +174,13 @@ class TenantPlanner:
         policy: Policy,
         deduplicate: bool | None = None,
         now: float | None = None,
+        given_marks: tuple[int, ...] | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
         if not self._settings.cache.worth(1, 2):  # most forks of a batch have no third use
-            plans = [self.plan(one, policy, deduplicate, now) for one in requests]
+            plans = [self.plan(one, policy, deduplicate, now, given_marks) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
         budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
@@ -188,7 +193,9 @@ class TenantPlanner:
         ranks = [tuple(range(len(one.context.weights))) for one in counted]
         for position in views:
             ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
-        marks = self._marks_together(counted, ranks, arranged.execution, now)
+        marks: Mapping[int, tuple[int, ...]] = dict.fromkeys(views, given_marks or ())
+        if given_marks is None:
+            marks = self._marks_together(counted, ranks, arranged.execution, now)
         plans = []
         for position in arranged.execution:
             turn = self._open_turn(counted[position], deduplicate)
@@ -510,7 +517,7 @@ class TenantPlanner:
         state.log.add(tick, entry)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")
-        logged = LoggedPrompt(entry, state.log, tick)
+        logged = LoggedPrompt(entry, state.log, tick, counted=[])
         read = inserted.blocks_before
         cached = sum(entry.tokens[: max(0, read)])
         if self._is_cut:
@@ -527,7 +534,7 @@ class TenantPlanner:
     ) -> Plan:
         """Return the plan for an order, as recorded or, of a preview, with marks alone."""
         settings, request = self._settings, turn.request
-        trims = settings.trim_overlaps
+        trims = settings.trim_overlaps and turn.is_labelled
         shown = ShownTurn(turn, ranks, settings.templates, settings.annotate, trims)
         if recorded is None:
             marks, opening, _ = previewed or _TurnMarks()
@@ -549,14 +556,12 @@ class TenantPlanner:
     def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
         """Return whether a turn shows its blocks under labels: something may refer to them."""
         settings = self._settings
-        if request.labels:
-            return True
+        if request.labels is not None:
+            return request.labels
         if settings.labels is not None:
             return settings.labels
         if settings.trim_overlaps or not settings.templates.is_plain:
             return True
-        if request.labels is not None:
-            return False
         is_conversation = request.history is not None or request.conversation_id is not None
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
         return is_conversation and leaves_out and self._are_long(request)
@@ -571,7 +576,9 @@ class TenantPlanner:
         """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
-            self._named(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
+            entry
+            if isinstance(entry, EditEntry)
+            else self._named(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
             for entry in self._tenants.replay()
         ]
         entries += [RatioEntry(*one) for one in self._tenants.ratios()]
@@ -591,14 +598,43 @@ class TenantPlanner:
                     state.ratios = state.ratios or TokenRatios()
                     state.ratios.put(entry.system, TokenRatio.restored(entry.learnt))
                     continue
+            self.take_in(entry)
+            if isinstance(entry, EditEntry):
+                continue
             assert isinstance(entry.request_id, bytes)
             self._begun_behind = entry.request_id
-            self.take_in(entry)
             with self._tenants.holding(entry.tenant) as state:
                 state.log.add(next(self._clock), entry)
 
-    def take_in(self, entry: Entry) -> None:
+    def words_of(self, tenant: str) -> SentWords:
+        """Return what a tenant's prompts say around contexts."""
+        return self._tenants.state(self._names.tenant(tenant)).log.words
+
+    def edit_of(self, tenant: str, message: bytes) -> bytes | None:
+        """Return how a message was sent, as `Edit` has it; None if that is not known."""
+        state = self._tenants.known(self._names.tenant(tenant))
+        if state is None:
+            return None
+        name = self._names.message(message)
+        with self._tenants.holding(state.name) as held:
+            edit = held.log.edit_of(name)
+        return None if edit is None else self._names.sealed(name, edit)
+
+    def note_edit(self, tenant: str, messages: Iterable[bytes], edit: bytes) -> None:
+        """Remember how a message is sent that has some names, and tell others of it."""
+        for message in map(self._names.message, messages):
+            sealed = self._names.sealed(message, edit)
+            entry = EditEntry(message, self._names.tenant(tenant), sealed)
+            self.take_in(entry)
+            if self._sharing is not None:
+                self._sharing.tell(entry)
+
+    def take_in(self, entry: ToldEntry) -> None:
         """Learn what another planner has sent, or what its engine has lost."""
+        if isinstance(entry, EditEntry):
+            with self._tenants.holding(entry.tenant) as state:
+                state.log.note_edit(entry.request_id, entry.edit)
+            return
         if isinstance(entry, LostEntry):
             if entry.blocks is None:
                 self._tenants.evict([entry.request_id], entry.tenant)

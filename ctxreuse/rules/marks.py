@@ -47,9 +47,8 @@ def marks_of_batch(
     for key, members in groups.items():
         start = 0 if key is None else len(key)
         read = 0 if key is None else totals[members[0]][start]
-        if key is not None:
-            for position in members:
-                marks[position].append(start)
+        for position in () if key is None else members:
+            marks[position].append(start)
         fork = _fork(sequences, totals, members, start)
         # a written beginning is no fork to write, though several requests part there
         _Chosen(rules).mark(fork, read, key is not None, marks)

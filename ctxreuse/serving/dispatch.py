@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from ctxreuse.adapters.leader_first import LeaderFirst, leaders, leaders_needed
-from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.pipeline.leader_first import LeaderFirst, leaders, leaders_needed
+from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.aio.concurrency import all_in_order
 from ctxreuse.serving.client.completion import Completion

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.memory.sent_log import LostEntry, RatioEntry, SavedEntry, SentEntry
+from ctxreuse.memory.sent_log import EditEntry, LostEntry, RatioEntry, SavedEntry, SentEntry
 from ctxreuse.memory.token_ratio import TokenRatio
 
-VERSION = 5
-_SENT, _LOST, _RATIO = 1, 2, 3
+VERSION = 6
+_SENT, _LOST, _RATIO, _EDIT = 1, 2, 3, 4
 _HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
@@ -21,6 +21,7 @@ _RATIO_BODY = struct.Struct("<?16s6d")
 _CHECK = struct.Struct("<I")
 _DIGEST = 16
 _MOST_BLOCKS = 100_000
+_LONGEST_EDIT = 1_000_000
 _MOST = 2**32 - 1
 _NO_UID = bytes(16)
 
@@ -45,6 +46,8 @@ def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     elif isinstance(entry, LostEntry):
         kind = _LOST
         parts = [_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks)]
+    elif isinstance(entry, EditEntry):
+        kind, parts = _EDIT, [entry.edit]
     else:
         kind = _RATIO
         parts = [_RATIO_BODY.pack(entry.system is not None, entry.system or b"", *entry.learnt)]
@@ -99,6 +102,8 @@ def _decode(written: bytes) -> ReadEntry:
         TokenRatio.restored(learnt)
     elif kind == _SENT:
         entry = _sent(uid, tenant, rest)
+    elif kind == _EDIT and len(rest) <= _LONGEST_EDIT:
+        entry = EditEntry(uid, tenant, rest)
     else:
         raise ValueError("kind")
     return ReadEntry(writer, number, entry)

@@ -19,7 +19,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.memory.names import KeyedDigests
-from ctxreuse.memory.sent_log import Entry, RatioEntry
+from ctxreuse.memory.sent_log import RatioEntry, ToldEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -111,7 +111,7 @@ class _Numbered(NamedTuple):
     """An entry that the log was given and may hold; it keeps its number."""
 
     number: int
-    entry: Entry
+    entry: ToldEntry
 
 
 class _Outbox:
@@ -126,7 +126,7 @@ class _Outbox:
         self.told = self.lost = 0
         self._failures = 0
         self._numbers = 0  # of entries that were given to the log
-        self._waiting: deque[Entry | _Numbered] = deque()
+        self._waiting: deque[ToldEntry | _Numbered] = deque()
         self._appending: list[_Numbered] = []
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class _Outbox:
         """The number that the latest entry has, or will have."""
         return self._numbers + sum(not isinstance(one, _Numbered) for one in self._waiting)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: ToldEntry) -> None:
         """Have an entry appended."""
         self._waiting.append(entry)
         if len(self._waiting) > _MAX_UNTOLD:
@@ -172,7 +172,7 @@ class _Outbox:
                 self._appending = []
             self._drop_excess()
 
-    def _numbered(self, entry: Entry | _Numbered) -> _Numbered:
+    def _numbered(self, entry: ToldEntry | _Numbered) -> _Numbered:
         if isinstance(entry, _Numbered):
             return entry
         self._numbers += 1
@@ -190,7 +190,7 @@ class Exchange:
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
-        self._take_in: Callable[[], Callable[[Entry], object] | None] = lambda: None
+        self._take_in: Callable[[], Callable[[ToldEntry], object] | None] = lambda: None
         self._digests = KeyedDigests(bytes(log.secret))
         self._lock = ForkSafeLock()
         self._position = ""
@@ -222,7 +222,7 @@ class Exchange:
             gaps=self._gaps,
         )
 
-    def hand_over_to(self, take_in: Callable[[Entry], object]) -> None:
+    def hand_over_to(self, take_in: Callable[[ToldEntry], object]) -> None:
         """Have a method called with each entry of another planner, as long as its object lives."""
         self._take_in = WeakMethod(take_in)
 
@@ -238,7 +238,7 @@ class Exchange:
         """Return 16 bytes that stand for a name of this planner in all that share."""
         return self.keyed(self._outbox.writer + name)
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: ToldEntry) -> None:
         """Have an entry appended."""
         self._outbox.put(entry)
         self._start()

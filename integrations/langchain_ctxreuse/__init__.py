@@ -19,7 +19,7 @@ except ImportError as error:
     raise MissingExtraError("langchain_ctxreuse", "langchain") from error
 
 from langchain_ctxreuse.documents.document_components import ReuseCompressor, ReuseRetriever
-from langchain_ctxreuse.documents.document_plans import by_rank, cited_documents, format_context
+from langchain_ctxreuse.documents.document_plans import cited_documents, format_context
 
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
@@ -40,7 +40,6 @@ __all__ = [
     "SpeculativeRAGChain",
     "WorkflowRetriever",
     "WorkflowRunnable",
-    "by_rank",
     "cited_documents",
     "format_context",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -16,10 +17,9 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxreuse.adapters.marked_contents import TextPosition, marked_contents
-from ctxreuse.adapters.prompt_draft import PromptPart
-from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
@@ -30,7 +30,7 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (ToolMessage, "tool"),
     (FunctionMessage, "function"),
 )
-_BEFORE_THE_MESSAGES = ("model", "tools", "functions")
+_BEFORE_THE_MESSAGES = ("model", "tools", "functions", "response_format")
 """Arguments of a call that change what stands before its messages."""
 
 MARK_FIELDS: dict[str, MarkField] = {
@@ -89,18 +89,15 @@ class PromptTexts:
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
     positions: tuple[TextPosition | None, ...]  # None for what is no text
+    beside: str = ""  # the model, its tools, and the schema of its answer, as JSON
 
-    def says_the_same_as(self, other: PromptTexts | None) -> bool:
-        """Return whether another prompt's texts are the same, and stand in the same positions."""
-        return (
-            other is not None
-            and self.positions == other.positions
-            and all(
-                position is None or one == another
-                for position, one, another in zip(
-                    self.positions, self.parts, other.parts, strict=True
-                )
-            )
+    @property
+    def said(self) -> tuple[object, ...]:
+        """The texts and where they stand: equal for prompts that say the same."""
+        return tuple(
+            (position, part.text)
+            for position, part in zip(self.positions, self.parts, strict=True)
+            if position is not None
         )
 
     def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
@@ -163,9 +160,7 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
     parts: list[PromptPart] = []
     positions: list[TextPosition | None] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
-    if before:
-        parts.append(PromptPart.of_value("system", before))
-        positions.append(None)
+    beside = json.dumps(before, sort_keys=True, default=repr) if before else ""
     for number, message in enumerate(messages):
         role = role_of(message)
         is_list = isinstance(message.content, list)
@@ -179,8 +174,13 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             else:
                 parts.append(PromptPart.of_value(role, one))
                 positions.append(None)
-        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        calls = [_on_the_wire(one) for one in getattr(message, "tool_calls", None) or ()]
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
-    return PromptTexts(tuple(messages), tuple(parts), tuple(positions))
+    return PromptTexts(tuple(messages), tuple(parts), tuple(positions), beside)
+
+
+def _on_the_wire(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a tool call what is sent: the same for one that was stored and loaded."""
+    return {name: call.get(name) for name in ("id", "name", "args")}

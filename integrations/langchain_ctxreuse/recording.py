@@ -19,12 +19,13 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 from langchain_core.vectorstores import VectorStore
 
+from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import TraceRecorder, document_title
-from langchain_ctxreuse.documents.document_plans import by_rank, document_block
+from ctxreuse.pipeline.document_turn import best_first
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
@@ -214,12 +215,13 @@ class TraceCallbackHandler(BaseCallbackHandler):
 def _record(
     recorder: TraceRecorder, asked: _Asked, documents: Sequence[Document], source: str
 ) -> int | None:
-    ranked = by_rank(documents)
+    tenant = asked.scope.tenant or ""
+    ranked = best_first(documents, [one.page_content for one in documents], tenant)
     return recorder.record(
-        [document_block(document) for document in ranked],
+        [ContextBlock(id=one.id, text=one.page_content) for one in ranked],  # type: ignore[arg-type]
         asked.query,
         conversation_id=asked.scope.conversation_id,
-        tenant=asked.scope.tenant or "",
+        tenant=tenant,
         titles=[document_title(document.metadata) for document in ranked],
         source=source,
         in_run=asked.in_run,

@@ -16,25 +16,25 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 
-from ctxreuse.adapters.memories import Placement
-from ctxreuse.adapters.memory_planner import (
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
+from ctxreuse.context.scope import RequestScope, serving
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.pipeline.document_turn import ItemKind, RetrievedItems
+from ctxreuse.pipeline.memories import Placement
+from ctxreuse.pipeline.memory_planner import (
     MemoryContext,
     MemoryPlanner,
     MemorySearch,
     PlansMemories,
     asked,
 )
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
-from ctxreuse.context.scope import serving
-from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.messages import role_of, text_parts
 from langchain_ctxreuse.scope import scope_from_config
 
 try:
-    from langgraph.store.base import BaseStore, Item, Op, Result
+    from langgraph.store.base import BaseStore, Item, Op, Result, SearchItem
 except ImportError as error:
     raise MissingExtraError("ReuseStore", "langchain") from error
 
@@ -59,20 +59,19 @@ class ReuseStore(PlansMemories, BaseStore):
     """A LangGraph store whose memories go into prompts so that the engine's prefix cache hits.
 
     It is the wrapped store for whatever reads and writes one: compile a graph with it. `messages`
-    searches, and returns a prompt; `search` returns what is found as the wrapped store ranks it. A
+    searches, and returns a prompt; `search` with a query returns the store's own items in planned
+    order, and a `ReuseChatModel` finds their texts in its prompts. A
     conversation shows a memory once; of one that was changed or deleted since, it is said that it
     no longer holds. A planning fault lets memories through as found, and is counted in `faults`.
     Errors of the store are raised as they are.
 
     Args:
         store: The store to wrap.
-        planner: Plans the contexts; None makes a new one.
+        planner: Plans the contexts; None takes the one of this process.
         text_of: Returns a stored value's text. None takes the first of the fields `text`, `memory`,
             `content` and `data` that is a string; of a value with none, the whole as JSON.
         tenant: The tenant of the requests, unless the config or `ctxreuse.request_context` says
             another. None takes the namespace that is searched.
-        registry: Where it remembers what it shows, for a model wrapper that has the same; None
-            takes the one of this process.
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
@@ -91,7 +90,6 @@ class ReuseStore(PlansMemories, BaseStore):
         planner: ReusePlanner | None = None,
         text_of: Callable[[Mapping[str, Any]], str] | None = None,
         tenant: str | None = None,
-        registry: ContextRegistry | None = None,
         labels: bool = False,
         annotate: bool = False,
         growth_limit: float | None = 2.0,
@@ -109,11 +107,17 @@ class ReuseStore(PlansMemories, BaseStore):
             planner,
             tenant,
             type(self).__name__,
-            registry,
             labels=labels,
             annotate=annotate,
             growth_limit=growth_limit,
             placement=placement,
+            store=store,
+        )
+        self._items = self._memory_planner.searches_of(
+            ItemKind(
+                lambda item: ContextBlock(text=self._text_of(item.value)),
+                lambda items: [[self._text_of(item.value) for item in items]],
+            )
         )
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
@@ -136,6 +140,35 @@ class ReuseStore(PlansMemories, BaseStore):
         """`batch`, awaited."""
         return await self._store.abatch(ops)
 
+    def search(self, namespace_prefix: tuple[str, ...], /, **options: Any) -> list[SearchItem]:
+        """Search as the wrapped store does, and return what a query finds in planned order.
+
+        Args:
+            namespace_prefix: Where to search.
+            **options: As the wrapped store takes them: `query`, `filter`, `limit`, ...
+        """
+        found = self._store.search(namespace_prefix, **options)
+        return self._in_order(found, namespace_prefix, options)
+
+    async def asearch(
+        self, namespace_prefix: tuple[str, ...], /, **options: Any
+    ) -> list[SearchItem]:
+        """`search`, awaited."""
+        found = await self._store.asearch(namespace_prefix, **options)
+        return self._in_order(found, namespace_prefix, options)
+
+    def _in_order(
+        self, found: list[SearchItem], namespace: Sequence[str], options: Mapping[str, Any]
+    ) -> list[SearchItem]:
+        query = options.get("query")
+        if not query:  # it is a list, not a ranking
+            return found
+        with serving(scope_from_config(None)) as scope:
+            search = _StoreSearch(self.search, query, (), options, tuple(namespace))
+            tenant = RequestScope(self._memory_planner.tenant_of(search))
+        retrieved = RetrievedItems(found, query, tenant, shown_to=scope.tenant or "")
+        return self._items.plan_batch([retrieved])[0]
+
     def messages(
         self,
         namespace: tuple[str, ...],
@@ -146,8 +179,7 @@ class ReuseStore(PlansMemories, BaseStore):
 
         Args:
             namespace: Where to search, as in `search`.
-            messages: The conversation as this method returned it, and what has been said since; the
-                user's question last.
+            messages: The conversation as this method returned it, and what was said since.
             **options: As `search` takes them: `filter`, `limit`, ...
 
         Returns:

@@ -24,7 +24,7 @@ from llamaindex_ctxreuse.llm.reuse_llm import ReuseLLM
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 from llamaindex_ctxreuse.memory.replay_memory import ReplayMemory, reuse_memory
 from llamaindex_ctxreuse.nodes.node_components import ReusePostprocessor, ReuseRetriever
-from llamaindex_ctxreuse.nodes.node_plans import by_rank, cited_nodes, format_context
+from llamaindex_ctxreuse.nodes.node_plans import cited_nodes, format_context
 
 if TYPE_CHECKING:
     from llamaindex_ctxreuse.workflow.engine_components import (
@@ -45,7 +45,6 @@ __all__ = [
     "ReuseRetriever",
     "SpeculativeRAGQueryEngine",
     "WorkflowRetriever",
-    "by_rank",
     "cited_nodes",
     "format_context",
     "reuse_memory",

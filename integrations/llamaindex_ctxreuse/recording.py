@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import ConversationNames, TraceRecorder, document_title
-from llamaindex_ctxreuse.nodes.node_plans import by_rank, node_block
+from llamaindex_ctxreuse.nodes.node_plans import node_block, ranked, without_annotations
 
 
 @dataclass(slots=True)
@@ -153,13 +153,14 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         return name
 
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall) -> None:
-        ranked = [one.node for one in by_rank(nodes)]
+        found = without_annotations(nodes)
+        best_first = [found[place].node for place in ranked(found)]
         self._recorder.record(
-            [node_block(node, MetadataMode.LLM) for node in ranked],
+            [node_block(node, MetadataMode.LLM) for node in best_first],
             query.query_str if isinstance(query, QueryBundle) else str(query),
             conversation_id=call.scope.conversation_id,
             tenant=call.scope.tenant or "",
-            titles=[document_title(node.metadata) for node in ranked],
+            titles=[document_title(node.metadata) for node in best_first],
             source=call.source or _SOURCES[call.has_synthesized],
         )
 

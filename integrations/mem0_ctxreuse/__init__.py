@@ -8,8 +8,8 @@ Nothing of mem0 is imported here: anything that searches as mem0 does can be wra
 or value raises `InvalidRequestError`.
 """
 
-from ctxreuse.adapters.memories import tenant_of
-from ctxreuse.adapters.memory_planner import MemoryContext
+from ctxreuse.pipeline.memories import tenant_of
+from ctxreuse.pipeline.memory_planner import MemoryContext
 from mem0_ctxreuse.planned_memory import (
     AsyncReuseMemory,
     AsyncSearchableMemory,

@@ -9,20 +9,19 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.memories import Placement
-from ctxreuse.adapters.memory_planner import (
+from ctxreuse.context.blocks import Message, OpenAIMessage
+from ctxreuse.context.checks import refuse_wrapped
+from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.scope import current_scope
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.memories import Placement
+from ctxreuse.pipeline.memory_planner import (
     MemoryContext,
     MemoryPlanner,
     MemorySearch,
     PlansMemories,
     asked,
 )
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.blocks import Message, OpenAIMessage
-from ctxreuse.context.checks import refuse_wrapped
-from ctxreuse.context.fixed_settings import FixedSettings
-from ctxreuse.context.scope import current_scope
-from ctxreuse.errors import InvalidRequestError
 
 _Memory = TypeVar("_Memory")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -75,7 +74,6 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         *,
         planner: ReusePlanner | None = None,
         tenant: str | None = None,
-        registry: ContextRegistry | None = None,
         labels: bool = False,
         annotate: bool = False,
         growth_limit: float | None = 2.0,
@@ -85,11 +83,11 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
             planner,
             tenant,
             type(self).__name__,
-            registry,
             labels=labels,
             annotate=annotate,
             growth_limit=growth_limit,
             placement=placement,
+            store=memory,
         )
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
@@ -170,11 +168,9 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
 
     Args:
         memory: A mem0 `Memory` or `MemoryClient`, or anything that searches as they do.
-        planner: Plans the contexts; None makes a new one.
+        planner: Plans the contexts; None takes the one of this process.
         tenant: The tenant of the requests, unless `ctxreuse.request_context` says another. None
             takes the user whose memories the filters select (`mem0_ctxreuse.tenant_of`).
-        registry: Where `context` remembers what it shows, for a model wrapper that has the same
-            registry; None takes the one of this process.
         labels: Whether prompts show memories under labels, for answers that cite them.
         annotate: Whether prompts say how the search ranked memories that were moved.
         growth_limit: How long a conversation's prompt may get by the memories that earlier turns
@@ -200,7 +196,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
     def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """Search as the wrapped memory does, and return what it found in planned order.
 
-        The plan counts as sent: use `memory.memory.search` for what no prompt will show.
+        The order alone is ours; `messages` does the rest. What it saves is unknown to
+        `planner.savings`.
 
         Args:
             query: What to look for.
@@ -208,10 +205,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             kwargs: As the wrapped memory takes them: `filters`, `top_k`, `threshold`, `rerank`, ...
 
         Returns:
-            The result, its memories copied, unaltered, all of them, in planned order. A dict has
-                one more key, `"ctxreuse"`: `{"memories": [{"id", "rank", "label"}, ...], "plan":
-                {...}}`; `rank` is the memory's position as found, from 0. A list, or a result after
-                a planning fault, has none.
+            The result, its memories unaltered, all of them, in planned order.
         """
         search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(search.run(), search)

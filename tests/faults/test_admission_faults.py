@@ -13,7 +13,7 @@ from ctxreuse.serving.pool.admission import AdmissionQueue
 class Forgetful(ReusePlanner):
     """A planner that cannot take anything back."""
 
-    def evict(self, *_: Any, **__: Any) -> Any:
+    def forget(self, *_: Any, **__: Any) -> Any:
         raise LookupError("says: a text of a user's document")
 
 

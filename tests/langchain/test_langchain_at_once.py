@@ -31,7 +31,6 @@ def reusing(inner: Any = None) -> ReuseRetriever:
     retriever = ReuseRetriever(
         retriever=inner or LetterRetriever(store={}),
         planner=ReusePlanner(),
-        annotation="metadata",
     )
     retriever._documents._batcher._window_s = LONG_S
     return retriever
@@ -80,7 +79,7 @@ async def test_tenants_are_planned_apart():
 
 
 async def test_compressors_plan_together_what_comes_together():
-    compressor = ReuseCompressor(planner=ReusePlanner(), annotation="metadata")
+    compressor = ReuseCompressor(planner=ReusePlanner())
     compressor._documents._batcher._window_s = LONG_S
     async with asyncio.timeout(30):
         found = await asyncio.gather(

@@ -117,19 +117,24 @@ def test_each_turn_of_a_conversation_reads_the_turn_before(server):
         assert server.usages[-1].read == before
 
 
-def test_a_tools_result_has_one_cache_point_behind_it(server):
-    model = wrapped(server)
-    call = {"name": "search", "args": {}, "id": "t"}
+def test_an_agents_tool_result_has_one_cache_point_behind_it(server):
+    ours = ReuseMiddleware(planner=ReusePlanner(cache="bedrock", token_counter=count_tokens))
+    inner = ChatBedrockConverse.at(server)
+    agent: Any = create_agent(inner, middleware=[ours])
     for number in range(3):
-        model.invoke(
-            [
-                HumanMessage(f"Q {number}?"),
-                AIMessage("Wait.", tool_calls=[call]),
-                ToolMessage(format_context(found("one two three")), tool_call_id="t"),
-            ],
-            {"configurable": {"thread_id": f"c{number}"}},
+        documents = found("one two three")
+        text = "\n\n".join(one.page_content for one in documents)
+        call = {"name": "search", "args": {}, "id": "t"}
+        agent.invoke(
+            {
+                "messages": [
+                    HumanMessage(f"Q {number}?"),
+                    AIMessage("Wait.", tool_calls=[call]),
+                    ToolMessage(text, artifact=documents, tool_call_id="t", id="r"),
+                ]
+            },
         )
-        content = model.inner.sent[-1]["messages"][-1]["content"]
+        content = inner.sent[-1]["messages"][-1]["content"]
         assert [list(one) for one in content] == [["toolResult"], ["cachePoint"]]
 
 

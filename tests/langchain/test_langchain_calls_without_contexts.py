@@ -8,7 +8,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import LetterRetriever, document
 from langchain_model_helpers import RecordingModel, configured, model, question
 
-from ctxreuse.adapters.micro_batch import MicroBatcher
+from ctxreuse.pipeline.micro_batch import MicroBatcher
 from langchain_ctxreuse import ReuseChatModel, format_context
 
 LONGEST_WINDOW_S = 60  # a call that waits shows in how long the tests take
@@ -19,7 +19,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[ReuseChatModel, list[str]]
     waited: list[str] = []
 
     def submit(batcher: MicroBatcher[Any, Any], prompt: Any) -> Any:
-        waited.append(prompt.parts[-1].text.rsplit("\n", 1)[-1])
+        waited.append(prompt.given.parts[-1].text.rsplit("\n", 1)[-1])
         return batcher._schedule([prompt])[0].result
 
     monkeypatch.setattr(MicroBatcher, "submit", submit)
@@ -32,7 +32,7 @@ def test_a_prompt_without_a_context_is_sent_at_once():
     assert asyncio.run(wrapped.ainvoke("Ho?")).content == "Ho?"
     question("ab")
     assert wrapped.invoke("And now?").content == "And now?"
-    assert wrapped.prompt_statistics.without_context == 3
+    assert wrapped.prompt_statistics.not_found == 3
 
 
 def test_a_prompt_with_a_context_waits(monkeypatch):

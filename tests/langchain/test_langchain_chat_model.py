@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from langchain.agents import create_agent
-from langchain_core.documents import Document
+from langchain.chat_models import init_chat_model
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -15,7 +15,6 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.outputs import ChatResult
-from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBinding, RunnableLambda, RunnableParallel
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import tool
@@ -24,7 +23,6 @@ from langchain_model_helpers import (
     RecordingModel,
     StreamingModel,
     answer,
-    block,
     configured,
     context,
     letters_in,
@@ -37,25 +35,13 @@ from openai_models import chat_openai
 from pydantic import BaseModel, ValidationError
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.serving import EmulatedEngine, ToolCall
-from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
+from langchain_ctxreuse import ReuseChatModel
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
 class TestContexts:
-    def test_a_rendered_context_is_planned(self):
-        inner = RecordingModel()
-        wrapper = model(inner)
-        wrapper.invoke(question("abc"))
-        wrapper.invoke(question("cab"))
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-        assert inner.calls[1].text == (
-            f"{context('abc')}\n\nPlease read the context in the following priority order: "
-            "[Doc_id-c] > [Doc_id-a] > [Doc_id-b] and answer the question.\n\nWhich?"
-        )
-
     def test_only_the_text_of_a_message_changes_and_not_in_the_callers(self):
         inner = RecordingModel()
         wrapper = model(inner)
@@ -90,14 +76,16 @@ class TestContexts:
         inner = RecordingModel()
         wrapper = model(inner)
         parts: list[Any] = ["Look:", PIXEL, {"type": "text", "text": context("abc"), "extra": 1}]
-        wrapper.invoke([HumanMessage([*parts[:2], {"type": "text", "text": f" {context('abc')}"}])])
-        text = f" {context('cab')}\n "
+        wrapper.invoke(
+            [HumanMessage([*parts[:2], {"type": "text", "text": f"\n{context('abc')}"}])]
+        )
+        text = f"\n{context('cab')}\n "
         moved = [*parts[:2], {"type": "text", "text": text, "extra": 1}, "Which?"]
         wrapper.invoke([HumanMessage(moved)])
         [sent] = inner.calls[1].messages
         planned = sent.content[2]["text"]
         assert letters_in(planned) == "abc"
-        assert (planned[0], planned[-2:]) == (" ", "\n ")
+        assert (planned[0], planned[-2:]) == ("\n", "\n ")
         assert sent.content[2]["extra"] == 1
         assert [*sent.content[:2], sent.content[3]] == [*moved[:2], "Which?"]
 
@@ -117,47 +105,6 @@ class TestContexts:
         assert sent[2][:3] == sent[1]
         assert inner.calls[3].messages[1] is call
 
-    def test_a_conversation_is_not_shown_a_block_twice(self):
-        inner = RecordingModel()
-        wrapper = model(inner)
-        first = HumanMessage(question("abc"))
-        wrapper.invoke([first], configured(thread_id="t1"))
-        messages = [first, AIMessage("So."), HumanMessage(question("bd"))]
-        wrapper.invoke(messages, configured(thread_id="t1"))
-        assert inner.calls[1].messages[2].content == (
-            "Please refer to [Doc_id-b] in the previous conversation.\n\n"
-            f"[Doc_id-d] {block('d').text}\n\nWhich?"
-        )
-
-    def test_documents_that_the_retriever_has_planned_are_left_alone(self):
-        inner = RecordingModel()
-        wrapper = model(inner)
-        planner = ReusePlanner()
-        for letters in ("uvw", "wuv"):
-            context("uvw")  # somebody else renders the same documents without a plan
-            found = [Document(block(letter).text, id=letter) for letter in letters]
-            retriever = ReuseRetriever(
-                retriever=RunnableLambda(lambda query, found=found: found),
-                planner=planner,
-                annotation="metadata",
-            )
-            shown = format_context(retriever.invoke("q"))
-            wrapper.invoke(f"{shown}\n\nWhich?")
-            assert inner.calls[-1].text == f"{shown}\n\nWhich?"
-        assert letters_in(inner.calls[-1].text) == "uvw"
-        assert wrapper.planner.statistics().requests == 0
-
-    def test_documents_without_a_plan_are_planned_in_the_prompt(self):
-        inner = RecordingModel()
-        prompt = ChatPromptTemplate.from_messages(
-            [("system", "Be brief."), ("human", "{context}\n\n{question}")]
-        )
-        chain = prompt | model(inner)
-        for letters in ("abc", "cab"):
-            found = [Document(block(letter).text, id=f"id-{letter}") for letter in letters]
-            chain.invoke({"context": format_context(found), "question": "Which?"})
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-
     def test_other_tools_are_another_prefix(self):
         inner = RecordingModel()
         wrapper = model(inner)
@@ -165,19 +112,6 @@ class TestContexts:
         wrapper.invoke(question("cab"), tools=[{"name": "other"}])
         wrapper.invoke(question("bca"), tools=[{"name": "one"}])
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
-
-    def test_a_registry_of_its_own_keeps_contexts_apart(self):
-        registry = ContextRegistry()
-        own, shared = RecordingModel(), RecordingModel()
-        models = [model(own, registry=registry), model(shared)]
-        for letters in ("klm", "mkl"):
-            found = [Document(block(letter).text, id=letter) for letter in letters]
-            for wrapper in models:
-                wrapper.invoke(f"{format_context(found, registry=registry)}\n\nWhich?")
-        assert [letters_in(call.text) for call in own.calls] == ["klm", "klm"]
-        assert [letters_in(call.text) for call in shared.calls] == ["klm", "mkl"]
-        with pytest.raises(ValueError, match="registry"):
-            model(registry="shared")
 
 
 class TestArguments:
@@ -302,6 +236,24 @@ class TestWrongArguments:
         with pytest.raises(ValidationError, match=r"inner must be a LangChain chat model, not .*;"):
             ReuseChatModel(inner=inner)
 
+    @pytest.mark.parametrize(
+        ("made", "line"),
+        [
+            (lambda model: model.with_retry(), "with_retry(...)"),
+            (lambda model: model.with_fallbacks([model]), "with_fallbacks([...])"),
+            (lambda model: model.bind(stop=["."]), "bind(...)"),
+            (lambda model: model | RunnableLambda(str), "with_structured_output(...)"),
+            (
+                lambda _: init_chat_model(configurable_fields=("model", "model_provider")),
+                "configurable_fields(...)",
+            ),
+        ],
+    )
+    def test_what_is_made_of_a_model_is_refused_with_the_line_that_wraps_first(self, made, line):
+        with pytest.raises(ValidationError, match="wrap the model first") as refused:
+            ReuseChatModel(inner=made(RecordingModel()))
+        assert f"ReuseChatModel(inner=model).{line}" in str(refused.value)
+
     @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
     def test_a_planner_of_another_type_is_refused(self, planner):
         with pytest.raises(ValueError, match=r"planner must be a ctxreuse\.ReusePlanner"):
@@ -322,10 +274,18 @@ class TestWrongArguments:
         with pytest.raises(ValueError, match=field):
             model(**{field: "yes"})
 
-    def test_each_wrapper_has_a_planner_of_its_own_unless_given(self):
-        shared = ReusePlanner()
-        assert model().planner is not model().planner
-        assert model(planner=shared).planner is shared
+    def test_wrappers_of_one_engine_share_a_planner_unless_one_is_given(self):
+        """So a wrapper that is made for each call behaves as one that is made once."""
+        own, engine, inner = ReusePlanner(), EmulatedEngine(), RecordingModel()
+        assert model(planner=own).planner is own
+        assert isinstance(model(planner=None).planner, ReusePlanner)
+        made = [ReuseChatModel(inner=openai_model(engine)).planner for _ in range(2)]
+        assert made[0] is made[1]
+        assert ReuseChatModel(inner=openai_model(engine, model="other")).planner is not made[0]
+        assert ReuseChatModel(inner=inner).planner is not made[0]
+        for letters in ("abc", "cab"):
+            ReuseChatModel(inner=inner, window_s=0).invoke(question(letters))
+        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
     def test_arguments_for_the_inner_model_are_said_to_be_unused(self, caplog):
         with caplog.at_level(logging.WARNING, "ctxreuse"):
@@ -472,6 +432,4 @@ class TestToolsAndStructuredOutput:
         assert len(engine.requests) == 2
         first, second = engine.requests
         assert second["messages"][: len(first["messages"])] == first["messages"]
-        assert second["messages"][-1]["content"] == "\n\n".join(
-            f"Please refer to [Doc_id-{letter}] in the previous conversation." for letter in "cab"
-        )
+        assert second["messages"][-1]["content"] == context("cab"), "it stands behind its question"

@@ -4,13 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from example_counts import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -29,10 +25,8 @@ from langchain_model_helpers import (
 )
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
-from langchain_ctxreuse.chat_model.batching import BatchInput, PlannedBatch, answers, started
 
 __all__ = ["global_cache"]
 
@@ -48,7 +42,7 @@ def prompts() -> list[Any]:
 
 def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
     """Return a wrapper whose window would be noticed, for batches do not go through it."""
-    fields.setdefault("window_s", 60)
+    fields = {"window_s": 60, "planner": ReusePlanner(), **fields}
     return ReuseChatModel(inner=RecordingModel() if inner is None else inner, **fields)
 
 
@@ -89,19 +83,6 @@ def test_sent_in_the_planned_order_and_answered_in_the_callers(method, concurren
     assert sorted(inner.sent) == sorted(PLANNED)
     sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
     assert sent == {"q0": "abc", "q1": "xyz", "q2": "abc", "q3": "xyz", "q4": "mno", "q5": "abc"}
-
-
-@pytest.mark.parametrize("method", ["batch", "batch_as_completed"])
-def test_threads_wait_for_those_before_them(method):
-    class SlowForTheFirst(BaseCallbackHandler):
-        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-            if text_of(messages[0]).endswith(("q0", "q5")):
-                time.sleep(0.02)
-
-    inner = RecordingModel()
-    answers = run(method, model(inner, callbacks=[SlowForTheFirst()]), prompts())
-    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
-    assert inner.sent == PLANNED
 
 
 @every_method
@@ -564,94 +545,3 @@ def test_a_batch_whose_calls_wait_for_each_others_answers_ends(method, bound, ca
     config = None if bound is None else {"max_concurrency": bound}
     told = in_time(lambda: run(method, wrapper, inputs, config))
     assert len(told) == len(inner.calls) == 30
-
-
-@st.composite
-def leaders_of_a_batch(draw: st.DrawFn) -> list[int | None]:
-    size = draw(st.integers(2, 12))
-    return [
-        draw(st.none() | st.integers(0, position - 1)) if position else None
-        for position in range(size)
-    ]
-
-
-class Sent:
-    """What the calls of a batch do, in which order; some fail."""
-
-    def __init__(self, leading: list[int | None], failing: set[int], bound: int) -> None:
-        queue: OrderedQueue[BatchInput, Any] = OrderedQueue(unused=self.given_up)
-        self.slots = [
-            Slot(queue, BatchInput(position, "", {}, None), position)
-            for position in range(len(leading))
-        ]
-        self.batch = PlannedBatch(self.slots, {"max_concurrency": bound}, leading)
-        self.leading, self.failing, self.bound = leading, failing, bound
-        self.unused: list[int] = []
-        self.sent: list[int] = []
-        self.ended: set[int] = set()
-        self.at_once = self.most_at_once = 0
-        self.lock = threading.Lock()
-
-    def given_up(self, position: int) -> None:
-        self.unused.append(position)
-
-    def begins(self, position: int) -> None:
-        with self.lock:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            self.sent.append(position)
-            leader = self.leading[position]
-            assert leader is None or leader in self.ended
-
-    def ends(self, position: int) -> int:
-        with self.lock:
-            self.at_once -= 1
-            self.ended.add(position)
-        if position in self.failing:
-            raise TimeoutError
-        return position
-
-    def send(self, slot: Any) -> int:
-        position, released = slot.item.position, threading.Event()
-        slot.attach(released.set)
-        released.wait()
-        self.begins(slot.take())
-        slot.leave()
-        return self.ends(position)
-
-    async def asend(self, slot: Any) -> int:
-        await TaskWaiter(slot).wait()
-        self.begins(position := slot.take())
-        slot.leave()
-        await asyncio.sleep(0)
-        return self.ends(position)
-
-    def all_answers(self) -> list[int]:
-        told: list[int] = []
-        with suppress(TimeoutError):
-            told.extend(answers(self.batch, self.send))
-        return told
-
-    def awaited(self) -> list[Any]:
-        async def run_all() -> list[Any]:
-            return await asyncio.gather(*started(self.batch, self.asend), return_exceptions=True)
-
-        return asyncio.run(run_all())
-
-
-@examples(60)
-@given(leaders_of_a_batch(), st.integers(1, 4), st.sets(st.integers(0, 11), max_size=2))
-def test_no_batch_hangs_whichever_calls_wait_for_which(leading, bound, failing):
-    threads, tasks = Sent(leading, failing, bound), Sent(leading, failing, bound)
-    told = in_time(threads.all_answers)
-    awaited = in_time(tasks.awaited)
-    everyone = set(range(len(leading)))
-    assert sorted(tasks.sent) == list(range(len(leading)))
-    assert {one for one in awaited if isinstance(one, int)} == everyone - failing
-    # calls that have not started when one fails are given up, and their plans with them
-    assert set(threads.sent) | set(threads.unused) == everyone
-    assert not set(threads.sent) & set(threads.unused)
-    assert failing & everyone or set(told) == everyone
-    for one in (threads, tasks):
-        assert one.most_at_once <= bound
-        assert bound > 1 or one.sent == sorted(one.sent)

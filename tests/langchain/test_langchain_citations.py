@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.retrievers import BaseRetriever
 from langchain_document_helpers import documents
 from langchain_model_helpers import RecordingModel, letters_in, model
 from pydantic import PrivateAttr
@@ -16,18 +21,17 @@ from pydantic import PrivateAttr
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
-from langchain_ctxreuse import ReuseRetriever, by_rank, cited_documents, format_context
-from langchain_ctxreuse.documents.document_plans import document_block
+from langchain_ctxreuse import cited_documents, format_context
 
 BY_ID = Templates(label="[Doc_{id}]")
 
 
 def label_of(letter: str, templates: Templates = DEFAULT_TEMPLATES) -> str:
-    return templates.label_of(document_block(documents(letter)[0]))
+    return format_context(documents(letter), labels=True, templates=templates).split()[0]
 
 
 def prompt(letters: str, templates: Templates = DEFAULT_TEMPLATES) -> str:
-    return f"{format_context(documents(letters), templates)}\n\nWhich?"
+    return f"{format_context(documents(letters), labels=True, templates=templates)}\n\nWhich?"
 
 
 class GivenModel(BaseChatModel):
@@ -108,7 +112,9 @@ def test_a_label_names_its_document_in_whatever_order_the_model_sees_it(letters,
     label = label_of("a", templates)
     assert letters_in(shown).startswith("abc")
     assert f"{label} a says: " in shown
-    assert cited_documents(f"It is so {label}.", documents(letters), templates) == documents("a")
+    assert cited_documents(
+        f"It is so {label}.", documents(letters), templates=templates
+    ) == documents("a")
 
 
 @pytest.mark.parametrize(
@@ -129,19 +135,19 @@ def test_all_ways_to_cite_are_read_in_the_answers_order(says, cited, templates):
     names = {f"{letter}_": label.strip("[]") for letter, label in labels.items()}
     text = says.format(**labels, **names)
     for answer in (text, AIMessage(text), text.replace("_", "\\_")):  # as Markdown has it
-        assert cited_documents(answer, documents("cab"), templates) == documents(cited)
+        assert cited_documents(answer, documents("cab"), templates=templates) == documents(cited)
 
 
 def test_a_label_that_begins_another_ones_is_not_cited_with_it():
     numbered = [Document(f"text {number}", id=str(number)) for number in (1, 12)]
     templates = Templates(label="Doc_{id}")
-    assert cited_documents("As Doc_12 says.", numbered, templates) == numbered[1:]
-    assert cited_documents("(Doc_1, Doc_12)", numbered, templates) == numbered
+    assert cited_documents("As Doc_12 says.", numbered, templates=templates) == numbered[1:]
+    assert cited_documents("(Doc_1, Doc_12)", numbered, templates=templates) == numbered
 
 
 def test_all_documents_with_a_label_are_cited_by_it():
     same = [Document("old", id="x"), Document("new", id="x"), *documents("a")]
-    assert cited_documents("So it is [Doc_x].", same, BY_ID) == same[:2]
+    assert cited_documents("So it is [Doc_x].", same, templates=BY_ID) == same[:2]
     twice = documents("aba")
     assert cited_documents(A, twice) == [twice[0], twice[2]]
 
@@ -161,30 +167,52 @@ def test_a_source_of_an_earlier_turn_is_no_document_of_this_one():
     assert cited_documents(answer, [*documents("xyz"), *documents("cab")]) == documents("a")
 
 
-class Fixed(BaseRetriever):
-    letters: str = "abc"
-
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return documents(self.letters)
-
-
-@pytest.mark.parametrize("length", [None, 50])
-def test_planned_documents_are_cited_by_the_label_that_they_are_shown_under(length):
-    planner = ReusePlanner()
-    for letters in ("abc", "cab"):
-        retriever = ReuseRetriever(
-            retriever=Fixed(letters=letters), planner=planner, annotation="metadata"
-        )
-        found = retriever.invoke("Which?")
-        for one in found:
-            one.page_content = one.page_content[:length]
-        for shown in (found, by_rank(found)[:2]):
-            labels = [part.split()[0] for part in format_context(shown).split("\n\n")]
-            cited = [cited_documents(one, found) for one in labels[: len(shown)]]
-            assert cited == [[one] for one in shown]
-
-
 @pytest.mark.parametrize("answer", [5, None, b"a"])
 def test_an_answer_of_another_type_is_refused(answer):
     with pytest.raises(InvalidRequestError, match="an answer's text"):
         cited_documents(answer, documents("a"))
+
+
+CITED = "Give the answer, and the integers of the sources that you used, by their order."
+
+
+@pytest.mark.parametrize(
+    ("shown", "order"),
+    [
+        ({}, "cab"),
+        ({"labels": True}, "abc"),
+        ({"label": lambda one: f"[{ord(one.id[-1])}]"}, "abc"),
+    ],
+)
+@pytest.mark.parametrize("asks", ["the system message", "the question", "the schema"])
+def test_where_an_answer_cites_by_integers_texts_without_a_label_stay_in_place(shown, order, asks):
+    inner = RecordingModel()
+    wrapped = model(inner)
+    options: Any = {}
+    if asks == "the schema":
+        properties = {"citations": {"type": "array", "items": {"type": "integer"}}}
+        options["tools"] = [{"name": "cited", "parameters": {"properties": properties}}]
+    for letters in ("abc", "cab"):
+        question = CITED if asks == "the question" else "Which?"
+        messages: list[BaseMessage] = [
+            HumanMessage(f"{format_context(documents(letters), **shown)}\n\n{question}")
+        ]
+        if asks == "the system message":
+            messages.insert(0, SystemMessage(CITED))
+        wrapped.invoke(messages, **options)
+    assert letters_in(inner.calls[1].text) == order
+    assert wrapped.prompt_statistics.in_place == ({} if shown else {"numbers": 2})
+
+
+def test_documents_are_cited_by_labels_of_the_applications_own():
+    found = [Document("text one", metadata={"n": 7}), Document("text two", metadata={"n": 8})]
+    assert format_context(found, label=lambda one: f"[{one.metadata['n']}]") == (
+        "[7] text one\n\n[8] text two"
+    )
+    assert cited_documents("So it is [8].", found, label=lambda one: f"[{one.metadata['n']}]") == [
+        found[1]
+    ]
+    assert cited_documents("As 7 says.", found, label="n") == [found[0]]
+    titled = "{n}: {page_content}"
+    name = format_context(found[1:], titled, labels=True).split()[0]
+    assert cited_documents(f"So {name}.", found, titled) == found[1:]

@@ -1,231 +1,144 @@
-import json
+"""Documents as text for a prompt: what is written around each of them moves with it."""
+
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from helpers import contexts_in
+from block_labels import label, labelled, ranked
+from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
-from langchain_core.runnables import RunnableLambda
-from langchain_document_helpers import document, documents, letters_of, no_sockets, text_of
-
-from ctxreuse import PAPER_TEMPLATES, ContextRequest, ReusePlanner, Templates
-from ctxreuse.adapters.document_planner import RetrievedItems
-from ctxreuse.context.rendering import render_turn
-from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from langchain_ctxreuse import ReuseCompressor, format_context
-from langchain_ctxreuse.documents.document_plans import (
-    LangChainDocumentPlanner,
-    document_block,
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from langchain_document_helpers import (
+    LetterRetriever,
+    document,
+    documents,
+    no_sockets,
+    text_of,
 )
+from langchain_model_helpers import RecordingModel, configured, letters_in, model
 
-pytestmark = pytest.mark.usefixtures("paper_words")
+from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
+from langchain_ctxreuse import ReuseChatModel, format_context
 
 __all__ = ["no_sockets"]
 
-A, B, C, D = (text_of(letter) for letter in "abcd")
-TEMPLATES = replace(PAPER_TEMPLATES, label="[Doc_{id}]")
+A, B, C = map(text_of, "abc")
+XML = '<document source="{source}">\n{page_content}\n</document>'
+SHAPES = {
+    "texts": {},
+    "titles": {"document_prompt": "### {source}\n\n{page_content}"},
+    "XML": {"document_prompt": PromptTemplate.from_template(XML), "separator": "\n"},
+    "source behind": {"document_prompt": "{page_content}\n(from {source})"},
+    "rules": {"separator": "\n---\n"},
+    "labels": {"labels": True},
+    "titles and labels": {"document_prompt": "{source}: {page_content}", "labels": True},
+    "numbers": {"label": lambda one: f"[{'abcdefgh'.index(one.page_content[0])}]"},
+}
 
 
-def order(*letters: str) -> str:
-    return TEMPLATES.order_annotation([f"[Doc_id-{letter}]" for letter in letters])
-
-
-def planned(letters: str, annotation: Any = "append", **arguments: Any) -> list[Document]:
-    """Return documents sorted by letter, retrieved in the order given."""
-    used = LangChainDocumentPlanner(ReusePlanner(**arguments), annotation, "Test")
-    used.plan(RetrievedItems(documents("".join(sorted(letters))), "?", NO_SCOPE))
-    return used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE))
-
-
-def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
-    """Return the documents of a turn behind one that showed a and b."""
-    used = LangChainDocumentPlanner(ReusePlanner(), annotation, "Test")
-    scope = RequestScope(conversation_id="t", history=())
-    first = format_context(used.plan(RetrievedItems(documents("ab"), "?", scope)))
-    scope = scope.inside(history=[{"role": "user", "content": f"{first}\n\n?"}])
-    return used.plan(RetrievedItems(documents(letters), "?", scope))
-
-
-@pytest.mark.parametrize("annotation", ["append", "metadata"])
-def test_planned_documents_are_shown_as_the_plan_says(annotation):
-    assert format_context(planned("cba", annotation)) == (
-        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}\n\n{order(*'cba')}"
-    )
-
-
-def test_no_annotation_is_shown_where_it_is_off_or_the_order_is_the_retrievers():
-    assert (
-        format_context(planned("cba", "off"))
-        == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}"
-    )
-    assert format_context(planned("abc")) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}"
-    assert format_context([]) == ""
-    found = planned("acb")
-    assert letters_of(found[:3]) == "abc"
-    assert format_context([found[0], found[1]]) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
-
-
-@given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
-def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
-    used, alone = LangChainDocumentPlanner(ReusePlanner(), "append", "Test"), ReusePlanner()
-    for letters in contexts:
-        plan = alone.plan(ContextRequest([document_block(one) for one in documents(letters)]))
-        shown = format_context(used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE)))
-        assert shown == render_turn(plan.parts, plan.order_annotation, "", plan.templates)
-
-
-def test_what_was_taken_away_or_changed_since_is_shown_as_it_is_now():
-    a, b, c, note = planned("cba")
-    shown = partial(format_context, templates=TEMPLATES)
-    assert shown([a, c, note]) == f"[Doc_id-a] {A}\n\n[Doc_id-c] {C}\n\n{order(*'ca')}"
-    assert shown([a, b]) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n{order(*'ba')}"
-    assert shown([b]) == f"[Doc_id-b] {B}"
-
-    a, b, c, note = planned("cba")
-    shorter = b.model_copy(update={"page_content": "b, in short"})
-    assert format_context([a, shorter, c, note]) == (
-        f"[Doc_id-a] {A}\n\n[Doc_id-b] b, in short\n\n[Doc_id-c] {C}\n\n{order(*'cba')}"
-    )
-
-
-def test_what_was_left_out_is_pointed_to_where_it_stood_and_not_forgotten_when_sorted():
-    expected = f"Please refer to [Doc_id-b] in the previous conversation.\n\n[Doc_id-c] {C}"
-    assert format_context(second_turn("bc")) == expected
-    assert format_context(second_turn("bc", "metadata")) == expected
-    first, second, note = second_turn("cbd")
-    assert format_context([second, first, note], TEMPLATES) == (
-        f"[Doc_id-d] {D}\n\n[Doc_id-c] {C}\n\n"
-        "Please refer to [Doc_id-b] in the previous conversation."
-    )
-
-
-@pytest.mark.parametrize("annotation", ["append", "metadata"])
-def test_where_all_blocks_are_left_out_the_text_says_where_they_stand(annotation):
-    assert format_context(second_turn("ba", annotation)) == (
-        "Please refer to [Doc_id-b] in the previous conversation.\n\n"
-        "Please refer to [Doc_id-a] in the previous conversation."
-    )
-
-
-def test_documents_in_another_order_are_shown_in_it_and_can_be_planned():
-    a, b, c, note = planned("cba")
-    shown = format_context([c, a, b, note], TEMPLATES)
-    assert shown == f"[Doc_id-c] {C}\n\n[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
-    [found] = contexts_in(f"Use this:\n{shown}\n\nWhich?")
-    assert [block.id for block in found.blocks] == ["id-c", "id-a", "id-b"]
-    shown = format_context(documents("ba"), TEMPLATES)
-    assert shown == f"[Doc_id-b] {B}\n\n[Doc_id-a] {A}"
-    assert len(contexts_in(shown)) == 1
-
-    a, b, _ = planned("ba")
-    c, d, _ = planned("dc")
-    assert format_context([a, b, c, d], TEMPLATES) == (
-        f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n[Doc_id-c] {C}\n\n[Doc_id-d] {D}"
-    )
-
-
-def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
-    assert format_context(documents("ab"), TEMPLATES) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
-    text = format_context(planned("ba"))
-    assert text == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}\n\n{order(*'ba')}"
-    [found] = contexts_in(f"Use this:\n{text}\n\nWhich?")
-    assert found.blocks == ()
-
-
-def test_two_documents_with_one_text_are_shown_once_unless_one_was_changed():
-    used = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
-    twins = [document("a", page=1), document("a", page=2), document("b")]
-    found = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
-    assert len(found) == 3
-    assert format_context(found) == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
-    twins = [document("a", page=1), document("a", page=2)]
-    one, other = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
-    changed = other.model_copy(update={"page_content": "now another"})
-    shown = format_context([one, changed], TEMPLATES)
-    assert shown == f"[Doc_id-a] {A}\n\n[Doc_id-a] now another"
-
-
-def test_plans_survive_json_and_documents_are_not_changed():
-    found = planned("cba")
-    again = [Document(**json.loads(json.dumps(one.model_dump(exclude={"type"})))) for one in found]
-    assert format_context(again) == format_context(found)
-
-    found = planned("cba")
+def test_documents_are_shown_as_an_application_joins_them():
+    found = documents("ba")
     before = deepcopy(found)
-    format_context(found)
-    format_context(found[::-1])
+    assert format_context(found) == f"{B}\n\n{A}"
+    assert format_context(found, separator="\n") == f"{B}\n{A}"
+    assert format_context(found, "({source}) {page_content}") == f"(b.txt) {B}\n\n(a.txt) {A}"
+    assert format_context(found, labels=True) == labelled(B, A)
+    assert format_context(found, "{source}", labels=True) == labelled("b.txt", "a.txt")
+    assert format_context(found, label="source") == f"b.txt {B}\n\na.txt {A}"
+    assert format_context([]) == format_context([], labels=True) == ""
     assert found == before
 
 
+def test_a_text_that_comes_twice_is_shown_once_where_it_has_a_label():
+    twins = [document("a", page=1), document("b"), document("a", page=2)]
+    assert format_context(twins) == f"{A}\n\n{B}\n\n{A}"
+    assert format_context(twins, labels=True) == labelled(A, B)
+
+
 def test_other_words_can_be_used():
-    templates = Templates(
-        label="<{id}>", order="Best first: {order}.", order_separator=" > ", separator="\n"
-    )
-    a, b, c, note = planned("cba", templates=templates)
-    assert format_context([a, b, c, note], templates) == (
-        f"<id-a> {A}\n<id-b> {B}\n<id-c> {C}\nBest first: <id-c> > <id-b> > <id-a>."
-    )
-    assert format_context([a, c], templates) == (
-        f"<id-a> {A}\n<id-c> {C}\nBest first: <id-c> > <id-a>."
-    )
+    words = Templates(label="<{id}>", block="{label}: {text}", separator="\n\n")
+    shown = format_context(documents("ab"), "{source}", "; ", labels=True, templates=words)
+    assert shown == "<id-a>: a.txt; <id-b>: b.txt"
 
 
-OVERLAP = "this sentence stands at the end of one chunk and at the start of the next"
-CHUNKS = [
-    Document("First of all, " + "x" * 300 + OVERLAP, id="1"),
-    Document(OVERLAP + " and goes on" + "y" * 300, id="2"),
-]
+@pytest.mark.parametrize("shape", SHAPES)
+@examples(30)
+@given(words=st.lists(st.text("abcdefgh", min_size=2, max_size=6), min_size=1, max_size=4))
+def test_the_model_gets_every_document_with_what_is_written_on_it(shape, words):
+    inner = RecordingModel()
+    wrapped = model(inner, planner=ReusePlanner())
+    options: Any = SHAPES[shape]
+    separator = options.get("separator", "\n\n")
+    for word in words:
+        found = documents("".join(dict.fromkeys(word)))
+        wrapped.invoke(f"Use these:\n\n{format_context(found, **options)}\n\nWhich?")
+        text = inner.calls[-1].text.removeprefix("Use these:\n\n").removesuffix("\n\nWhich?")
+        shown = sorted(format_context([one], **options) for one in found)
+        body, _, ranking = text.partition("Read documents ")
+        body = body.rstrip("\n")
+        order = sorted(shown, key=body.index)
+        assert body == separator.join(order)
+        assert not ranking or order != [format_context([one], **options) for one in found]
+        assert not (ranking and shape == "numbers"), "the texts have numbers of their own"
 
 
-def chunks() -> list[Document]:
-    used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
-    return used.plan(RetrievedItems(CHUNKS, "?", NO_SCOPE))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_planned(shape):
+    inner = RecordingModel()
+    wrapped = model(inner)
+    for word in ("abc", "cab"):
+        wrapped.invoke(f"{format_context(documents(word), **SHAPES[shape])}\n\nWhich?")
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
+    assert wrapped.prompt_statistics.planned == 2
 
 
-def test_overlaps_are_left_out_as_the_plan_says_with_the_history_too():
-    first, second = CHUNKS
-    assert format_context(chunks()) == (
-        f"[Doc_1] {first.page_content}\n\n"
-        f"[Doc_2] (continues [Doc_1]) {second.page_content[len(OVERLAP) :]}"
-    )
-
-    used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
-    scope = RequestScope(conversation_id="t", history=())
-    first = format_context(used.plan(RetrievedItems(CHUNKS[:1], "?", scope)))
-    scope = scope.inside(history=[{"role": "user", "content": first}])
-    second = used.plan(RetrievedItems(CHUNKS[1:], "?", scope))
-    assert format_context(second) == (
-        f"[Doc_2] (continues [Doc_1]) {CHUNKS[1].page_content[len(OVERLAP) :]}"
-    )
-    changed = second[0].model_copy(update={"page_content": "another text" * 20})
-    assert format_context([changed]) == f"[Doc_2] {changed.page_content}"
+def test_labels_are_named_in_the_ranking_and_stay_with_their_texts():
+    inner = RecordingModel()
+    wrapped = model(inner)
+    for word in ("abc", "cab"):
+        wrapped.invoke(f"{format_context(documents(word), labels=True)}\n\nWhich?")
+    assert inner.calls[1].text == f"{labelled(A, B, C)}\n\n{ranked(C, A, B)}\n\nWhich?"
 
 
-def test_an_overlap_is_shown_where_the_chunk_before_was_taken_away_or_changed():
-    first, second = chunks()
-    assert format_context([second]) == f"[Doc_2] {second.page_content}"
-    changed = first.model_copy(update={"page_content": "changed"})
-    assert format_context([changed, second]) == (
-        f"[Doc_1] changed\n\n[Doc_2] {second.page_content}"
-    )
-    changed = second.model_copy(update={"page_content": "changed " + second.page_content})
-    assert format_context([first, changed]) == (
-        f"[Doc_1] {first.page_content}\n\n[Doc_2] {changed.page_content}"
-    )
+@pytest.mark.parametrize("templates", [PAPER_TEMPLATES, Templates(label="[Doc_{id}]")])
+def test_the_planners_words_are_found(templates):
+    inner = RecordingModel()
+    wrapped = model(inner, planner=ReusePlanner(templates=templates))
+    for word in ("abc", "cab"):
+        shown = format_context(documents(word), labels=True, templates=templates)
+        wrapped.invoke(f"{shown}\n\nWhich?")
+    names = [templates.label_of(_block(letter)) for letter in "cab"]
+    assert inner.calls[1].text.endswith(f"\n\n{templates.order_annotation(names)}\n\nWhich?")
+    assert inner.calls[1].text.startswith(f"{names[1]} {A}\n\n{names[2]} {B}\n\n{names[0]} {C}")
 
 
-def test_it_can_stand_in_a_chain():
-    compressor = ReuseCompressor()
+def _block(letter: str) -> Any:
+    from ctxreuse import ContextBlock
+
+    return ContextBlock(id=f"id-{letter}", text=text_of(letter))
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_it_stands_in_a_chain_and_serves_the_chains_tenant(tenant):
+    inner = RecordingModel()
+    wrapped = model(inner)
+    prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
+    show = partial(format_context, labels=True)
     chain = (
-        RunnableLambda(documents)
-        | (lambda found: compressor.compress_documents(found, "?"))
-        | partial(format_context, templates=TEMPLATES)
+        {"context": LetterRetriever() | show, "question": RunnablePassthrough()} | prompt | wrapped
     )
-    assert chain.invoke("ab") == f"[Doc_id-a] {A}\n\n[Doc_id-b] {B}"
+    config: Any = configured(**({} if tenant is None else {"tenant": tenant}))
+    chain.invoke("abc", config)
+    await chain.ainvoke("cab", config)
+    chain.batch(["bca"], config)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc"] * 3
+    assert f"{label(A)} {A}" in inner.calls[2].text
+    chain.invoke("cba", configured(tenant="another"))
+    assert letters_in(inner.calls[3].text) == "cba"
 
 
 @pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])
@@ -235,6 +148,31 @@ def test_something_that_is_no_list_of_documents_is_refused(wrong):
     assert "secret" not in str(refusal.value)
 
 
-def test_a_list_with_something_else_in_it_is_refused():
-    with pytest.raises(ValueError, match="not one with str in it"):
-        format_context([document("a"), "a secret text"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"documents": [document("a"), "a secret text"]}, "not one with str in it"),
+        ({"document_prompt": 3}, "document_prompt must be a prompt template"),
+        ({"document_prompt": "{page}: {page_content}"}, "page"),
+        ({"document_prompt": "{page_content"}, "document_prompt: expected '}'"),
+        ({"separator": None}, "separator"),
+        ({"labels": "yes"}, "labels"),
+        ({"label": "page"}, "which no field of the metadata is called"),
+        ({"templates": "words"}, "templates"),
+    ],
+)
+def test_wrong_options_are_named(options, said):
+    with pytest.raises(ValueError, match=said) as refusal:
+        format_context(**{"documents": documents("ab"), **options})
+    assert "secret" not in str(refusal.value)
+
+
+def test_what_only_format_context_puts_in_is_planned_on_demand():
+    inner = RecordingModel()
+    wrapped = ReuseChatModel(inner=inner, window_s=0, find_retrieved=False)
+    LetterRetriever().invoke("abcxyz")
+    for word in ("abc", "cab"):
+        wrapped.invoke(f"{format_context(documents(word))}\n\nWhich?")
+    for word in ("xyz", "zxy"):
+        wrapped.invoke("\n\n".join([*map(text_of, word), "Which?"]))
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "xyz", "zxy"]

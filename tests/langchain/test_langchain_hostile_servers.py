@@ -185,7 +185,7 @@ def test_an_honest_call_is_not_held_by_hostile_ones_of_the_same_window():
     """From threads that come together; each reply fails the call that it answers."""
     for name in ("nothing", "choices = 5", "broken b'data: {\\n\\n'", "message.content = nan"):
         plain = plain_model(replying(REPLIES[name]))
-        model = ReuseChatModel(inner=plain, window_s=0.05)
+        model = ReuseChatModel(inner=plain, planner=ReusePlanner(), window_s=0.05)
         prompts = [question("cab", HOSTILE), question("abc"), question("bca", HOSTILE)]
         with ThreadPoolExecutor(3) as pool:
             hostile, honest, other = [

@@ -9,12 +9,9 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_model_helpers import (
-    PIXEL,
-    text_of,
-)
+from langchain_model_helpers import PIXEL
 
-from ctxreuse.adapters.prompt_draft import PromptPart
+from ctxreuse.pipeline.prompt_turn import PromptPart
 from langchain_ctxreuse.messages import prompt_texts
 
 
@@ -67,7 +64,3 @@ class TestMessageTexts:
             HumanMessage(["B", PIXEL, {"type": "text", "text": "C"}]),
         ]
         assert texts.with_texts([segment.text for segment in texts.parts]) == messages
-
-
-def test_text_of_helper_reads_all_parts():
-    assert text_of([HumanMessage(["a", {"type": "text", "text": "b"}])]) == "ab"

@@ -1,27 +1,27 @@
+"""A retriever and a compressor give back the documents that came, in planned order."""
+
 import json
 from collections.abc import Sequence
-from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import pytest
-from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
-from langchain_core.documents import Document
+from adapter_conformance import AdapterConformance, FaultyPlanner
+from langchain_classic.retrievers import (
+    ContextualCompressionRetriever,
+    EnsembleRetriever,
+    MultiQueryRetriever,
+)
+from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.output_parsers import StrOutputParser
+from langchain_core.load import dumps, loads
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import (
-    ConfigurableField,
-    RunnableConfig,
-    RunnableLambda,
-    RunnablePassthrough,
-)
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_document_helpers import (
     GivenRetriever,
     LetterRetriever,
-    as_documents,
-    as_shown,
     document,
     documents,
     letter_store,
@@ -30,295 +30,244 @@ from langchain_document_helpers import (
 )
 from langchain_runs import Runs
 from langchain_tests.integration_tests import RetrieversIntegrationTests
-from planning_helpers import location_words, order_words
 
-import ctxreuse
-from ctxreuse import PAPER_TEMPLATES, ReusePlanner
-from ctxreuse.adapters.document_planner import RetrievedItems
-from ctxreuse.adapters.issued_plans import digest_of
-from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.scope import NO_SCOPE
-from langchain_ctxreuse import ReuseRetriever, format_context
-from langchain_ctxreuse.documents.document_plans import planned_document
-
-pytestmark = pytest.mark.usefixtures("paper_words")
+from ctxreuse import ReusePlanner
+from langchain_ctxreuse import ReuseCompressor, ReuseRetriever
 
 __all__ = ["no_sockets"]
 
+BOTH = pytest.mark.parametrize("component", [ReuseRetriever, ReuseCompressor])
 
-class DrivenRetriever:
-    def __init__(self, **arguments: Any) -> None:
-        self.retriever = ReuseRetriever(retriever=GivenRetriever(), **arguments)
-        self.given: list[tuple[list[Document], list[Document]]] = []
+
+class Driven:
+    """A retriever or a compressor."""
+
+    def __init__(self, component: Any, **options: Any) -> None:
+        inside = {"retriever": GivenRetriever()} if component is ReuseRetriever else {}
+        self.made: Any = component(**inside, **options)
 
     @property
     def faults(self) -> int:
-        return self.retriever.faults
+        return int(self.made.faults)
 
-    def run(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        return [as_shown(one) for one in self.retriever.invoke(query, **self.taking(retrieved))]
+    def run(self, given: list[Document], query: str = "q?") -> Sequence[Document]:
+        if isinstance(self.made, ReuseCompressor):
+            return self.made.compress_documents(given, query)
+        return list(self.made.invoke(query, documents=given))
 
-    async def arun(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        found = await self.retriever.ainvoke(query, **self.taking(retrieved))
-        return [as_shown(one) for one in found]
-
-    def taking(self, retrieved: Sequence[Retrieved]) -> dict[str, Any]:
-        given = as_documents(retrieved)
-        self.given.append((given, deepcopy(given)))
-        return {"documents": given}
-
-    def inputs_are_untouched(self) -> bool:
-        return all(now == before for now, before in self.given)
+    async def arun(self, given: list[Document], query: str = "q?") -> Sequence[Document]:
+        if isinstance(self.made, ReuseCompressor):
+            return await self.made.acompress_documents(given, query)
+        return list(await self.made.ainvoke(query, documents=given))
 
 
-class TestReuseRetrieverConforms(AdapterConformance):
-    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenRetriever:
-        return DrivenRetriever(planner=planner, annotation=annotation)
+class OfDocuments(AdapterConformance):
+    component: type
+
+    def adapter(self, planner: Any) -> Driven:
+        return Driven(self.component, planner=planner)
+
+    def item(self, letter: str) -> Document:
+        return document(letter, tags=[letter, {"page": 1}])
+
+    def text_of(self, item: Document) -> str:
+        return item.page_content
+
+
+class TestReuseRetriever(OfDocuments):
+    component = ReuseRetriever
+
+
+class TestReuseCompressor(OfDocuments):
+    component = ReuseCompressor
 
 
 class TestReuseRetrieverInLangChainsOwnSuite(RetrieversIntegrationTests):
     @property
     def retriever_constructor(self) -> Any:
-        def reuse_retriever(k: int = 4) -> BaseRetriever:
-            inner = letter_store().as_retriever(search_kwargs={"k": k})
-            return ReuseRetriever(retriever=inner)
-
-        return reuse_retriever
+        return lambda k=4: ReuseRetriever(
+            retriever=letter_store().as_retriever(search_kwargs={"k": k})
+        )
 
     @property
     def retriever_query_example(self) -> str:
         return "abba"
 
 
-def reuse_retriever(**arguments: Any) -> ReuseRetriever:
-    return ReuseRetriever(retriever=LetterRetriever(), **arguments)
+def reuse_retriever(inner: Any = None, **arguments: Any) -> ReuseRetriever:
+    """Return a retriever that has shown a, b and c, in this order."""
+    made = ReuseRetriever(retriever=inner or LetterRetriever(store={}), **arguments)
+    made.invoke("abc")
+    return made
 
 
-def test_what_is_returned_shares_nothing_that_can_change_with_the_retrievers_store():
-    inner = LetterRetriever(store={"a": document("a", tags=["x", {"y": 1}])})
-    retriever = ReuseRetriever(retriever=inner, annotation="metadata")
-    first, _ = retriever.invoke("ab")
-    first.metadata["tags"][1]["y"] = 2
-    first.metadata["ctxreuse"]["plan"]["blocks"].clear()
-    assert inner.store["a"] == document("a", tags=["x", {"y": 1}])
-    again, _ = retriever.invoke("ab")
-    assert again.metadata["ctxreuse"]["plan"]["blocks"] == ["id-a", "id-b"]
+@BOTH
+def test_who_asks_for_it_gets_the_ranking_as_one_more_document(component):
+    driven = Driven(component, annotation=True)
+    assert letters_of(driven.run(documents("abc"))) == "abc", "nothing was moved"
+    *shown, note = driven.run(documents("dba"))
+    assert letters_of(shown) == "abd"
+    assert note == Document("Read documents 3, 2, 1 first.", metadata={"source": ""})
+    given = [document("b"), document("a", page=1), document("c", page=2)]
+    assert driven.run(given)[-1].metadata == {"source": ""}, "the names that all have"
 
 
-def test_the_metadata_of_a_planned_document_is_plain_data():
-    retriever = reuse_retriever(annotation="append")
-    retriever.invoke("abc")
-    found = retriever.invoke("dba")
-    plan = {
-        "request_id": "request-1",
-        "blocks": ["id-a", "id-b", "id-d"],
-        "references": [],
-        "order_annotation": order_words("id-d", "id-b", "id-a"),
-        "parts": [["[Doc_id-a]", "id-a"], ["[Doc_id-b]", "id-b"], ["[Doc_id-d]", "id-d"]],
-        "expected_cached_tokens": found[0].metadata["ctxreuse"]["plan"]["expected_cached_tokens"],
-    }
-    digest = {"plan_id": digest_of(plan).hex()}
-    words = text_digest(found[3].page_content).hex()
-    assert [json.loads(json.dumps(one.metadata)) for one in found] == [
-        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_id-a]", "plan": plan} | digest},
-        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_id-b]"} | digest},
-        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_id-d]"} | digest},
-        {"source": "", "ctxreuse": {"annotation": words} | digest},
-    ]
-    assert found[3].page_content == PAPER_TEMPLATES.order_annotation(list("321"))
+@BOTH
+def test_repeats_are_left_out_on_demand(component):
+    given = [document("c"), document("a", page=1), document("c", page=2), document("b")]
+    for drops, expected in ((False, "cabc"), (True, "cab")):
+        found = Driven(component, drop_repeats=drops).run(given)
+        assert letters_of(found) == expected
+        assert found[0] is given[0]
 
 
-def test_the_annotation_has_the_metadata_names_that_all_documents_have():
-    retriever = ReuseRetriever(retriever=GivenRetriever())
-    retriever.invoke("q", documents=documents("ab"))
-    mixed = [document("b"), document("a", page=1)]
-    *_, note = retriever.invoke("q", documents=mixed)
-    assert {name: one for name, one in note.metadata.items() if name != "ctxreuse"} == {
-        "source": ""
-    }
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `loads`
+@pytest.mark.parametrize("moved", ["json", "dumps", "union", "sort"])
+def test_what_applications_do_with_documents_works_as_without_us(moved):
+    """Unions of several lists, as of a multi-query chain, go by equality or by what is dumped."""
+    plain, ours = LetterRetriever(store={}), reuse_retriever()
+    lists = [[one.invoke(word) for word in ("cab", "bca", "cbd")] for one in (plain, ours)]
+
+    def merged(found: list[list[Document]]) -> list[str]:
+        every = list(chain.from_iterable(found))
+        if moved == "json":
+            return sorted({json.dumps(one.metadata) for one in every})
+        if moved == "dumps":
+            return sorted(
+                loads(one, allowed_objects=[Document]).page_content
+                for one in {dumps(one) for one in every}
+            )
+        if moved == "union":
+            return sorted(one.page_content for n, one in enumerate(every) if one not in every[:n])
+        return [one.page_content for one in sorted(every, key=lambda one: str(one.id))]
+
+    assert merged(lists[0]) == merged(lists[1])
+    assert letters_of(lists[1][0]) == "abc", "otherwise this shows nothing"
 
 
-def test_metadata_that_cannot_be_copied_goes_through_as_retrieved_and_is_counted():
-    deep: list[Any] = []
-    for _ in range(5_000):
-        deep = [deep]
-    documents = [
-        Document("one", metadata={"ctxreuse": deep, "more": deep}),
-        Document("two", metadata={"source": deep}),
-    ]
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: documents))
-    assert [one.page_content for one in retriever.invoke("which?")][:2] == ["one", "two"]
-    assert retriever.faults == 1
+def test_inside_other_retrievers_the_order_is_the_one_given(caplog):
+    def queries(text: str) -> Any:
+        return FakeListChatModel(responses=[text])
 
+    def around(inner: BaseRetriever) -> list[BaseRetriever]:
+        return [
+            EnsembleRetriever(retrievers=[inner, LetterRetriever()], weights=[0.5, 0.5]),
+            MultiQueryRetriever.from_llm(inner, queries("cab\nbca")),
+            MultiQueryRetriever(
+                retriever=inner, llm_chain=RunnableLambda(lambda _: ["abc", "bca", "cbd"])
+            ),
+        ]
 
-def test_anything_from_a_string_to_documents_can_be_inside():
-    retriever = ReuseRetriever(retriever=RunnableLambda(documents))
-    assert letters_of(retriever.invoke("abc")) == "abc"
-    retriever = ReuseRetriever(retriever=letter_store().as_retriever())
-    assert letters_of(retriever.invoke("aab", k=2)) == "ab"
-    assert letters_of(reuse_retriever().invoke("abc", k=2)) == "abc"
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: [Document("text")]))
-    assert [one.id for one in retriever.invoke("q")] == [None]
-
-
-def test_config_and_errors_of_the_retriever_inside_pass_through():
-    inner = letter_store().as_retriever(search_kwargs={"k": 3})
-    configurable = inner.configurable_fields(search_kwargs=ConfigurableField(id="search"))
-    retriever = ReuseRetriever(retriever=configurable)
-    config: RunnableConfig = {"configurable": {"search": {"k": 1}}}
-    assert letters_of(retriever.invoke("aab", config)) == "a"
-
-    runs = Runs()
-    retriever = ReuseRetriever(retriever=BrokenRetriever())
-    with pytest.raises(ConnectionError, match="no store for !"):
-        retriever.invoke("!", {"callbacks": [runs]})
-    assert [str(error) for _, error in runs.ended] == ["no store for !", "no store for !"]
-    assert retriever.faults == 0
+    for plain, ours in zip(around(LetterRetriever()), around(reuse_retriever()), strict=True):
+        assert ours.invoke("cab") == plain.invoke("cab")
+    assert letters_of(reuse_retriever().invoke("cab")) == "abc"
+    assert letters_of(reuse_retriever(around(LetterRetriever())[0]).invoke("cab")) == "abc"
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_the_retriever_inside_is_a_child_run(is_async):
-    runs = Runs()
-    config: RunnableConfig = {"callbacks": [runs], "tags": ["mine"], "run_name": "outer"}
-    if is_async:
-        await reuse_retriever().ainvoke("ab", config)
-    else:
-        reuse_retriever().invoke("ab", config)
-    assert runs.paths == ["outer", "outer > LetterRetriever"]
-    assert [letters_of(found) for _, found in runs.ended] == ["ab", "ab"]
-    assert runs.tags == [["mine"], ["mine"]]
+async def test_lists_of_a_map_stay_apart_and_are_planned_together(is_async):
+    words = ["abc", "xyz", "dcb", "", "bca"]
+    retriever: Any = ReuseRetriever(retriever=LetterRetriever())
+    for made in (retriever, retriever.map()):
+        if made is retriever:
+            found = await made.abatch(words) if is_async else made.batch(words)
+        else:
+            found = await made.ainvoke(words) if is_async else made.invoke(words)
+        assert [sorted(letters_of(one)) for one in found] == [sorted(one) for one in words]
+        assert len({letters_of(found[n])[:2] for n in (0, 2, 4)}) == 1
 
 
-class BrokenRetriever(LetterRetriever):
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        if "!" in query:
-            raise ConnectionError(f"no store for {query}")
-        return super()._get_relevant_documents(query, run_manager=run_manager)
+async def test_a_batch_returns_exceptions_where_it_is_asked_to():
+    class Broken(LetterRetriever):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            if "!" in query:
+                raise ConnectionError(f"no store for {query}")
+            return super()._get_relevant_documents(query, run_manager=run_manager)
 
-
-def test_a_batch_is_planned_as_one_and_answered_in_the_callers_order():
-    planner = ReusePlanner()
-    found = reuse_retriever(planner=planner, annotation="metadata").batch(["abc", "xyz", "dcb"])
-    batch = ReusePlanner().plan_batch(
-        ctxreuse.ContextRequest(
-            [ctxreuse.ContextBlock(id=one.id, text=one.page_content) for one in documents(query)],
-            query,
-        )
-        for query in ("abc", "xyz", "dcb")
-    )
-    planned = ["".join(b.text[0] for b in plan.blocks) for plan in batch.in_input_order()]
-    assert [letters_of(one) for one in found] == planned
-    assert planned != ["abc", "xyz", "dcb"], "otherwise this shows nothing"
-
-
-async def test_an_async_batch_gives_what_a_batch_gives_which_reaches_it_in_chains():
-    queries = ["abc", "xyz", "dcb", "", "bca"]
-    assert await reuse_retriever().abatch(queries) == reuse_retriever().batch(queries)
-    chain = reuse_retriever() | format_context
-    first, _, last = chain.batch(["abc", "xyz", "dcb"])
-    assert first.split("\n\n")[:2] == last.split("\n\n")[:2]
-
-
-def test_a_batchs_callbacks_see_the_documents_as_retrieved():
-    runs = Runs()
-    reuse_retriever().batch(["abc", "dcb"], {"callbacks": [runs], "max_concurrency": 1})
-    assert [letters_of(found) for _, found in runs.ended] == ["abc", "abc", "dcb", "dcb"]
-
-
-async def test_batches_return_exceptions_where_they_are_asked_to():
-    retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
+    retriever = ReuseRetriever(retriever=Broken(store={}))
     first, error, last = retriever.batch(["abc", "!", "dcb"], return_exceptions=True)
     assert isinstance(error, ConnectionError)
-    assert sorted(letters_of(first)) == ["a", "b", "c"]
     assert letters_of(last)[:2] == letters_of(first)[:2], "planned together"
+    _, error = await retriever.abatch(["abc", "!"], return_exceptions=True)
+    assert isinstance(error, ConnectionError)
+    runs = Runs()
     with pytest.raises(ConnectionError):
         retriever.batch(["abc", "!"])
-    retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
-    first, error = await retriever.abatch(["abc", "!"], return_exceptions=True)
-    assert isinstance(error, ConnectionError)
-    assert letters_of(first) == "abc"
+    with pytest.raises(ConnectionError, match="no store for !"):
+        retriever.invoke("!", {"callbacks": [runs]})
+    assert [str(error) for _, error in runs.ended] == ["no store for !"] * 2
+    assert retriever.faults == 0
 
 
 async def test_tenants_are_those_of_the_config_in_batches_and_chains():
     configs: list[RunnableConfig] = [
         {"configurable": {"tenant": tenant}} for tenant in ("one", "two", "one")
     ]
-    found = reuse_retriever(annotation="metadata").batch(["abc", "dcb", "dcb"], configs)
-    assert letters_of(found[1]) == "dcb"
-    assert letters_of(found[2]) != "dcb"
+    first, other, again = ReuseRetriever(retriever=LetterRetriever()).batch(
+        ["abc", "dcb", "dcb"], configs
+    )
+    assert letters_of(first)[:2] == letters_of(again)[:2] != "dc"
+    assert letters_of(other) == "dcb"
 
-    retriever = reuse_retriever(annotation="metadata")
-    # a function in a chain calls the retriever without a config
-    chain = RunnableLambda(lambda query: query) | RunnableLambda(lambda q: retriever.invoke(q))
-    chain.invoke("abc", {"configurable": {"tenant": "one"}})
-    assert letters_of(chain.invoke("cba", {"configurable": {"tenant": "two"}})) == "cba"
-    found = await chain.ainvoke("cba", {"configurable": {"tenant": "one"}})
-    assert letters_of(found) != "cba"
+    retriever = ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner())
+    compressing = ContextualCompressionRetriever(
+        base_compressor=ReuseCompressor(planner=ReusePlanner()), base_retriever=LetterRetriever()
+    )
+    for inside in (retriever, compressing):
+        # a function in a chain calls the retriever without a config
+        made: Any = RunnableLambda(str) | RunnableLambda(lambda q, one=inside: one.invoke(q))
+        made.invoke("abc", configs[0])
+        assert letters_of(made.invoke("cba", configs[1])) == "cba"
+        assert letters_of(await made.ainvoke("cba", configs[0])) == "abc"
 
 
-def test_what_cannot_be_planned_goes_through_as_retrieved():
-    retriever = reuse_retriever(planner=FaultyPlanner())
-    found = retriever.batch(["abc", "dcb"])
-    assert [letters_of(one) for one in found] == ["abc", "dcb"]
-    assert all("ctxreuse" not in one.metadata for one in found[0])
-    assert retriever.faults == 1
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: ["just text"]))
-    assert retriever.invoke("q") == ["just text"]
-    assert retriever.faults == 1
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_retriever_inside_is_a_child_run(is_async):
+    runs = Runs()
+    config: RunnableConfig = {"callbacks": [runs], "tags": ["mine"], "run_name": "outer"}
+    retriever = reuse_retriever()
+    found = await retriever.ainvoke("ba", config) if is_async else retriever.invoke("ba", config)
+    assert letters_of(found) == "ab"
+    assert runs.paths == ["outer", "outer > LetterRetriever"]
+    assert [letters_of(found) for _, found in runs.ended] == ["ba", "ab"]
+    assert runs.tags == [["mine"], ["mine"]]
 
-    class Strict(list[Document]):
-        def __iter__(self) -> Any:
-            raise PermissionError("only by position")
 
-    found = Strict([document("a"), document("b")])
+def test_anything_from_a_string_to_documents_can_be_inside():
+    assert letters_of(reuse_retriever(RunnableLambda(documents)).invoke("cab")) == "abc"
+    stored = letter_store().as_retriever(search_kwargs={"k": 3})
+    retriever = ReuseRetriever(retriever=stored)
+    assert letters_of(retriever.invoke("aab", k=2)) == "ab"
+    configurable = stored.configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    config: RunnableConfig = {"configurable": {"search": {"k": 1}}}
+    assert letters_of(ReuseRetriever(retriever=configurable).invoke("aab", config)) == "a"
+    once = reuse_retriever(RunnableLambda(lambda query: map(document, query)))
+    assert letters_of(once.invoke("cab")) == "abc", "what can be read only once is there"
+    assert [len(found) for found in once.batch(["ab", "cd"])] == [2, 2]
+    assert once.faults == 0
+
+
+@pytest.mark.parametrize("found", [["text"], [1]])
+def test_what_cannot_be_planned_comes_back_as_it_is(found):
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever.invoke("ab") is found
+    assert retriever.invoke("q") == found
     assert retriever.faults == 1
 
 
-CONVERSATION: RunnableConfig = {"configurable": {"thread_id": "t1", "history": []}}
+def test_batches_that_cannot_be_planned_come_back_as_retrieved():
+    retriever = ReuseRetriever(retriever=LetterRetriever(), planner=FaultyPlanner())
+    assert [letters_of(one) for one in retriever.batch(["cab", "dcb"])] == ["cab", "dcb"]
+    assert retriever.faults == 1
 
 
-def second_turn(retriever: ReuseRetriever, query: str) -> list[Document]:
-    """Ask in a conversation whose first turn showed a and b."""
-    first = format_context(retriever.invoke("ab", CONVERSATION))
-    history = [HumanMessage(f"{first}\n\nWhich?"), AIMessage("This.")]
-    config: RunnableConfig = {"configurable": {"thread_id": "t1", "history": history}}
-    return retriever.invoke(query, config)
-
-
-def test_documents_that_can_be_read_only_once_are_planned_and_all_come_back():
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: map(document, query)))
-    retriever.invoke("abc")
-    planned = retriever.invoke("cab")
-    assert letters_of(planned[:3]) == "abc"
-    assert [len(found) for found in retriever.batch(["ab", "cd"])] == [2, 2]
+def test_metadata_of_any_depth_is_not_read():
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    found = [Document("one" * 200, metadata={"ctxreuse": deep}), document("a")]
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
+    assert retriever.invoke("which?") == found
     assert retriever.faults == 0
-
-
-def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_stands():
-    found = second_turn(reuse_retriever(), "cb")
-    assert [one.page_content for one in found] == [
-        document("c").page_content,
-        location_words("id-b"),
-    ]
-    assert found[0].metadata["ctxreuse"]["label"] == "[Doc_id-c]"
-
-
-def test_where_the_history_shows_everything_one_document_with_their_names_says_so():
-    [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
-    assert only.page_content == location_words("id-b")
-    assert planned_document(only).is_annotation
-    inner = LetterRetriever(store={"b": document("b", source="b.txt")})
-    [only] = second_turn(ReuseRetriever(retriever=inner), "b")
-    assert only.metadata["source"] == ""
-
-
-@pytest.mark.parametrize("found", [None, "text", [1]])
-def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever._documents.plan(RetrievedItems(found, "?", NO_SCOPE)) == found
-    assert retriever.faults == 1
 
 
 def test_other_things_than_retrievers_and_misspelt_options_are_refused():
@@ -326,57 +275,59 @@ def test_other_things_than_retrievers_and_misspelt_options_are_refused():
         ReuseRetriever(retriever=letter_store())
     with pytest.raises(ValueError, match="pass a retriever or a runnable"):
         ReuseRetriever(retriever="store")
-    with pytest.raises(ValueError, match="annotations"):
-        reuse_retriever(annotations="off")
+    for options in ({"annotations": True}, {"annotation": "append"}, {"drop_repeats": 1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ReuseRetriever(retriever=LetterRetriever(), **options)
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ReuseCompressor(**options)
 
 
-PROMPT = ChatPromptTemplate.from_messages([("system", "Use this:\n{context}"), ("user", "{input}")])
+class First(BaseDocumentCompressor):
+    """Keeps the first documents, best last."""
+
+    number: int
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Any = None
+    ) -> Sequence[Document]:
+        return list(reversed(documents[: self.number]))
 
 
-class Echo(FakeListChatModel):
-    """Answers with its prompt."""
+async def test_it_works_in_compression_retrievers_and_behind_others_in_a_pipeline():
+    pipeline = DocumentCompressorPipeline(transformers=[First(number=3), ReuseCompressor()])
+    for compressor, word, another in (
+        (ReuseCompressor(), "abc", "dba"),
+        (pipeline, "cbaxyz", "abdxyz"),
+    ):
+        retriever = ContextualCompressionRetriever(
+            base_compressor=compressor, base_retriever=LetterRetriever()
+        )
+        assert letters_of(retriever.invoke(word)) == "abc"
+        assert letters_of(retriever.invoke(another)) == "abd"
+        assert letters_of(await retriever.ainvoke(another)) == "abd"
+        assert retriever.invoke("") == []
 
-    responses: list[str] = []  # noqa: RUF012  # pydantic copies it
 
-    def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-        return "\n".join(str(message.content) for message in messages)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain_classic, on import
-def test_an_unchanged_stuff_chain_shows_planned_documents_and_the_annotation():
-    from langchain_classic.chains import create_retrieval_chain
+@pytest.mark.parametrize("shape", [None, "({source}) {page_content}"])
+def test_an_unchanged_stuff_chain_shows_planned_documents_and_the_ranking(shape):
     from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 
-    chain = create_retrieval_chain(reuse_retriever(), create_stuff_documents_chain(Echo(), PROMPT))
-    chain.invoke({"input": "abc"})
-    a, b, c = (document(letter).page_content for letter in "abc")
-    assert chain.invoke({"input": "cba"})["answer"] == (
-        f"Use this:\n{a}\n\n{b}\n\n{c}\n\n{PAPER_TEMPLATES.order_annotation(list('321'))}\ncba"
+    class Echo(FakeListChatModel):
+        responses: list[str] = []  # noqa: RUF012  # pydantic copies it
+
+        def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+            return "\n".join(str(message.content) for message in messages)
+
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "Use this:\n{context}"), ("user", "{input}")]
     )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain_classic, on import
-def test_a_stuff_chain_whose_document_prompt_names_metadata_takes_the_annotation_too():
-    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-
-    chain = create_stuff_documents_chain(
-        Echo(), PROMPT, document_prompt=PromptTemplate.from_template("({source}) {page_content}")
+    named = {} if shape is None else {"document_prompt": PromptTemplate.from_template(shape)}
+    stuff = create_stuff_documents_chain(Echo(), prompt, **named)
+    found = reuse_retriever(annotation=True).invoke("cba")
+    *shown, note = [one.page_content for one in found]
+    if shape is not None:
+        shown, note = [f"({text[0]}.txt) {text}" for text in shown], f"() {note}"
+    assert stuff.invoke({"context": found, "input": "Which?"}) == (
+        "Use this:\n" + "\n\n".join([*shown, note]) + "\nWhich?"
     )
-    retriever = reuse_retriever()
-    retriever.invoke("ab")
-    shown = chain.invoke({"context": retriever.invoke("ba"), "input": "?"})
-    assert f"() {PAPER_TEMPLATES.order_annotation(list('21'))}" in shown
-
-
-def test_an_lcel_chain_with_format_context_shows_labels_blocks_and_annotation():
-    chain = (
-        {"context": reuse_retriever() | format_context, "input": RunnablePassthrough()}
-        | PROMPT
-        | Echo()
-        | StrOutputParser()
-    )
-    chain.invoke("ab")
-    a, b = (document(letter).page_content for letter in "ab")
-    assert chain.invoke("ba") == (
-        f"Use this:\n[Doc_id-a] {a}\n\n[Doc_id-b] {b}\n\n{order_words('id-b', 'id-a')}\nba"
-    )
+    assert note.endswith("Read documents 3, 2, 1 first.")

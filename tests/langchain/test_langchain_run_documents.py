@@ -1,13 +1,14 @@
-"""Documents that a retriever returned in a run are planned in the prompts of that run alone."""
+"""Documents that a retriever returned are planned where a prompt shows them."""
 
 import asyncio
 import copy
 import gc
+import logging
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from langchain.agents import create_agent
@@ -20,29 +21,32 @@ from langchain_agent_helpers import (
     is_append_only,
     results,
     search_tool,
-    see,
 )
 from langchain_classic.chains import RetrievalQA, create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+from langchain_classic.retrievers import EnsembleRetriever
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+    messages_from_dict,
+    messages_to_dict,
+)
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tools import tool
-from langchain_document_helpers import LetterRetriever, document, no_sockets, text_of
+from langchain_document_helpers import LetterRetriever, documents, no_sockets, text_of
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
+from langchain_model_helpers import model as wrapped
 from langgraph.graph import START, StateGraph
 
-from ctxreuse import PAPER_TEMPLATES, request_context
-from ctxreuse.adapters.prompt_planner import _log_joined_otherwise
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
-from langchain_ctxreuse.documents.run_documents import RunDocuments, run_documents
-
-pytestmark = pytest.mark.usefixtures("paper_words")
+from ctxreuse import ReusePlanner, Templates, request_context
+from ctxreuse.pipeline.known_texts import known_texts
+from ctxreuse.pipeline.prompt_turn import _log_nothing_planned
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, format_context
+from langchain_ctxreuse.documents.run_documents import run_documents
 
 __all__ = ["no_sockets"]
 
@@ -50,18 +54,13 @@ PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
 
 
 @pytest.fixture(autouse=True)
-def nothing_known() -> None:
+def no_runs() -> None:
     """Forget runs whose end LangChain never told of, as of a test's cancelled retrievals."""
-    run_documents()._forget_all()
+    run_documents()._start_anew()
 
 
 def joined(documents: Sequence[Document]) -> str:
     return "\n\n".join(one.page_content for one in documents)
-
-
-def wrapped(inner: Any, **settings: Any) -> ReuseChatModel:
-    settings = {"window_s": 0, "registry": ContextRegistry(), **settings}
-    return ReuseChatModel(inner=inner, **settings)
 
 
 def with_lcel(model: Any, retriever: BaseRetriever) -> Runnable[str, Any]:
@@ -121,16 +120,16 @@ def test_documents_that_a_chain_joins_itself_are_planned(program):
     for letters in ("abc", "cab"):
         chain.invoke(letters)
     first, second = (call.text for call in inner.calls)
-    assert first == joined([document(one) for one in "abc"]) + "\n\nQuestion: abc"
-    assert second.startswith(joined([document(one) for one in "abc"]))
-    assert "priority order: 3 > 1 > 2 and" in second
-    assert second.endswith("\n\nQuestion: cab")
+    assert first == joined(documents("abc")) + "\n\nQuestion: abc"
+    assert second == first.replace(
+        "Question: abc", "Read documents 3, 1, 2 first.\n\nQuestion: cab"
+    )
     assert model.prompt_statistics.planned == 2
-    assert model.prompt_statistics.without_context == 0
+    assert model.prompt_statistics.not_found == 0
 
 
 @PROGRAMS
-def test_batches_streams_and_event_loops_are_runs_of_their_own(program):
+def test_batches_streams_and_event_loops_are_planned_and_leave_no_run(program):
     inner = StreamingModel()
     model = wrapped(inner, window_s=0.001)
     chain = program(model, LetterRetriever())
@@ -145,82 +144,95 @@ def test_batches_streams_and_event_loops_are_runs_of_their_own(program):
     asyncio.run(asked())
     assert {letters_in(call.text) for call in inner.calls} <= {"abc", "xyz", "cab", "zxy", "bca"}
     assert model.prompt_statistics.planned == len(inner.calls) == 10
-    assert run_documents().parts["characters"].entries == 0, "what was kept went with the runs"
     assert run_documents().parts["runs"].entries == 0
 
 
-@PROGRAMS
-def test_it_can_be_switched_off(program):
-    inner = RecordingModel()
-    model = wrapped(inner, find_retrieved=False)
-    chain = program(model, LetterRetriever())
-    for letters in ("abc", "cab"):
-        chain.invoke(letters)
-    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
-    assert model.prompt_statistics.without_context == 2
-
-
-def test_documents_that_a_retriever_planned_count_as_planned_before():
-    model = wrapped(RecordingModel())
-    chain = with_lcel(model, ReuseRetriever(retriever=LetterRetriever()))
-    for letters in ("abc", "cab", "bca"):
-        chain.invoke(letters)
-    statistics = model.prompt_statistics
-    assert statistics.planned_before == 2, "the first has no words that rank it"
-    assert (statistics.without_context, statistics.not_recognised) == (1, 0)
-
-
-@pytest.mark.parametrize("ids", [("1", "2", "3", "4"), (None,) * 4, ("1", "1", "3", "4")])
-def test_a_document_that_is_retrieved_twice_keeps_no_prompt_from_being_planned(ids):
-    a, again, b, c = (
-        Document(text_of(letter), id=one) for letter, one in zip("aabc", ids, strict=True)
-    )
+@pytest.mark.parametrize("run_id", [None, uuid4(), "text"])
+def test_ids_of_runs_may_be_of_any_type(run_id):
+    """LangChain takes a text, and passes it on as it is."""
     inner = RecordingModel()
     model = wrapped(inner)
-    for found in ([a, b], [a, again, b], [c, a, again, b], [again, b, a]):
-        with_lcel(model, Fixed(found=found)).invoke("Which?")
-    ranking = PAPER_TEMPLATES.order_annotation(list("312"))
-    assert [call.text for call in inner.calls] == [
-        f"{joined([a, b])}\n\nQuestion: Which?",
-        f"{joined([a, b, a])}\n\nQuestion: Which?",
-        f"{joined([a, b, c, a])}\n\n{ranking}\n\nQuestion: Which?",
-        f"{joined([a, b, a])}\n\nQuestion: Which?",
-    ]
-    assert model.prompt_statistics.planned == 4
-    assert model.prompt_statistics.without_context == 0
+    chain = with_lcel(model, LetterRetriever())
+    for number, letters in enumerate(("abc", "cab")):
+        ids = {} if run_id is None else {"run_id": f"{run_id} {number}"}
+        if isinstance(run_id, UUID):
+            ids = {"run_id": UUID(int=run_id.int ^ number)}
+        chain.invoke(letters, ids)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
+    assert (model.prompt_statistics.planned, model.faults) == (2, 0)
+    handler = run_documents()
+    handler.on_chain_start(None, None, run_id="outer")
+    handler.on_retriever_start(None, "", run_id="inner", parent_run_id="outer")
+    assert handler.root_of("inner") == "outer"
+    handler.on_retriever_end(documents("xy"), run_id="inner")
+    handler.on_chain_end(None, run_id="outer")
+    assert known_texts().known("", text_of("x"))
+    assert handler.parts["runs"].entries == 0
 
 
-def test_documents_that_are_shown_in_another_way_are_counted_and_logged(caplog):
-    _log_joined_otherwise.cache_clear()
-    model = wrapped(RecordingModel())
-    with_lcel(model, LetterRetriever()).invoke("abc")
+def test_observers_see_and_return_what_they_would_without_us():
+    class Kept(BaseCallbackHandler):
+        seen: list[Any]
 
-    def ask(letters: str) -> Any:
-        found = LetterRetriever().invoke(letters)
-        return model.invoke(f"{joined(found[::-1])}\n\nWhich?")
+        def on_retriever_end(self, documents: Any, **_: Any) -> None:
+            self.seen.append(documents)
 
-    for letters in ("abc", "cab"):
-        RunnableLambda(ask).invoke(letters)
-    statistics = model.prompt_statistics
-    assert (statistics.planned, statistics.joined_otherwise) == (1, 2)
-    assert statistics.without_context == 2
-    [said] = [one.getMessage() for one in caplog.records if one.name == "ctxreuse"]
-    assert "format_context" in said
-    assert "a says" not in said
+    kept, found = Kept(), documents("abc")
+    kept.seen = []
+    before = copy.deepcopy(found)
+    inner = RecordingModel()
+    with_lcel(wrapped(inner), Fixed(found=found)).invoke("?", {"callbacks": [kept]})
+    assert kept.seen == [before]
+    assert found == before
 
 
-def test_a_prompt_that_shows_one_of_the_documents_is_no_case_for_the_log():
-    model = wrapped(RecordingModel())
+def long_context_reorder(found: list[Document]) -> list[Document]:
+    """Put the best first and last, as LangChain's transformer of this name does."""
+    ordered: list[Document] = []
+    for number, one in enumerate(reversed(found)):
+        if number % 2:
+            ordered.append(one)
+        else:
+            ordered.insert(0, one)
+    return ordered
 
-    def grade(letters: str) -> Any:
-        return [model.invoke(one.page_content) for one in LetterRetriever().invoke(letters)]
 
-    RunnableLambda(grade).invoke("abc")
-    assert model.prompt_statistics.joined_otherwise == 0
-    assert model.prompt_statistics.without_context == 3
+@pytest.mark.parametrize(
+    "change",
+    [lambda found: found, long_context_reorder, lambda found: found[:3], lambda found: found[1:]],
+)
+def test_what_is_done_with_a_planned_retrievers_documents_keeps_their_ranking(change):
+    inner, planner = RecordingModel(), ReusePlanner()
+    model = wrapped(inner, planner=planner)
+    retriever = ReuseRetriever(retriever=LetterRetriever(), planner=planner)
+    chain = with_lcel(model, RunnableLambda(lambda text: change(retriever.invoke(text))))
+    for word in ("abcd", "dcab"):
+        chain.invoke(word)
+    shown = letters_in(inner.calls[1].text)
+    best = [str(shown.index(one) + 1) for one in "dcab" if one in shown][:3]
+    words = f"\n\nRead documents {', '.join(best)} first." if best != ["1", "2", "3"] else ""
+    assert inner.calls[1].text == f"{joined(documents(shown))}{words}\n\nQuestion: dcab"
+    assert words
+    assert model.prompt_statistics.planned == 2
+    assert planner.statistics().requests == 2, "the retriever's plans are taken back"
 
 
-def test_documents_of_another_run_are_not_known():
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_retrievers_plan_is_made_anew_where_the_prompt_is_seen(is_shared):
+    planner = ReusePlanner()
+    model = wrapped(RecordingModel(), planner=planner)
+    retriever = ReuseRetriever(
+        retriever=LetterRetriever(), planner=planner if is_shared else ReusePlanner()
+    )
+    chain = with_lcel(model, retriever)
+    for letters in ("abc", "cab", "bca"):
+        chain.invoke(letters)
+    assert is_shared or retriever.planner.savings.requests == 0, "it knows of no prompt"
+    assert model.prompt_statistics.planned == 3
+    assert planner.savings.requests == 3
+
+
+def test_documents_that_were_retrieved_before_are_known_in_other_runs_of_the_tenant():
     inner = RecordingModel()
     model = wrapped(inner)
     with_lcel(model, LetterRetriever()).invoke("abc")
@@ -228,34 +240,88 @@ def test_documents_of_another_run_are_not_known():
     model.invoke(f"{joined(retrieved)}\n\nWhich?")
     chain = RunnableLambda(lambda text: f"{joined(retrieved)}\n\n{text}") | model
     chain.invoke("Which?")
-    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "cab"]
+    assert [letters_in(call.text) for call in inner.calls] == ["abc"] * 3
+
+    def other(text: str) -> Any:
+        with request_context(tenant="one"):
+            found = LetterRetriever().invoke(text)
+        with request_context(tenant="other"):
+            return model.invoke(f"{joined(found)}\n\nWhich?")
+
+    for letters in ("xyz", "zxy"):
+        RunnableLambda(other).invoke(letters)
+    assert [letters_in(call.text) for call in inner.calls[3:]] == ["xyz", "zxy"]
+    assert model.prompt_statistics.not_found == 2
 
 
-def test_documents_that_can_be_read_only_once_are_left_to_the_application():
-    class Lazy(LetterRetriever):
-        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
-            return iter(super()._get_relevant_documents(query, run_manager=run_manager))
+@pytest.mark.parametrize("ids", [("1", "2", "3", "4"), (None,) * 4, ("1", "1", "3", "4")])
+def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids):
+    a, again, b, c = (
+        Document(text_of(letter), id=one) for letter, one in zip("aabc", ids, strict=True)
+    )
+    inner = RecordingModel()
+    model = wrapped(inner)
+    for found in ([a, b], [a, again, b], [c, a, again, b], [again, b, a]):
+        with_lcel(model, Fixed(found=found)).invoke("Which?")
+    moved = f"{joined([a, b, c, a])}\n\nRead documents 3, 1, 2 first."
+    shown = [joined([a, b]), joined([a, a, b]), moved, joined([a, b, a])]
+    assert [call.text for call in inner.calls] == [f"{one}\n\nQuestion: Which?" for one in shown]
+    assert model.prompt_statistics.planned == 2
+    assert model.prompt_statistics.in_place == {"twice": 2}
 
-    for retriever in (Lazy(), ReuseRetriever(retriever=Lazy(), annotation="off")):
-        inner = RecordingModel()
-        with_lcel(wrapped(inner), retriever).invoke("ab")
-        assert letters_in(inner.calls[0].text) == "ab"
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (lambda n, one: f"[{n}] {one.page_content}", "words_between"),
+        (lambda n, one: f"Title {n}\n{one.page_content}", "words_between"),
+        (lambda n, one: one.page_content[9:], None),
+    ],
+)
+def test_what_stays_in_place_is_counted_and_said_after_twenty_prompts(shown, reason, caplog):
+    _log_nothing_planned.cache_clear()
+    inner = RecordingModel()
+    model = wrapped(inner)
+    with caplog.at_level(logging.WARNING, "ctxreuse"):
+        for number in range(1, 23):
+            found = LetterRetriever().invoke("cab" if number % 2 else "abc")
+            text = "\n\n".join(shown(n, one) for n, one in enumerate(found))
+            model.invoke(f"{text}\n\nWhich?")
+            assert inner.calls[-1].text == f"{text}\n\nWhich?"
+            assert len(caplog.records) == (number >= 20)
+    assert model.prompt_statistics.in_place == ({} if reason is None else {reason: 22})
+    assert model.prompt_statistics.not_found == (22 if reason is None else 0)
+    assert "format_context" in caplog.text
+    assert "a says" not in caplog.text
 
 
-def test_what_another_tenant_retrieved_is_not_known():
+def test_parts_of_one_text_in_reading_order_stay_in_it():
+    parts = [
+        Document(text_of(letter), metadata={"source": "a.txt", "start_index": 410 * n})
+        for n, letter in enumerate("abc")
+    ]
+    inner = RecordingModel()
+    model = wrapped(inner)
+    for found in (parts[::-1], parts):
+        with_lcel(model, Fixed(found=found)).invoke("Which?")
+    assert [letters_in(call.text) for call in inner.calls] == ["cba", "abc"]
+    assert model.prompt_statistics.in_place == {"sequence": 1}
+
+
+def test_prompts_with_one_document_or_words_of_an_order_are_sent_as_given():
     inner = RecordingModel()
     model = wrapped(inner)
 
-    def ask(text: str) -> Any:
-        with request_context(tenant="one"):
-            documents = LetterRetriever().invoke(text)
-        with request_context(tenant="other"):
-            return model.invoke(f"{joined(documents)}\n\nWhich?")
+    def grade(letters: str) -> Any:
+        return [model.invoke(one.page_content) for one in LetterRetriever().invoke(letters)]
 
+    RunnableLambda(grade).invoke("abc")
+    assert model.prompt_statistics.not_found == 3
     for letters in ("abc", "cab"):
-        RunnableLambda(ask).invoke(letters)
-    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
-    assert model.prompt_statistics.planned == 0
+        found = joined(LetterRetriever().invoke(letters))
+        model.invoke([("system", "The excerpts are sorted, newest first."), ("user", found)])
+    assert letters_in(inner.calls[-1].text) == "cab"
+    assert model.prompt_statistics.in_place == {"order": 2}
 
 
 class Fixed(BaseRetriever):
@@ -267,75 +333,52 @@ class Fixed(BaseRetriever):
         return self.found
 
 
-def queries_of(text: str) -> Any:
-    return FakeListChatModel(responses=[text])
+def test_of_retrievers_inside_each_other_the_outermost_ones_documents_are_found():
+    for inside in (LetterRetriever(), ReuseRetriever(retriever=LetterRetriever())):
+        outer = EnsembleRetriever(retrievers=[inside, LetterRetriever()], weights=[0.5, 0.5])
+        inner = RecordingModel()
+        model = wrapped(inner)
+        chain = with_lcel(model, outer)
+        for letters in ("abc", "cab"):
+            chain.invoke(letters)
+        assert model.prompt_statistics.planned == 2
+        assert inner.calls[1].text.endswith("Read documents 3, 1, 2 first.\n\nQuestion: cab")
 
 
-class TestNested:
-    """A retriever of ours inside another one leaves the order alone, which counts as a ranking."""
+def test_documents_that_can_be_read_only_once_are_left_to_the_application():
+    class Lazy(LetterRetriever):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            return iter(super()._get_relevant_documents(query, run_manager=run_manager))
 
-    def outer(self, ours: BaseRetriever) -> Iterator[BaseRetriever]:
-        yield EnsembleRetriever(retrievers=[ours, LetterRetriever()], weights=[0.5, 0.5])
-        yield MultiQueryRetriever.from_llm(ours, queries_of("cab\nbca"))
-
-    def plain(self) -> list[list[str]]:
-        return [
-            [one.page_content for one in outer.invoke("cab")]
-            for outer in self.outer(LetterRetriever())
-        ]
-
-    def test_its_documents_are_those_of_the_plain_one(self, caplog):
-        ours = ReuseRetriever(retriever=LetterRetriever())
-        ours.invoke("abc")
-        ours.batch(["abc", "bca"])
-        for outer, expected in zip(self.outer(ours), self.plain(), strict=True):
-            for found in (outer.invoke("cab"), asyncio.run(outer.ainvoke("cab"))):
-                assert [one.page_content for one in found] == expected
-                assert not any("ctxreuse" in one.metadata for one in found)
-
-    def test_around_another_one_it_plans_and_the_outermost_ones_documents_are_found(self):
-        for outer in self.outer(LetterRetriever()):
-            ours = ReuseRetriever(retriever=outer)
-            ours.invoke("abc")
-            assert all("ctxreuse" in one.metadata for one in ours.invoke("cab"))
-
-        for outer in self.outer(ReuseRetriever(retriever=LetterRetriever())):
-            inner = RecordingModel()
-            model = wrapped(inner)
-            chain = with_lcel(model, outer)
-            for letters in ("abc", "cab"):
-                chain.invoke(letters)
-            assert model.prompt_statistics.planned == 2
+    for retriever in (Lazy(), ReuseRetriever(retriever=Lazy())):
+        inner = RecordingModel()
+        with_lcel(wrapped(inner), retriever).invoke("ab")
+        assert letters_in(inner.calls[0].text) == "ab"
 
 
-@pytest.mark.parametrize("annotation", ["append", "metadata", "off"])
-def test_what_a_retriever_planned_is_not_planned_again(annotation):
-    inner = RecordingModel()
-    model = wrapped(inner)
-    ours = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
-    chain = with_lcel(model, ours)
-    for letters in ("abc", "cab"):
-        chain.invoke(letters)
+def test_runs_that_fail_are_left_or_cancelled_keep_nothing_but_an_id():
+    class Waiting(LetterRetriever):
+        async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            await asyncio.sleep(60)
+            return []
 
-    def ask(_: str) -> None:
-        for documents in ours.batch(["bca", "xyz"]):
-            model.invoke(joined(documents))
+    async def cancelled() -> None:
+        asked = asyncio.ensure_future(with_lcel(wrapped(), Waiting()).ainvoke("abc"))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
 
-    RunnableLambda(ask).invoke("?")
-    assert model.prompt_statistics.planned == 0
-
-
-def test_runs_that_fail_or_are_left_leave_nothing_behind():
     inner = RecordingModel(failing=lambda text: ValueError("no") if "zyx" in text else None)
-    chain = with_lcel(wrapped(inner), LetterRetriever())
     with pytest.raises(ValueError, match="no"):
-        chain.invoke("zyx")
+        with_lcel(wrapped(inner), LetterRetriever()).invoke("zyx")
     stream = with_lcel(wrapped(StreamingModel()), LetterRetriever()).stream("abc")
     next(iter(stream))
     del stream
     gc.collect()
-    parts = run_documents().parts
-    assert (parts["runs"].entries, parts["characters"].entries) == (0, 0)
+    assert run_documents().parts["runs"].entries == 0
+    asyncio.run(cancelled())
+    assert run_documents().parts["runs"].entries <= 1
 
 
 def test_many_threads_find_each_their_own():
@@ -350,72 +393,19 @@ def test_many_threads_find_each_their_own():
         assert sorted(letters_in(call.text)) == sorted(asked)
 
 
-def test_an_end_that_comes_in_the_middle_of_a_change_waits_for_it():
-    """Python's collector ends streams that nobody reads at any time, in any thread."""
-    handler, run_id = RunDocuments(), uuid4()
-    handler.on_chain_start(None, None, run_id=run_id)
-    with handler._changing():
-        handler.on_chain_end(None, run_id=run_id)
-        assert len(handler._runs) == 1
-    assert handler.parts["runs"].entries == 0
-
-
-def test_what_is_kept_is_bounded_and_whoever_keeps_most_loses_first():
-    handler = RunDocuments()
-    large, small = Document("x" * 5_000_000), Document("y" * 1_000)
-    runs = {}
-    for tenant, found in (("small", small), *[("large", large)] * 4):
-        runs[tenant] = root = uuid4()
-        inside = uuid4()
-        handler.on_chain_start(None, None, run_id=root)
-        handler.on_retriever_start(None, "", run_id=inside, parent_run_id=root)
-        with request_context(tenant=tenant):
-            handler.on_retriever_end([found], run_id=inside)
-    size = handler.parts["characters"]
-    assert size.entries <= size.bound
-    [[kept]] = handler._documents.get("small", runs["small"])
-    assert kept.text == small.page_content
-
-
-def test_a_cancelled_retrieval_keeps_no_documents():
-    """LangChain tells of no end of it, so its run is known until the bound; nothing else is."""
-
-    class Waiting(BaseRetriever):
-        async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-            await asyncio.sleep(60)
-            return [document("a")]
-
-        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-            raise NotImplementedError
-
-    async def cancelled() -> None:
-        model = wrapped(RecordingModel())
-        asked = asyncio.ensure_future(with_lcel(model, Waiting()).ainvoke("abc"))
-        await asyncio.sleep(0.05)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-
-    asyncio.run(cancelled())
-    parts = run_documents().parts
-    assert parts["runs"].entries <= 1
-    assert parts["characters"].entries == 0
-
-
 def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned():
     inner = RecordingModel()
     model = wrapped(inner)
     for letters in ("abc", "cab"):
         RetrievalQA.from_chain_type(model, retriever=LetterRetriever()).invoke(letters)
     assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-    assert model.prompt_statistics.planned == 2
 
 
 def test_copies_may_switch_it_on_and_share_the_handler():
-    inner = RecordingModel()
-    model = wrapped(inner, find_retrieved=False).model_copy(update={"find_retrieved": True})
-    with_lcel(model, LetterRetriever()).invoke("abc")
-    assert model.prompt_statistics.planned == 1
+    model = wrapped(find_retrieved=False)
+    for made, planned in ((model, 0), (model.model_copy(update={"find_retrieved": True}), 1)):
+        with_lcel(made, LetterRetriever()).invoke("abc")
+        assert made.prompt_statistics.planned == planned
     handler = run_documents()
     assert copy.deepcopy(handler) is handler
     assert pickle.loads(pickle.dumps(handler)) is handler
@@ -427,11 +417,31 @@ def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, ca
 
     inner = RecordingModel()
     chain = with_lcel(wrapped(inner), LetterRetriever())
-    for name in ("_start", "_end", "_keep", "of_request"):
+    for name in ("_start", "_see", "root_of"):
         monkeypatch.setattr(run_documents(), name, broken)
     chain.invoke("abc")
     assert letters_in(inner.calls[0].text) == "abc"
     assert text_of("a") not in caplog.text
+
+
+def test_a_chat_with_history_leaves_out_what_it_shows_and_begins_as_it_did():
+    """Labels let a later turn point to what an earlier one shows."""
+    inner, templates = RecordingModel(), Templates()
+    model = wrapped(inner)
+    history: list[BaseMessage] = []
+    for number, letters in enumerate(("abc", "cad", "bde")):
+        shown = format_context(LetterRetriever().invoke(letters), labels=True)
+        history.append(HumanMessage(f"{shown}\n\nQuestion {number}?"))
+        config: Any = {"configurable": {"thread_id": "t"}}
+        history.append(model.invoke(history, config))
+        history = messages_from_dict(messages_to_dict(history))  # as a store keeps them
+    sent = [[str(one.content) for one in call.messages] for call in inner.calls]
+    assert is_append_only(sent)
+    assert [letters_in(turn[-1]) for turn in sent] == ["abc", "d", "e"]
+    shown = {letter: format_context(documents(letter), labels=True)[:6] for letter in "abcde"}
+    assert f"See also {shown['c']}, {shown['a']} above." in sent[1][-1]
+    assert templates.location_annotations([shown["b"], shown["d"]])[0] in sent[2][-1]
+    assert model.prompt_statistics.planned == 3
 
 
 def tool_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
@@ -439,19 +449,18 @@ def tool_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
-def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format):
-    answers = [calls("ab"), calls("bc", "d"), done()]
+def test_a_retriever_tools_results_are_planned_by_the_middleware(response_format):
+    answers = [calls("ab"), calls("bc"), calls("d"), done()]
     agent, model = agent_with(
         ReuseMiddleware(), answers, search_tool(response_format=response_format)
     )
     state = ask(agent, "Which?")
-    a, b, c, d = map(text_of, "abcd")
-    assert tool_texts(model.seen[-1]) == [
-        f"[Doc_id-a] {a}\n\n[Doc_id-b] {b}",
-        f"{see('b')}\n\n[Doc_id-c] {c}",
-        f"[Doc_id-d] {d}",
-    ]
-    assert [b in text for text in results(state)] == [True, True, False], "the state is whole"
+    assert results(state) == [joined(documents(word)) for word in ("ab", "bc", "d")], "as it was"
+    first, second, third = tool_texts(model.seen[-1])
+    assert first == format_context(documents("ab"), labels=True)
+    assert second.startswith("See also [") or second.endswith(" above.")
+    assert letters_in(second) == "c"
+    assert third == format_context(documents("d"), labels=True)
 
 
 def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_or_is_not_looked_for():
@@ -460,39 +469,22 @@ def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_or_is_not_looke
         """Find documents."""
         return "Found: " + joined(LetterRetriever().invoke(query))
 
-    agent, model = agent_with(ReuseMiddleware(), [calls("ab"), done()], search)
-    ask(agent, "Which?")
-    assert tool_texts(model.seen[-1]) == [f"Found: {text_of('a')}\n\n{text_of('b')}"]
-
-    middleware = ReuseMiddleware(find_retrieved=False)
-    agent, model = agent_with(
-        middleware, [calls("ab"), done()], search_tool(response_format="content")
-    )
-    ask(agent, "Which?")
-    assert tool_texts(model.seen[-1]) == [f"{text_of('a')}\n\n{text_of('b')}"]
+    plain = search_tool(response_format="content")
+    for middleware, used, before in (
+        (ReuseMiddleware(), search, "Found: "),
+        (ReuseMiddleware(find_retrieved=False), plain, ""),
+    ):
+        agent, model = agent_with(middleware, [calls("ab"), done()], used)
+        ask(agent, "Which?")
+        assert tool_texts(model.seen[-1]) == [before + joined(documents("ab"))]
 
 
-def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one():
-    @tool
-    def repeat(query: str) -> str:
-        """Say again what was found before."""
-        return f"{text_of('a')}\n\n{text_of('b')}"
-
-    answers = [calls("ab"), done(), calls("ab", name="repeat"), done()]
-    agent, model = agent_with(
-        ReuseMiddleware(), answers, search_tool(response_format="content"), repeat
-    )
-    ask(agent, "Which?")
-    ask(agent, "Again?")
-    assert tool_texts(model.seen[-1])[1] == f"{text_of('a')}\n\n{text_of('b')}"
-
-
-def test_an_agents_retriever_tool_is_planned_by_the_model_and_replayed_in_later_calls():
-    scripted = Scripted(responses=[calls("abc"), calls("xy"), done()], seen=[])
+def test_an_agents_retriever_tools_results_stay_in_order_and_are_replayed_in_later_calls():
+    scripted = Scripted(responses=[calls("abc"), calls("cab"), done()], seen=[])
     model = wrapped(scripted)
     agent = create_agent(model, [search_tool(response_format="content")])
     agent.invoke({"messages": [HumanMessage("Which?")]})
     assert is_append_only(scripted.seen)
-    assert model.prompt_statistics.planned == 1, "of the first result"
-    for text, letters in zip(tool_texts(scripted.seen[-1]), ("abc", "xy"), strict=True):
-        assert letters_in(text) == letters
+    assert [letters_in(one) for one in tool_texts(scripted.seen[-1])] == ["abc", "cab"]
+    assert model.prompt_statistics.planned == 0
+    assert set(model.prompt_statistics.in_place) <= {"behind_changing_words"}

@@ -35,7 +35,7 @@ def has_planned(planner: ReusePlanner) -> bool:
     return planner.statistics().tokens > 0
 
 
-@pytest.mark.parametrize("name", ["planner", "window_s", "strategy", "registry"])
+@pytest.mark.parametrize("name", ["planner", "window_s", "strategy"])
 def test_settings_of_a_model_are_not_set_in_vain(name):
     model = chat_model()
     with pytest.raises(ValidationError, match="frozen"):
@@ -79,13 +79,13 @@ def test_a_copy_of_a_model_is_checked(update):
 def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     retriever = ReuseRetriever(retriever=found(), planner=first)
-    changed = retriever.model_copy(update={"planner": second, "annotation": "off"})
+    changed = retriever.model_copy(update={"planner": second})
     changed.invoke("Which?")
     assert (has_planned(first), has_planned(second)) == (False, True)
     again = changed.model_copy(update={"retriever": found(2, 1, 0)})
-    assert len(again.invoke("Which?")) == 3, "annotations are off"
-    with pytest.raises(InvalidRequestError, match="annotation mode"):
-        retriever.model_copy(update={"annotation": "on"})
+    assert len(again.invoke("Which?")) == 3
+    noted = again.model_copy(update={"annotation": True})
+    assert len(noted.invoke("Which?")) == 4, "they are ranked behind"
 
 
 class Warm(FakeListChatModel):
@@ -118,9 +118,6 @@ async def test_a_config_may_set_fields_of_the_model_inside():
     assert inner.temperature == 0.0
     with pytest.raises(ValueError, match="nothing"):
         model.configurable_fields(nothing=fields["planner"], temperature=fields["temperature"])
-    view: Any = ReuseChatModel(inner=inner, window_s=0).as_inner()
-    view = view.configurable_fields(temperature=fields["temperature"])
-    assert view.invoke("Which?", {"configurable": {"heat": 0.5}}).content == "At 0.5."
 
 
 class Some(BaseRetriever):
@@ -134,15 +131,13 @@ class Some(BaseRetriever):
 
 def test_fields_of_the_retriever_inside_are_set_in_a_copy_and_by_a_config():
     inside = Some()
-    retriever = ReuseRetriever(retriever=inside, annotation="off")
+    retriever = ReuseRetriever(retriever=inside)
     assert len(retriever.model_copy(update={"k": 1}).invoke("Which?")) == 1
     field = ConfigurableField(id="k")
     for made in (
         retriever.configurable_fields(k=field),
-        ReuseRetriever(retriever=inside.configurable_fields(k=field), annotation="off"),
-        ReuseRetriever(
-            retriever=inside.configurable_fields(k=field), annotation="off"
-        ).configurable_fields(k=field),
+        ReuseRetriever(retriever=inside.configurable_fields(k=field)),
+        ReuseRetriever(retriever=inside.configurable_fields(k=field)).configurable_fields(k=field),
     ):
         assert len(made.invoke("Which?", {"configurable": {"k": 2}})) == 2
         assert len(made.invoke("Which?")) == 3
@@ -205,8 +200,3 @@ def test_a_model_that_is_wrapped_already_is_refused(bound):
 def test_a_retriever_that_is_wrapped_already_is_refused(bound):
     with pytest.raises(ValueError, match="retriever is a ReuseRetriever already; pass what it"):
         ReuseRetriever(retriever=bound(ReuseRetriever(retriever=found())))
-
-
-def test_a_model_that_is_called_through_a_wrapper_is_refused():
-    with pytest.raises(ValueError, match=r"inner is what as_inner\(\) returned; pass the model"):
-        ReuseChatModel(inner=chat_model().as_inner())

@@ -7,8 +7,8 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.store.memory import InMemoryStore
 
-from ctxreuse.adapters.memories import Placement
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.memories import Placement
 from langchain_ctxreuse import ReuseStore
 
 PORTO, CAT, CELLO = (

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -151,4 +152,4 @@ def test_sub_questions_are_planned_together(ours):
         verbose=False,
     )
     sub_questions.query(" ".join(WORDS))
-    assert sent(inner) == TOGETHER
+    assert [len(list(alike)) for _, alike in groupby(sent(inner))] == [3, 2]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from adapter_conformance import FaultyPlanner
 from block_labels import label
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
@@ -29,6 +28,7 @@ from llamaindex_helpers import (
     located,
     ranked,
 )
+from llamaindex_llm_helpers import FaultyPlanner
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
@@ -141,22 +141,6 @@ class TestPrompts:
             response = chat.chat("b two?")
         assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
         assert [node.node_id for node in response.source_nodes] == ["id-b"]
-
-    def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self):
-        class Keeping(LetterRetriever):
-            def _retrieve(self, query_bundle: Any) -> Any:
-                return kept
-
-        planner = ReusePlanner()
-        postprocessor = ReusePostprocessor(planner=planner, metadata_mode=MetadataMode.NONE)
-        with request_context(conversation_id="c", history=[]):
-            postprocessor.postprocess_nodes(letter_nodes("ab"))
-        shown = {"role": "user", "content": labelled("a")}
-        with request_context(conversation_id="c", history=[shown]):
-            kept = postprocessor.postprocess_nodes(letter_nodes("ca"))
-        inner = RecordingLLM()
-        engine(inner, retriever=Keeping()).chat("one?")
-        assert inner.prompts[0] == f"<user>{labelled('c')}\n\n{located('a')}\n\none?</>"
 
     def test_a_model_that_schedules_leaves_the_prompt_alone(self):
         inner, plain = RecordingLLM(), RecordingLLM()
@@ -309,7 +293,7 @@ class TestWindow:
         for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
             chat.chat(f"{letters} {number}?")
         assert not grow(inner.prompts), "the conversation is longer than the window"
-        assert (planner.plans, planner.evictions) == (6, 0)
+        assert (planner.plans, planner.forgotten) == (6, 0)
         assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
         assert chat.faults == 0
 
@@ -372,22 +356,20 @@ class TestWindow:
 
 class TestResponses:
     @pytest.mark.parametrize("way", ["chat", "stream_chat"])
-    def test_sources_come_as_ranked_with_what_became_of_them(self, way):
-        chat = engine()
+    def test_sources_are_the_retrievers_own_nodes(self, way):
+        class Keeping(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                nodes[:] = super()._retrieve(query_bundle)
+                return list(nodes)
+
+        nodes: list[NodeWithScore] = []
+        chat = engine(retriever=Keeping())
         chat.chat("ab one?")
         response = getattr(chat, way)("cb two?")
-        assert [
-            (node.text[0], node.score, node.metadata["ctxreuse"]["label"])
-            for node in response.source_nodes
-        ] == [("c", 1.0, label(letter_text("c"))), ("b", 0.9, label(letter_text("b")))]
-        assert response.source_nodes[0].metadata["ctxreuse"]["plan"]["references"] == ["id-b"]
+        assert list(map(id, response.source_nodes)) == list(map(id, nodes))
+        assert nodes == letter_nodes("cb")
         assert response.sources[0].tool_name == "retriever"
         assert response.sources[0].raw_output == response.source_nodes
-
-    def test_the_plan_is_in_the_responses_metadata(self):
-        response = engine().chat("ab one?")
-        assert response.metadata is not None
-        assert response.metadata["ctxreuse"]["blocks"] == ["id-a", "id-b"]
 
     def test_events_go_where_the_user_wants_them(self):
         debug = LlamaDebugHandler(print_trace_on_end=False)
@@ -442,9 +424,7 @@ class TestRetrieval:
         inner = RecordingLLM()
         response = engine(inner, retriever=Retriever()).chat("ab one?")
         assert inner.prompts[0] == f"<user>{labelled('ab')}\n\nab one?</>"
-        labels = [one.metadata.get("ctxreuse", {}).get("label") for one in response.source_nodes]
-        shown = [label(letter_text(letter)) for letter in "ab"]
-        assert labels == [*shown, None, None], "best first, by their scores"
+        assert len(response.source_nodes) == 4
 
     def test_a_planning_fault_sends_the_texts_as_retrieved(self, caplog):
         inner = RecordingLLM()
@@ -481,7 +461,7 @@ class TestRetrieval:
 
     @pytest.mark.parametrize("is_ours", [True, False])
     def test_nodes_that_cannot_be_prepared_are_sent_as_retrieved(self, monkeypatch, is_ours):
-        def fails(nodes: Any) -> Any:
+        def fails(nodes: Any, planner: Any) -> Any:
             raise KeyError("a fault of ours")
 
         class Odd(LetterRetriever):
@@ -495,14 +475,14 @@ class TestRetrieval:
             AnnotationNode(text="[BCDF] > [GHJK]"),
         ]
         if is_ours:
-            monkeypatch.setattr(chat_turn, "retrieved_nodes", fails)
+            monkeypatch.setattr(chat_turn, "as_retrieved", fails)
         inner, planner = RecordingLLM(), ReusePlanner()
         options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
         chat = engine(inner, retriever=Odd(), **options)
         response = chat.chat("one?")
         texts = "k: v\n\nb\n\nk: v\n\na" if is_ours else "b\n\na"
         assert inner.prompts == [f"<user>{texts}\n\none?</>"]
-        assert [one.node for one in response.source_nodes] == nodes[:2]
+        assert [one.node for one in response.source_nodes] == nodes
         assert chat.faults == (1 if is_ours else 2)
         assert planner.statistics().requests == 0
 
@@ -531,7 +511,7 @@ class TestMaking:
                 {"node_postprocessors": ["x"]},
                 "node_postprocessors must be a LlamaIndex",
             ),
-            ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),
+            ({"metadata_mode": "some"}, "no metadata mode"),
             ({"token_counter": 3}, "token_counter must be"),
         ],
     )

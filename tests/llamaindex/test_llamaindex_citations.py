@@ -107,7 +107,7 @@ def test_a_label_names_its_node_in_every_form_of_an_answer():
             ChatResponse(message=ChatMessage(role="assistant", content=said)),
         ]
         for answer in answers:
-            found = cited_nodes(answer, nodes, MetadataMode.NONE)
+            found = cited_nodes(answer, nodes, metadata_mode=MetadataMode.NONE)
             assert [one.node.node_id for one in found] == [f"id-{letter}" for letter in cited]
     assert cited_nodes(ChatResponse(message=ChatMessage(blocks=[CALL])), nodes) == []
 
@@ -116,7 +116,7 @@ def test_the_metadata_that_the_model_was_shown_is_part_of_what_a_label_names():
     nodes = letter_nodes("ab")
     shown = label(f"source: b.txt\n\n{letter_text('b')}")
     assert cited_nodes(shown, nodes) == nodes[1:]
-    assert cited_nodes(shown, nodes, MetadataMode.NONE) == []
+    assert cited_nodes(shown, nodes, metadata_mode=MetadataMode.NONE) == []
 
 
 def test_nodes_that_share_a_label_are_cited_together():

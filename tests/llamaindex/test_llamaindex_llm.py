@@ -11,8 +11,7 @@ from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.schema import MetadataMode
-from llamaindex_helpers import RecordingLLM, labelled, letter_nodes, located
+from llamaindex_helpers import RecordingLLM, labelled, located
 from llamaindex_llm_helpers import (
     City,
     FaultyPlanner,
@@ -24,8 +23,7 @@ from llamaindex_llm_helpers import (
 )
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, format_context
+from llamaindex_ctxreuse import ReuseLLM
 
 Way = Callable[[ReuseLLM, str], Any]
 
@@ -274,36 +272,11 @@ class TestMessages:
                 llm.chat(opening(word))
         assert sent_words(inner) == ["abc", "abc"], "a developer's message is no turn"
         with request_context(conversation_id="d"):
-            again = ChatMessage(role="user", content=f"{context('b')}\n\nSure?")
+            again = ChatMessage(role="user", content=f"{context('bc')}\n\nSure?")
             llm.chat([*opening("cba"), ChatMessage(role="model", content="a."), again])
         assert inner.prompts[2].startswith(inner.prompts[1])
-        assert inner.prompts[2].endswith(f"<model>a.</><user>{located('b')}\n\nSure?</>")
+        assert inner.prompts[2].endswith(f"<model>a.</><user>{located('bc')}\n\nSure?</>")
         assert planner.statistics().requests == 3, "what a model has answered is not planned again"
-
-    def test_a_context_that_was_planned_before_is_only_scheduled(self):
-        inner, postprocessor = RecordingLLM(), ReusePostprocessor(metadata_mode=MetadataMode.NONE)
-        llm = ReuseLLM(inner=inner, window_s=0)
-        llm.complete(context("nlk"))
-        postprocessor.postprocess_nodes(letter_nodes("klm"))
-        text = format_context(
-            postprocessor.postprocess_nodes(letter_nodes("nlk")), MetadataMode.NONE
-        )
-        llm.complete(text)
-        assert inner.prompts[-1] == text == planned("kln", "nlk")
-
-    def test_a_registry_of_its_own_keeps_contexts_apart(self):
-        registry = ContextRegistry()
-        own, shared = RecordingLLM(), RecordingLLM()
-        llms = [
-            ReuseLLM(inner=own, window_s=0, registry=registry),
-            ReuseLLM(inner=shared, window_s=0),
-        ]
-        for word in ("klm", "mkl"):
-            text = format_context(letter_nodes(word), MetadataMode.NONE, registry=registry)
-            for llm in llms:
-                llm.complete(f"{text}\n\nWhich?")
-        assert sent_words(own) == ["klm", "klm"]
-        assert sent_words(shared) == ["klm", "mkl"]
 
 
 class TestTheInnerModel:
@@ -332,11 +305,11 @@ class TestTheInnerModel:
         opening = "<system>Be brief.</>" if is_chat_model else "Be brief.\n\n"
         assert all(one.startswith(opening) for one in inner.prompts)
 
-    def test_without_a_planner_each_model_makes_its_own(self):
+    def test_without_a_planner_models_of_one_engine_share_one(self):
         inner = RecordingLLM()
         for word in ("abc", "cba"):
             ReuseLLM(inner=inner, planner=None, window_s=0).chat(question(word))
-        assert sent_words(inner) == ["abc", "cba"]
+        assert sent_words(inner) == ["abc", "abc"]
 
     def test_it_has_a_stable_name_and_takes_no_tools_or_structured_model(self):
         assert ReuseLLM.class_name() == "ReuseLLM"
@@ -357,7 +330,6 @@ class TestTheInnerModel:
             ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"window_s": -1}, "micro-batch window"),
             ({"strategy": "best"}, "no strategy 'best'"),
-            ({"registry": "shared"}, "registry"),
             ({"send_cache_salt": "maybe"}, "send_cache_salt"),
             ({"system_prompt": "Be brief."}, "system_prompt is the inner model's"),
             ({"windows": 1}, "windows"),
@@ -369,12 +341,11 @@ class TestTheInnerModel:
 
 
 def test_a_model_in_another_process_has_a_planner_of_its_own():
-    llm = ReuseLLM(inner=MockLLM(), window_s=0.25, registry=ContextRegistry())
+    llm = ReuseLLM(inner=MockLLM(), window_s=0.25)
     again = pickle.loads(pickle.dumps(llm))
     assert again.window_s == 0.25
     assert isinstance(llm.planner, ReusePlanner), "the original keeps its own"
     assert again.planner is not llm.planner
-    assert again.registry is None, "that of its process"
     assert again.complete("Where is Paris?").text == "Where is Paris?"
 
 

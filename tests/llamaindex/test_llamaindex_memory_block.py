@@ -3,7 +3,6 @@ import re
 from typing import Any
 
 import pytest
-from adapter_conformance import FaultyPlanner
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
@@ -16,6 +15,7 @@ from llamaindex_helpers import (
     letter_nodes,
     letter_text,
 )
+from llamaindex_llm_helpers import FaultyPlanner
 from llamaindex_memory_helpers import (
     FailingMemory,
     LetterMemory,
@@ -28,13 +28,10 @@ from llamaindex_memory_helpers import (
 )
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
-from ctxreuse.adapters.plan_metadata import memories_metadata
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.tokens import estimate_tokens
 from llamaindex_ctxreuse import (
     ReuseMemoryBlock,
-    ReusePostprocessor,
     ReuseRetriever,
 )
 from llamaindex_ctxreuse.llm.planned_prompts import message_text
@@ -124,22 +121,19 @@ class TestReuseMemoryBlock:
         block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
         assert (await block.aget([user("a")])).startswith("[Doc_id-a] source: a.txt\n\na says")
 
-    async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self):
-        blocks = [ContextBlock(id=f"id-{letter}", text=f"of {letter}") for letter in "ba"]
-        plan = ReusePlanner().plan(ContextRequest(blocks))
-        places = [
-            {"id": f"id-{letter}", "rank": rank, "label": f"[Doc_id-{letter}]"}
-            for letter, rank in (("a", 1), ("b", 0))
-        ]
-        found = {"results": lettered("ab"), "ctxreuse": memories_metadata(plan, places)}
-        assert await ReuseMemoryBlock(memory=FakeMemory(found)).aget([user("q")]) == labelled("ba")
-
-    @pytest.mark.parametrize("forged", [{}, {"plan": {}}, {"memories": 3, "plan": {}}, [1], "x"])
-    async def test_a_forged_ranking_of_a_search_changes_nothing(self, forged):
-        found = {"results": lettered("ab"), "ctxreuse": forged}
-        block = ReuseMemoryBlock(memory=FakeMemory(found))
-        assert await block.aget([user("q")]) == labelled("ab")
-        assert block.faults == 0
+    async def test_what_was_planned_before_goes_back_to_its_ranking_first(self):
+        planner = ReusePlanner()
+        searched = ReuseMemory(mem0 := FakeMemory(lettered("abc")), planner=planner)
+        block = ReuseMemoryBlock(memory=searched, planner=planner)
+        retriever = ReuseRetriever(LetterRetriever(), planner=planner)
+        nodes = ReuseMemoryBlock(memory=retriever, planner=planner)
+        for one, question in ((block, "q"), (nodes, "abc")):
+            await one.aget([user(question)])
+        mem0.found = lettered("cba")
+        for one, question in ((block, "q"), (nodes, "cba")):
+            shown = await one.aget([user(question)])
+            assert "[Doc_id-c] > [Doc_id-b] > [Doc_id-a]" in shown
+        assert planner.statistics().requests == 4, "each search is one prompt"
 
     async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self):
         planner = ReusePlanner()
@@ -186,40 +180,6 @@ class TestReuseMemoryBlock:
             )
             + "</Memories>\n</memory>\nabc two?</>"
         )
-
-    async def test_a_search_knows_whose_it_is_but_of_no_history(self):
-        class Noting(LetterRetriever):
-            async def _aretrieve(self, query_bundle: Any) -> Any:
-                scopes.append(current_scope())
-                return []
-
-        scopes: list[RequestScope] = []
-        block = ReuseMemoryBlock(memory=Noting())
-        said = {"role": "user", "content": "hello"}
-        with request_context(tenant="one", conversation_id="c", history=[said]):
-            assert await block.aget([user("q")]) == ""
-        assert scopes == [RequestScope("one", "c", ())]
-
-    async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self):
-        postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
-        shown = {"role": "user", "content": labelled("a")}
-        with request_context(conversation_id="c", history=[]):
-            postprocessor.postprocess_nodes(letter_nodes("a"))
-        with request_context(conversation_id="c", history=[shown]):
-            kept = {
-                word: postprocessor.postprocess_nodes(letter_nodes(word)) for word in ("ca", "a")
-            }
-
-        class Kept(LetterRetriever):
-            async def _aretrieve(self, query_bundle: Any) -> Any:
-                return kept[query_bundle.query_str]
-
-        words = "Please refer to [Doc_id-a] in the previous conversation."
-        block = ReuseMemoryBlock(memory=Kept())
-        assert await block.aget([user("ca")]) == f"{labelled('c')}\n\n{words}"
-        assert await block.aget([user("a")]) == words
-        faulty = ReuseMemoryBlock(memory=Kept(), planner=FaultyPlanner())
-        assert await faulty.aget([user("ca")]) == f"{letter_text('c')}\n\n{words}"
 
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
     async def test_an_index_is_read_and_written(self):
@@ -314,12 +274,12 @@ class TestReuseMemoryBlock:
         planner = CountingPlanner()
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         content = await block.aget([user("abcdef")])
-        assert (planner.plans, planner.evictions) == (1, 0)
+        assert (planner.plans, planner.forgotten) == (1, 0)
         shorter = await block.atruncate(content, 350)
         assert shorter == labelled("ab")
-        assert (planner.plans, planner.evictions) == (2, 1)
+        assert (planner.plans, planner.forgotten) == (2, 1)
         assert await block.atruncate(shorter, 5_000) is None
-        assert (planner.plans, planner.evictions) == (2, 2)
+        assert (planner.plans, planner.forgotten) == (2, 2)
         assert planner.statistics().requests == 0
 
     async def test_truncating_many_memories_takes_few_previews(self):
@@ -389,7 +349,7 @@ class TestReuseMemoryBlock:
     async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self):
         planner = ReusePlanner()
         filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}
-        ReuseMemory(FakeMemory(lettered("abc")), planner=planner).search(
+        ReuseMemory(FakeMemory(lettered("abc")), planner=planner).context(
             "q", filters={"user_id": " alice "}
         )
         block = ReuseMemoryBlock(

@@ -4,13 +4,15 @@ from typing import Any, get_args
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.memory import StaticMemoryBlock
-from llamaindex_helpers import ListChatStore, letter_text
+from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_text
 from llamaindex_memory_helpers import LetterMemory, assistant, plain_memory, user
 
-from ctxreuse.adapters.memories import Placement
+from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from llamaindex_ctxreuse import ReuseMemoryBlock, reuse_memory
+from ctxreuse.pipeline.memories import Placement
+from llamaindex_ctxreuse import ReuseLLM, ReuseMemoryBlock, reuse_memory
 
 PLACEMENTS = get_args(Placement)
 
@@ -48,6 +50,28 @@ async def test_memories_stand_where_they_are_wanted_each_once(placement, is_stor
     assert shown(first) == asking
     assert shown(second) == [*asking, ("assistant", ""), *then]
     assert [one.content for one in second[: len(first)]] == [one.content for one in first]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_a_wrapped_model_sends_memories_as_their_block_planned_them(placement, labels):
+    async def prompts(*, is_wrapped: bool) -> list[str]:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        llm: Any = ReuseLLM(inner=inner, planner=planner, window_s=0) if is_wrapped else inner
+        block = ReuseMemoryBlock(
+            memory=LetterRetriever(), planner=planner, placement=placement, labels=labels
+        )
+        for questions in (["abc one?", "bcd two?"], ["cba three?", "da four?"]):
+            chat = SimpleChatEngine.from_defaults(llm=llm, memory=plain_memory(block))
+            for question in questions:
+                await chat.achat(question)
+        assert planner.statistics().requests == 4
+        return inner.prompts
+
+    sent = await prompts(is_wrapped=True)
+    assert sent == await prompts(is_wrapped=False)
+    assert sent[1].startswith(sent[0])
+    assert sent[3].startswith(sent[2])
 
 
 async def test_other_memory_blocks_and_the_system_message_keep_their_text():

@@ -1,13 +1,18 @@
+"""Retriever and postprocessor: the application's own nodes, in planned order, and no more."""
+
 import asyncio
+import logging
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from threading import Thread, current_thread
 from typing import Any
 
 import pytest
-from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown, documents
-from block_labels import label
-from helpers import contexts_in
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.postprocessor import LongContextReorder
@@ -21,103 +26,26 @@ from llama_index.core.schema import (
     QueryBundle,
     TextNode,
 )
-from llamaindex_helpers import LetterRetriever, labelled, letter_nodes, letter_text
+from llamaindex_helpers import LetterRetriever, letter_nodes
+from llamaindex_llm_helpers import FaultyPlanner
 
-from ctxreuse import ReusePlanner, request_context
-from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
+from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
-pytestmark = pytest.mark.usefixtures("paper_words")
+KINDS = ("postprocessor", "retriever")
 
 
 def letters(nodes: Sequence[NodeWithScore]) -> str:
     return "".join(node.text[0] for node in nodes)
 
 
-def shown(nodes: Sequence[NodeWithScore]) -> list[Shown]:
-    found = []
-    for scored in nodes:
-        mark = scored.metadata.get("ctxreuse", {})
-        is_annotation = isinstance(scored.node, AnnotationNode)
-        found.append(
-            Shown(
-                id=None if is_annotation else scored.node_id,
-                text=scored.text,
-                source=scored.metadata.get("source"),
-                rank=mark.get("rank"),
-                label=mark.get("label"),
-                plan=mark.get("plan"),
-                is_annotation=is_annotation,
-            )
-        )
-    return found
-
-
-def nodes_of(retrieved: Sequence[Retrieved]) -> list[NodeWithScore]:
-    return [
-        NodeWithScore(
-            node=TextNode(id_=one.id, text=one.text, metadata={"source": one.source}),
-            score=1 / (1 + rank),
-        )
-        for rank, one in enumerate(retrieved)
-    ]
-
-
-class DrivenPostprocessor:
-    def __init__(self, planner: Any, annotation: Any) -> None:
-        self._postprocessor = ReusePostprocessor(planner=planner, annotation=annotation)
-        self._given: list[tuple[list[NodeWithScore], list[NodeWithScore]]] = []
-
-    @property
-    def faults(self) -> int:
-        return self._postprocessor.faults
-
-    def run(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        nodes = self._remembered(retrieved)
-        return shown(self._postprocessor.postprocess_nodes(nodes, query_str=query))
-
-    async def arun(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        nodes = self._remembered(retrieved)
-        return shown(await self._postprocessor.apostprocess_nodes(nodes, query_str=query))
-
-    def inputs_are_untouched(self) -> bool:
-        return all(nodes == copies for nodes, copies in self._given)
-
-    def _remembered(self, retrieved: Sequence[Retrieved]) -> list[NodeWithScore]:
-        nodes = nodes_of(retrieved)
-        self._given.append((nodes, [one.model_copy(deep=True) for one in nodes]))
-        return nodes
-
-
-class NodesConform(AdapterConformance):
-    def test_append_puts_the_annotation_behind_the_documents(self) -> None:
-        """No node holds it: see test_llamaindex_synthesis."""
-        adapter = self.adapter(ReusePlanner(), "append")
-        adapter.run(documents("abc"), "q?")
-        assert [one.is_annotation for one in adapter.run(documents("dba"), "q?")] == [False] * 3
-
-    def test_the_papers_words_say_which_labels_the_documents_have(self) -> None:
-        """They stand where the other words do: see test_llamaindex_synthesis."""
-
-
-class TestReusePostprocessor(NodesConform):
-    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenPostprocessor:
-        return DrivenPostprocessor(planner, annotation)
-
-
-class FixedRetriever(BaseRetriever):
-    """Retrieves, for each query, what the test says; keeps it to see whether it is changed."""
+class Given(BaseRetriever):
+    """Retrieves the nodes that a query names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: dict[str, list[NodeWithScore]] = {}
-        self.copies: dict[str, list[NodeWithScore]] = {}
-
-    def holds(self, retrieved: Sequence[Retrieved]) -> str:
-        query = f"q{len(self.nodes)}"
-        self.nodes[query] = nodes_of(retrieved)
-        self.copies[query] = [one.model_copy(deep=True) for one in self.nodes[query]]
-        return query
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self.nodes[query_bundle.query_str]
@@ -127,175 +55,196 @@ class FixedRetriever(BaseRetriever):
         return self.nodes[query_bundle.query_str]
 
 
-class DrivenRetriever:
-    def __init__(self, planner: Any, annotation: Any) -> None:
-        self._inner = FixedRetriever()
-        self._retriever = ReuseRetriever(self._inner, planner=planner, annotation=annotation)
+class Driven:
+    """One of the two, with nodes that the test gives."""
 
-    @property
-    def faults(self) -> int:
-        return self._retriever.faults
+    def __init__(self, kind: str, planner: Any = None, **options: Any) -> None:
+        self._inner = Given()
+        self.component: Any = ReusePostprocessor(planner=planner, **options)
+        if kind == "retriever":
+            self.component = ReuseRetriever(self._inner, planner=planner, **options)
 
-    def run(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        return shown(self._retriever.retrieve(self._inner.holds(retrieved)))
+    def run(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        if isinstance(self.component, ReusePostprocessor):
+            return self.component.postprocess_nodes(nodes, query_str="a secret question")
+        return self.component.retrieve(self._named(nodes))
 
-    async def arun(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
-        return shown(await self._retriever.aretrieve(self._inner.holds(retrieved)))
+    async def arun(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        if isinstance(self.component, ReusePostprocessor):
+            return await self.component.apostprocess_nodes(nodes, query_str="a secret question")
+        return await self.component.aretrieve(self._named(nodes))
 
-    def inputs_are_untouched(self) -> bool:
-        return self._inner.nodes == self._inner.copies
+    def _named(self, nodes: list[NodeWithScore]) -> str:
+        query = f"a secret question {len(self._inner.nodes)}"
+        self._inner.nodes[query] = nodes
+        return query
 
 
-class TestReuseRetriever(NodesConform):
-    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenRetriever:
-        return DrivenRetriever(planner, annotation)
+@pytest.mark.parametrize("kind", KINDS)
+class TestBoth:
+    def test_the_order_is_the_planners(self, kind):
+        driven, alone = Driven(kind), ReusePlanner()
+        for word in ("abc", "dbe", "cba", "xyz", "bca"):
+            texts = [one.get_content(MetadataMode.LLM) for one in letter_nodes(word)]
+            plan = alone.plan(ContextRequest([ContextBlock(text=one) for one in texts], "q?"))
+            found = [one.get_content(MetadataMode.LLM) for one in driven.run(letter_nodes(word))]
+            assert found == [block.text for block in plan.blocks]
 
+    @examples(30)
+    @given(words=st.lists(st.text("abcdefgh", max_size=6), max_size=6))
+    def test_the_nodes_are_the_applications_own_objects_as_they_were(self, kind, words):
+        driven = Driven(kind)
+        for word in words:
+            nodes = letter_nodes(word)
+            copies = [one.model_copy(deep=True) for one in nodes]
+            # a retriever's own base class drops nodes of the same id and text
+            if kind == "retriever" and len(set(word)) < len(word):
+                continue
+            planned = driven.run(nodes)
+            assert sorted(map(id, planned)) == sorted(map(id, nodes))
+            assert nodes == copies
+            distinct = len(set(word))
+            assert len(set(letters(planned[:distinct]))) == distinct, "repeats are behind"
+        assert driven.component.faults == 0
 
-class TestPlannedNodes:
-    def test_scores_stay_with_their_nodes_if_they_have_any(self):
-        postprocessor = ReusePostprocessor()
-        postprocessor.postprocess_nodes(letter_nodes("abc"))
-        planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
-        assert [(one.text[0], one.score) for one in planned] == [
-            ("a", 0.8),
-            ("b", 0.9),
-            ("d", 1.0),
+    async def test_async_gives_what_sync_gives(self, kind):
+        sync, other = Driven(kind), Driven(kind)
+        for word in ("abc", "dbe", "cba", "", "bca"):
+            assert await other.arun(letter_nodes(word)) == sync.run(letter_nodes(word))
+
+    async def test_many_tasks_and_threads_lose_nothing(self, kind):
+        driven, words = Driven(kind), ["abc", "cab", "bcd", "dea"] * 5
+        found = await asyncio.gather(*(driven.arun(letter_nodes(one)) for one in words))
+        with ThreadPoolExecutor(8) as pool:
+            found += pool.map(lambda one: driven.run(letter_nodes(one)), words)
+        for word, nodes in zip(words * 2, found, strict=True):
+            assert sorted(letters(nodes)) == sorted(word)
+        assert driven.component.faults == 0
+
+    async def test_a_planning_fault_lets_nodes_through_as_they_came(self, kind, caplog):
+        driven = Driven(kind, FaultyPlanner())
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            assert letters(driven.run(letter_nodes("cab"))) == "cab"
+            assert letters(await driven.arun(letter_nodes("bca"))) == "bca"
+        assert driven.component.faults == 2
+        assert len(caplog.records) == 1
+        assert "RuntimeError" in caplog.text
+        assert "secret" not in caplog.text
+
+    def test_a_tenants_order_does_not_depend_on_another_tenant(self, kind):
+        driven = Driven(kind)
+        with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
+            pool.submit(copy_context().run, driven.run, letter_nodes("abc")).result()
+        with request_context(tenant="two"):
+            assert letters(driven.run(letter_nodes("cba"))) == "cba"
+        with request_context(tenant="one"):
+            assert letters(driven.run(letter_nodes("cba"))) == "abc"
+
+    def test_the_ranking_is_one_more_node_for_who_asks_for_it(self, kind):
+        driven = Driven(kind, annotation=True)
+        assert letters(driven.run(letter_nodes("abc"))) == "abc", "nothing was moved"
+        nodes = letter_nodes("dba")
+        for node in nodes:
+            node.node.metadata |= {"file": f"{node.node.node_id}.txt"}
+            node.node.excluded_llm_metadata_keys = ["file"]
+        nodes[0].node.metadata["only here"] = 1
+        *planned, last = driven.run(nodes)
+        places = ", ".join(str(1 + letters(planned).index(one)) for one in "dba")
+        assert last.text == f"Read documents {places} first."
+        assert isinstance(last.node, AnnotationNode)
+        assert last.score == min(one.score for one in nodes)
+        assert last.metadata == {"file": "", "source": ""}
+        for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+            assert last.node.get_content(mode) == last.text
+        again = driven.run([*planned, last])
+        assert letters(again[:-1]) == letters(planned)
+        assert sum(isinstance(one.node, AnnotationNode) for one in again) == 1
+
+    def test_repeats_are_left_out_for_who_asks_for_it(self, kind):
+        twice = [
+            NodeWithScore(node=TextNode(text=one.text), score=score)
+            for one, score in zip(letter_nodes("aba"), (0.9, 0.8, 0.7), strict=True)
         ]
+        assert letters(Driven(kind).run(twice)) == "aba"
+        [first, second] = Driven(kind, drop_repeats=True).run(twice)
+        assert (first, second) == (twice[0], twice[1])
 
-        postprocessor = ReusePostprocessor()
-        for word in ("abc", "dba"):
-            nodes = [NodeWithScore(node=one.node) for one in letter_nodes(word)]
-            planned = postprocessor.postprocess_nodes(nodes)
-        assert [one.score for one in planned] == [None] * 3
+    def test_what_it_saves_is_unknown(self, kind):
+        driven = Driven(kind, planner := ReusePlanner())
+        for word in ("abc", "cba"):
+            driven.run(letter_nodes(word))
+        assert planner.savings.requests == 0
 
-        [node] = letter_nodes("a")
-        planned = ReusePostprocessor().postprocess_nodes(
-            [node, NodeWithScore(node=node.node, score=0.2)]
-        )
-        assert [one.score for one in planned] == [1, 0.2]
-        assert {one.metadata["ctxreuse"]["label"] for one in planned} == {"[Doc_id-a]"}
+    @pytest.mark.parametrize("option", ["annotation", "drop_repeats"])
+    def test_options_of_another_kind_are_refused(self, kind, option):
+        with pytest.raises(ValueError, match=option):
+            Driven(kind, **{option: "append"})
+        with pytest.raises(ValueError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+            Driven(kind, "planner")
 
-    def test_the_text_that_models_and_embeddings_see_is_unchanged(self):
-        [before] = letter_nodes("a")
-        [after] = ReusePostprocessor().postprocess_nodes([before])
-        for mode in (MetadataMode.LLM, MetadataMode.EMBED, MetadataMode.NONE):
-            assert after.node.get_content(mode) == before.node.get_content(mode)
-        assert "ctxreuse" in after.metadata
+    @pytest.mark.parametrize("mode", ["everything", None])
+    def test_a_metadata_mode_that_is_none_is_refused(self, kind, mode):
+        with pytest.raises(ValueError, match=r"MetadataMode\.LLM"):
+            Driven(kind, metadata_mode=mode)
 
+
+class TestIdentityAndRank:
     def test_identity_is_the_text_with_the_metadata_that_is_rendered(self):
-        def plans_of(mode: MetadataMode) -> list[str]:
-            planner = ReusePlanner()
-            postprocessor = ReusePostprocessor(planner=planner, metadata_mode=mode)
+        def order(mode: MetadataMode) -> str:
+            postprocessor = ReusePostprocessor(metadata_mode=mode)
             postprocessor.postprocess_nodes(letter_nodes("abc"))
             again = letter_nodes("cba")
             for one in again:
                 one.node.metadata["source"] = "moved"
-            return [one.text[0] for one in postprocessor.postprocess_nodes(again)[:3]]
+                one.node.id_ = "another id"
+            return letters(postprocessor.postprocess_nodes(again))
 
-        assert plans_of(MetadataMode.LLM) == ["c", "b", "a"], "other texts than before"
-        assert plans_of(MetadataMode.NONE) == ["a", "b", "c"], "the same texts as before"
+        assert order(MetadataMode.LLM) == order(MetadataMode.ALL) == "cba", "other texts"
+        assert order(MetadataMode.NONE) == "abc", "the same texts as before"
 
-    def test_the_annotation_has_the_metadata_names_of_the_nodes_and_shows_none(self):
-        planner = ReusePlanner()
-        history = sent_history(planner, "ab")
-        nodes = letter_nodes("ba")
-        for node in nodes:
-            node.node.metadata |= {"file": f"{node.node.node_id}.txt"}
-            node.node.excluded_llm_metadata_keys = ["file", "only here"]
-        nodes[0].node.metadata["only here"] = 1
-        with request_context(conversation_id="c", history=history):
-            postprocessor = ReusePostprocessor(planner=planner)
-            [annotation] = postprocessor.postprocess_nodes(nodes)
-        assert isinstance(annotation.node, AnnotationNode)
-        assert annotation.metadata["file"] == ""
-        assert "only here" not in annotation.metadata
-        for mode in (MetadataMode.LLM, MetadataMode.EMBED):
-            assert annotation.node.get_content(mode) == annotation.text
-
-    def test_without_a_planner_each_makes_its_own_as_in_another_process(self):
-        for word in ("abc", "cba"):
-            planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
-            assert letters(planned) == word
-            assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
-
-        postprocessor = ReusePostprocessor(annotation="metadata")
-        again = pickle.loads(pickle.dumps(postprocessor))
-        assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
-        assert again.planner is not postprocessor.planner
-        assert again.annotation == "metadata"
-        assert letters(again.postprocess_nodes(letter_nodes("ab"))) == "ab"
-
-    def test_planned_nodes_are_planned_anew_from_the_order_in_which_they_were_retrieved(self):
-        first, second, alone = (ReusePostprocessor() for _ in range(3))
-        for postprocessor in (first, second, alone):
-            postprocessor.postprocess_nodes(letter_nodes("abc"))
-        twice = second.postprocess_nodes(first.postprocess_nodes(letter_nodes("dba")))
-        once = alone.postprocess_nodes(letter_nodes("dba"))
-        assert shown(twice) == shown(once)
-        assert twice[0].node.excluded_llm_metadata_keys == ["ctxreuse"]
-
-    def test_planned_nodes_that_were_reranked_since_keep_that_ranking(self):
-        postprocessor, other = ReusePostprocessor(), ReusePostprocessor()
-        postprocessor.postprocess_nodes(letter_nodes("abc"))
-        planned = postprocessor.postprocess_nodes(letter_nodes("dba"))
-        reranked = [
-            NodeWithScore(node=planned[position].node, score=score)
-            for position, score in ((2, 0.9), (0, 0.8), (1, 0.7))
-        ]
-        assert letters(reranked) == "dab"
-        again = other.postprocess_nodes(reranked)
-        assert letters(again) == "dab"
-        assert [one.metadata["ctxreuse"]["rank"] for one in again] == [0, 1, 2]
-
-    def test_a_context_that_points_to_the_conversation_is_not_planned_a_second_time(self):
-        planner = ReusePlanner()
-        history = sent_history(planner, "ab")
-        with request_context(conversation_id="c", history=history):
-            once = ReusePostprocessor(planner=planner).postprocess_nodes(letter_nodes("bc"))
-            twice = ReusePostprocessor(planner=planner).postprocess_nodes(once)
-            text = format_context(twice, MetadataMode.NONE)
-        assert twice == once
-        assert text == (
-            "Please refer to [Doc_id-b] in the previous conversation.\n\n"
-            f"[Doc_id-c] {letter_text('c')}"
-        )
-
-    def test_when_the_conversation_shows_everything_a_node_still_says_so(self):
-        planner = ReusePlanner()
-        history = sent_history(planner, "ab")
-        with request_context(conversation_id="c", history=history):
-            postprocessor = ReusePostprocessor(planner=planner, annotation="metadata")
-            [node] = postprocessor.postprocess_nodes(letter_nodes("b"))
-        assert isinstance(node.node, AnnotationNode)
-        assert node.text == "Please refer to [Doc_id-b] in the previous conversation."
-        assert node.score == 1
-
-    def test_images_and_other_media_pass_through_whole(self):
-        image = ImageNode(id_="i", text="", image_url="http://x/a.png")
+    def test_images_and_other_media_pass_through_whole_and_no_text_stands_for_one(self):
+        caption = "a caption " * 50
+        text = NodeWithScore(node=TextNode(text=caption), score=0.5)
+        image = NodeWithScore(node=ImageNode(text=caption, image_url="http://x/a.png"), score=0.5)
         media = Node(id_="m", image_resource=MediaResource(url="http://x/b.png"))
         link = IndexNode(id_="l", text="see there", index_id="there")
-        postprocessor = ReusePostprocessor()
-        given = [NodeWithScore(node=one, score=0.5) for one in (image, media, link)]
-        planned = postprocessor.postprocess_nodes(given)
-        assert [type(one.node) for one in planned] == [ImageNode, Node, IndexNode]
-        assert planned[0].node.image_url == "http://x/a.png"
-        assert planned[1].node.image_resource == media.image_resource
-        assert planned[2].node.index_id == "there"
+        given = [NodeWithScore(node=one, score=0.5) for one in (media, link)]
+        kept = ReusePostprocessor(drop_repeats=True).postprocess_nodes([text, image, *given])
+        assert sorted(map(id, kept)) == sorted(map(id, [text, image, *given]))
 
-    def test_no_text_in_the_conversation_stands_for_an_image(self):
-        planner = ReusePlanner()
-        caption = "a caption " * 50
-        text = NodeWithScore(node=TextNode(id_="i", text=caption))
-        image = NodeWithScore(node=ImageNode(id_="i", text=caption, image_url="http://x/a.png"))
-        history: list[dict[str, str]] = []
-        with request_context(conversation_id="c", history=history):
-            content = format_context(ReusePostprocessor(planner=planner).postprocess_nodes([text]))
-        history = [{"role": "user", "content": content}, {"role": "assistant", "content": "OK."}]
-        with request_context(conversation_id="c", history=history):
-            postprocessor = ReusePostprocessor(planner=planner)
-            assert postprocessor.postprocess_nodes([text])[0].text.startswith("Please refer")
-            assert isinstance(postprocessor.postprocess_nodes([image])[0].node, ImageNode)
+    @pytest.mark.parametrize(
+        ("scores", "ranking"),
+        [
+            ([0.1, 0.3, 0.2], "2, 3, 1"),
+            ([0.3, 0.2, 0.1], None),
+            ([0.2, 0.2, 0.2], None),
+            ([None, None, None], None),
+            ([None, 0.1, 0.2], "1, 3, 2"),
+            ([0.1, None, 0.2], "3, 2, 1"),
+            ([float("nan"), 0.1, 0.2], "1, 3, 2"),
+        ],
+    )
+    def test_higher_scores_rank_first_and_the_others_keep_their_places(self, scores, ranking):
+        postprocessor = ReusePostprocessor(annotation=True)
+        postprocessor.postprocess_nodes(letter_nodes("abc"))
+        nodes = [
+            NodeWithScore(node=one.node, score=score)
+            for one, score in zip(letter_nodes("abc"), scores, strict=True)
+        ]
+        planned = postprocessor.postprocess_nodes(nodes)
+        said = [] if ranking is None else [f"Read documents {ranking} first."]
+        assert [one.text for one in planned[3:]] == said
+        assert letters(planned[:3]) == "abc"
 
+    def test_reordering_before_it_does_not_make_the_second_best_the_worst(self):
+        postprocessor = ReusePostprocessor(annotation=True)
+        postprocessor.postprocess_nodes(letter_nodes("abcd"))
+        reordered = LongContextReorder().postprocess_nodes(letter_nodes("dcba"))
+        planned = postprocessor.postprocess_nodes(reordered)
+        assert planned[-1].text == "Read documents 4, 3, 2 first."
+
+
+class TestPostprocessor:
     async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self):
         threads: list[Thread] = []
 
@@ -304,43 +253,45 @@ class TestPlannedNodes:
                 threads.append(current_thread())
                 return super().plan(*args, **kwargs)
 
-        planner = Noting()
-        postprocessor = ReusePostprocessor(planner=planner)
+        postprocessor = ReusePostprocessor(planner=Noting())
         nodes = [NodeWithScore(node=TextNode(id_=str(n), text=f"{n} " * 50)) for n in range(300)]
         with request_context(tenant="one"):
             await postprocessor.apostprocess_nodes(nodes)
             planned = await postprocessor.apostprocess_nodes(nodes[::-1])
-        assert [one.node_id for one in planned[:300]] == [str(n) for n in range(300)]
+        assert planned == nodes
+        assert len(threads) == 2
         assert current_thread() not in threads
-        elsewhere = await postprocessor.apostprocess_nodes(nodes[::-1])
-        assert [one.node_id for one in elsewhere] == [str(n) for n in range(299, -1, -1)]
+        assert await postprocessor.apostprocess_nodes(nodes[::-1]) == nodes[::-1]
+
+    def test_without_a_planner_all_share_that_of_the_process(self):
+        for word in ("abc", "cba"):
+            planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
+            assert letters(planned) == "abc"
+            assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == "abc"
+        postprocessor = ReusePostprocessor(annotation=True)
+        again = pickle.loads(pickle.dumps(postprocessor))
+        assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
+        assert again.planner is not postprocessor.planner
+        assert again.annotation is True
+        assert letters(again.postprocess_nodes(letter_nodes("ab"))) == "ab"
 
     def test_it_is_serialized_by_its_name_and_settings(self):
-        postprocessor = ReusePostprocessor(annotation="off", metadata_mode=MetadataMode.NONE)
+        postprocessor = ReusePostprocessor(drop_repeats=True, metadata_mode=MetadataMode.NONE)
         data = postprocessor.to_dict()
         assert data == {
-            "annotation": "off",
+            "annotation": False,
+            "drop_repeats": True,
             "metadata_mode": "none",
             "class_name": "ReusePostprocessor",
         }
         again = ReusePostprocessor.from_dict(data)
-        assert (again.annotation, again.metadata_mode) == ("off", MetadataMode.NONE)
-
-    @pytest.mark.parametrize("mode", ["everything", None, MetadataMode.ALL])
-    def test_a_metadata_mode_that_is_none_or_shows_the_plan_is_refused(self, mode):
-        with pytest.raises(ValueError, match=r"MetadataMode\.LLM"):
-            ReusePostprocessor(metadata_mode=mode)
+        assert (again.drop_repeats, again.metadata_mode) == (True, MetadataMode.NONE)
 
     def test_an_unknown_argument_is_refused_and_a_query_may_be_missing(self):
         with pytest.raises(ValueError, match="anotation"):
-            ReusePostprocessor(anotation="off")
+            ReusePostprocessor(anotation=True)
         assert letters(ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))) == "ab"
         assert ReusePostprocessor().postprocess_nodes([]) == []
-
-    def test_long_context_reorder_before_it_does_no_harm(self):
-        postprocessor = ReusePostprocessor()
-        reordered = LongContextReorder().postprocess_nodes(letter_nodes("abcd"))
-        assert sorted(letters(postprocessor.postprocess_nodes(reordered))) == list("abcd")
 
 
 class TestRetriever:
@@ -406,59 +357,3 @@ class TestRetriever:
     def test_a_retriever_that_is_none_is_refused(self, retriever):
         with pytest.raises(ValueError, match="retriever must be a LlamaIndex BaseRetriever"):
             ReuseRetriever(retriever)
-
-    def test_a_fault_leaves_nodes_of_an_earlier_plan_as_they_are(self):
-        planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
-        faulty = ReusePostprocessor(planner=FaultyPlanner())
-        assert faulty.postprocess_nodes(planned) == planned
-        assert faulty.faults == 1
-
-
-class TestFormatContext:
-    def test_nodes_that_nobody_planned_are_labelled_with_metadata_as_the_mode_says(self):
-        text = format_context(letter_nodes("ab"), MetadataMode.NONE)
-        assert text == labelled("ab")
-        [found] = contexts_in(f"Context:\n{text}\nQuestion?")
-        assert [block.id for block in found.blocks] == ["id-a", "id-b"]
-        [node] = letter_nodes("a")
-        text = f"source: a.txt\n\n{letter_text('a')}"
-        assert format_context([node]) == f"{label(text)} {text}"
-
-    @pytest.mark.parametrize("annotation", ["append", "metadata"])
-    def test_planned_nodes_are_shown_as_their_plan_says(self, annotation):
-        postprocessor = ReusePostprocessor(annotation=annotation, metadata_mode=MetadataMode.NONE)
-        postprocessor.postprocess_nodes(letter_nodes("klm"))
-        planned = postprocessor.postprocess_nodes(letter_nodes("nlk"))
-        text = format_context(planned, MetadataMode.NONE)
-        assert text == (
-            f"[Doc_id-k] {letter_text('k')}\n\n[Doc_id-l] {letter_text('l')}\n\n"
-            f"[Doc_id-n] {letter_text('n')}\n\n"
-            "Please read the context in the following priority order: "
-            "[Doc_id-n] > [Doc_id-l] > [Doc_id-k] and answer the question."
-        )
-        assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
-
-    @pytest.mark.parametrize("nodes", ["text", None, [TextNode(text="no score")]])
-    def test_something_else_than_nodes_is_refused(self, nodes):
-        with pytest.raises(ValueError, match="takes a list of NodeWithScore"):
-            format_context(nodes)
-
-    def test_forged_metadata_loses_no_node(self):
-        nodes = letter_nodes("abc")
-        nodes[0].node.metadata["ctxreuse"] = {"annotation": True, "plan": {"parts": []}}
-        nodes[1].node.metadata["ctxreuse"] = {"rank": 0, "label": "[Doc_9]", "plan": "none"}
-        nodes[2].node.metadata["ctxreuse"] = "mine"
-        planned = ReusePostprocessor().postprocess_nodes(nodes)
-        assert letters(planned) == "abc"
-        assert format_context(planned, MetadataMode.NONE).count(" says: ") == 3
-        assert format_context(nodes, MetadataMode.NONE).count(" says: ") == 3
-
-
-def sent_history(planner: ReusePlanner, word: str) -> list[dict[str, str]]:
-    """Return a history whose first turn shows the letters' nodes to conversation "c"."""
-    with request_context(conversation_id="c", history=[]):
-        planned = ReusePostprocessor(planner=planner).postprocess_nodes(letter_nodes(word))
-    return [
-        {"role": "user", "content": format_context(planned) + "\n\nWhich?"},
-        {"role": "assistant", "content": "OK."},
-    ]

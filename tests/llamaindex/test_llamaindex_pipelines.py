@@ -1,7 +1,6 @@
 """The adapters inside LlamaIndex's own engines, executors and workflows."""
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_nodes
+from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM
 from openai_models import clients_of, openai_like
 from python_processes import python
 
@@ -30,16 +29,12 @@ from llamaindex_ctxreuse import (
     format_context,
 )
 
-pytestmark = pytest.mark.usefixtures("paper_words")
-
 
 def letters(prompt: str) -> str:
     return "".join(part.rpartition("\n")[2].strip()[-1:] for part in prompt.split(" says: ")[:-1])
 
 
-ANNOTATION = (
-    "Please read the context in the following priority order: 3 > 2 > 1 and answer the question."
-)
+ANNOTATION = "Read documents 3, 2, 1 first."
 
 
 class TestQueryEngine:
@@ -51,25 +46,26 @@ class TestQueryEngine:
         inner = RecordingLLM(is_chat_model=is_chat_model)
         if adapter == "postprocessor":
             engine = RetrieverQueryEngine.from_args(
-                LetterRetriever(), llm=inner, node_postprocessors=[ReusePostprocessor()]
+                LetterRetriever(),
+                llm=inner,
+                node_postprocessors=[ReusePostprocessor(annotation=True)],
             )
         else:
-            engine = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=inner)
+            retriever = ReuseRetriever(LetterRetriever(), annotation=True)
+            engine = RetrieverQueryEngine.from_args(retriever, llm=inner)
         engine.query("abc first?")
         response = engine.query("cba second?")
         assert str(response) == "answer 2"
         assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
         assert ANNOTATION in inner.prompts[1]
         assert inner.prompts[1].index(ANNOTATION) < inner.prompts[1].index("cba second?")
-        assert [node.score for node in response.source_nodes] == [0.8, 0.9, 1.0]
+        assert [node.score for node in response.source_nodes] == [0.8, 0.9, 1.0, 0.8]
         await engine.aquery("bca third?")
         assert letters(inner.prompts[2]) == "abc"
 
     def test_the_default_prompts_share_their_beginning(self):
         inner = RecordingLLM()
-        engine = RetrieverQueryEngine.from_args(
-            ReuseRetriever(LetterRetriever(), annotation="off"), llm=inner
-        )
+        engine = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=inner)
         for query in ("abc first?", "cba second?"):
             engine.query(query)
         shared = inner.prompts[0].partition("abc first?")[0]
@@ -111,7 +107,6 @@ class TestCondensePlusContext:
         response = await engine.achat("cba second?")
         assert response.response == "answer 2"
         assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
-        assert ANNOTATION in inner.prompts[1]
         streamed = await engine.astream_chat("bca third?")
         assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 3"
         assert letters(inner.prompts[2]) == "abc"
@@ -137,9 +132,7 @@ class Asking(Workflow):
     def __init__(self, llm: ReuseLLM, planner: ReusePlanner) -> None:
         super().__init__(timeout=10)
         self.llm = llm
-        self.postprocessor = ReusePostprocessor(
-            planner=planner, metadata_mode=MetadataMode.NONE, annotation="metadata"
-        )
+        self.postprocessor = ReusePostprocessor(planner=planner, metadata_mode=MetadataMode.NONE)
         self.tenants: list[str | None] = []
 
     @step
@@ -151,7 +144,7 @@ class Asking(Workflow):
     @step
     def note(self, event: Retrieved) -> StopEvent:
         self.tenants.append(current_scope().tenant)
-        text = f"{format_context(event.nodes, MetadataMode.NONE)}\n\nWhich?"
+        text = f"{format_context(event.nodes, metadata_mode=MetadataMode.NONE)}\n\nWhich?"
         answer = self.llm.chat([ChatMessage(role="user", content=text)])
         return StopEvent(result=answer.message.content)
 
@@ -267,9 +260,3 @@ class TestPackage:
             "    print(error)\n"
         )
         assert "[llamaindex]" in python(code).stdout
-
-    def test_metadata_of_planned_nodes_is_json(self):
-        planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
-        for node in planned:
-            mark = node.metadata["ctxreuse"]
-            assert json.loads(json.dumps(mark)) == mark

@@ -12,7 +12,6 @@ from llamaindex_helpers import RecordingLLM, letter_nodes
 from llamaindex_llm_helpers import sent_words
 
 from ctxreuse import request_context
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, format_context
 
 TEMPLATE = PromptTemplate("{context}\n\nQuestion: {question}")
@@ -46,31 +45,32 @@ class Asking(CustomQueryEngine):
     """A query engine that puts nodes into a prompt itself."""
 
     llm: Any
-    registry: Any
 
     def custom_query(self, query_str: str) -> str:
         letters, _, question = query_str.partition(" ")
         nodes = letter_nodes(letters)
-        context = format_context(nodes, MetadataMode.NONE, registry=self.registry)
+        context = format_context(nodes, metadata_mode=MetadataMode.NONE, labels=True)
         return str(self.llm.complete(TEMPLATE.format(context=context, question=question)))
 
 
 @pytest.mark.parametrize("call", [chat, stream, awaited, complete, batch, predict])
 def test_every_call_plans_the_contexts_of_its_tenant(call):
-    inner, registry = RecordingLLM(), ContextRegistry()
-    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
+    inner = RecordingLLM()
+    llm = ReuseLLM(inner=inner, window_s=0)
     for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         with request_context(tenant=tenant):
-            context = format_context(letter_nodes(word), MetadataMode.NONE, registry=registry)
+            context = format_context(
+                letter_nodes(word), metadata_mode=MetadataMode.NONE, labels=True
+            )
             call(llm, f"{context}\n\nWhich?")
     assert sent_words(inner) == ["abc", "cab", "abc"]
     assert llm.prompt_statistics.planned == 3
 
 
 def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation():
-    inner, registry = RecordingLLM(), ContextRegistry()
-    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
-    engine = Asking(llm=llm, registry=registry)
+    inner = RecordingLLM()
+    llm = ReuseLLM(inner=inner, window_s=0)
+    engine = Asking(llm=llm)
     for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         with request_context(tenant=tenant):
             engine.query(f"{word} Which?")
@@ -80,13 +80,3 @@ def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation():
         with request_context(tenant=tenant):
             engine.query(f"xyz {quoted} Why?")
         assert f"Question: {quoted} Why?" in inner.prompts[-1]
-
-
-def test_a_context_of_no_tenant_is_counted():
-    inner, registry = RecordingLLM(), ContextRegistry()
-    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
-    context = format_context(letter_nodes("abc"), MetadataMode.NONE, registry=registry)
-    with request_context(tenant="one"):
-        llm.complete(f"{context}\n\nWhich?")
-    statistics = llm.prompt_statistics
-    assert (statistics.planned, statistics.in_other_scope) == (0, 1)

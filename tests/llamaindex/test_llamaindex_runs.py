@@ -1,14 +1,15 @@
-"""A model alone plans what retrievers returned in its own run, and nothing else."""
+"""A wrapped model alone plans what retrievers returned, whatever shows it in a prompt."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from llama_index.core import SummaryIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
@@ -27,7 +28,7 @@ from llama_index.core.query_engine import (
 from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
@@ -35,16 +36,10 @@ from workflows import Context, Workflow, step
 from workflows.events import Event, StartEvent, StopEvent
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.adapters import standing_documents
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes import run_nodes
 
-pytestmark = pytest.mark.usefixtures("paper_words")
-
-WORDS = (
-    "Please read the context in the following priority order: 3 > 2 > 1 and answer the question."
-)
+WORDS = "Read documents 3, 2, 1 first."
 MOVED = [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, ResponseMode.COMPACT_ACCUMULATE]
 LEFT_ALONE = [
     ResponseMode.REFINE,  # a node a prompt
@@ -60,10 +55,9 @@ def shown(letters: str, separator: str = "\n\n", *, metadata: bool = True) -> st
 
 
 def reusing(inner: Any = None, **options: Any) -> tuple[RecordingLLM, ReuseLLM]:
-    """Return a model and its wrapper, which knows no context that other tests have shown."""
+    """Return a model and its wrapper."""
     inner = inner or RecordingLLM()
-    options.setdefault("registry", ContextRegistry())
-    return inner, ReuseLLM(inner=inner, window_s=0, **options)
+    return inner, ReuseLLM(inner=inner, window_s=0, **{"planner": ReusePlanner(), **options})
 
 
 def engine(llm: Any, **options: Any) -> RetrieverQueryEngine:
@@ -93,7 +87,7 @@ class TestQueryEngines:
         assert sent[0] == plain[0]
         assert sent[1] == plain[1].replace(shown("cba"), f"{shown('abc')}\n\n{WORDS}")
         assert model.prompt_statistics.planned == 2
-        assert model.prompt_statistics.without_context == 0
+        assert model.prompt_statistics.not_found == 0
 
     @pytest.mark.parametrize("mode", LEFT_ALONE)
     def test_prompts_that_show_no_nodes_together_are_sent_as_given(self, mode):
@@ -113,16 +107,6 @@ class TestQueryEngines:
                 assert response.source_nodes == plain.source_nodes
                 assert response.metadata == plain.metadata
 
-    @pytest.mark.parametrize("letters", ["abc", "abcdef"])
-    def test_nodes_that_a_postprocessor_planned_count_as_planned_before(self, letters):
-        _, model = reusing()
-        processors = [ReusePostprocessor()]
-        questions = f"{letters} first?", f"{letters[::-1]} second?"
-        asked(model, *questions, node_postprocessors=processors)
-        statistics = model.prompt_statistics
-        assert statistics.planned_before == 1, "the first has no words that rank it"
-        assert (statistics.without_context, statistics.not_recognised) == (1, 0)
-
     def test_an_index_needs_nothing_else(self):
         nodes = [one.node for one in letter_nodes("abc")]
         inner, model = reusing()
@@ -135,7 +119,7 @@ class TestQueryEngines:
             lambda llm: asked(llm, "abc first?", "cba second?"), find_retrieved=False
         )
         assert sent == plain
-        assert model.prompt_statistics.without_context == 2
+        assert model.prompt_statistics.not_found == 2
 
     def test_asynchronous_and_streamed_queries(self):
         async def gathered(llm: Any, **options: Any) -> list[str]:
@@ -180,32 +164,58 @@ class TestQueryEngines:
         assert all(shown("abc") in one for one in inner.prompts)
         assert model.prompt_statistics.planned == 9
 
-    def test_postprocessors_order_is_planned_unless_scores_contradict_it(self):
-        def program(llm: Any) -> None:
-            behind = [SimilarityPostprocessor(similarity_cutoff=0.3)]
-            asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
-
-        plain, sent, model = both(program)
-        assert len(sent[1]) > len(plain[1])
+    @pytest.mark.parametrize(
+        "behind", [SimilarityPostprocessor(similarity_cutoff=0.3), LongContextReorder()]
+    )
+    def test_what_the_prompt_shows_counts_as_the_ranking(self, behind):
+        plain, sent, model = both(
+            lambda llm: asked(llm, "abcd first?", "bcda second?", node_postprocessors=[behind])
+        )
+        assert sent[0] == plain[0]
+        assert "Read documents" in sent[1]
+        assert sorted(re.findall(r"(\w) says", sent[1])) == list("abcd")
         assert model.prompt_statistics.planned == 2
 
+    def test_the_text_is_what_the_synthesizer_was_given(self):
+        replace = MetadataReplacementPostProcessor(target_metadata_key="window")
+
+        class Windows(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                found = super()._retrieve(query_bundle)
+                for one in found:
+                    one.node.metadata = {"window": f"around {one.text[0]}: " + one.text[0] * 300}
+                    one.node.excluded_llm_metadata_keys = ["window"]
+                return found
+
         def program(llm: Any) -> None:
-            behind = [LongContextReorder()]
-            asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
+            queries = RetrieverQueryEngine.from_args(
+                Windows(), llm=llm, node_postprocessors=[replace]
+            )
+            for question in ("abc first?", "cba second?"):
+                queries.query(question)
+
+        plain, sent, model = both(program)
+        assert re.findall(r"around (\w):", plain[1]) == list("cba")
+        assert re.findall(r"around (\w):", sent[1]) == list("abc")
+        assert model.prompt_statistics.planned == 2
+
+    def test_parts_of_one_document_in_reading_order_stay(self):
+        class Parts(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                found = super()._retrieve(query_bundle)
+                for one, following in pairwise(sorted(found, key=lambda one: one.node_id)):
+                    related = following.node.as_related_node_info()
+                    one.node.relationships[NodeRelationship.NEXT] = related
+                return found
+
+        def program(llm: Any) -> None:
+            queries = RetrieverQueryEngine.from_args(Parts(), llm=llm)
+            for question in ("bcd first?", "abcd second?"):
+                queries.query(question)
 
         plain, sent, model = both(program)
         assert sent == plain
-        assert model.prompt_statistics.planned == 0
-
-    def test_the_text_is_what_the_synthesizer_was_given(self, monkeypatch):
-        monkeypatch.setattr(standing_documents, "_LEAST_LENGTH", 0)  # the names are short
-        replace = MetadataReplacementPostProcessor(target_metadata_key="source")
-        plain, sent, model = both(
-            lambda llm: asked(llm, "abc first?", "cba second?", node_postprocessors=[replace])
-        )
-        assert "c.txt\n\nsource: b.txt" in plain[1]
-        assert model.prompt_statistics.planned == 2
-        assert len(sent[1]) >= len(plain[1])
+        assert model.prompt_statistics.in_place == {"sequence": 2}
 
 
 class OneOfEach(BaseQuestionGenerator):
@@ -325,7 +335,8 @@ class TestOtherPrograms:
         moved = [one for one, other in zip(sent, plain, strict=True) if one != other]
         assert moved
         assert all(WORDS in one for one in moved)
-        assert model.prompt_statistics.planned >= 4
+        statistics = model.prompt_statistics
+        assert statistics.planned + statistics.in_history == 4
 
     def test_an_application_that_joins_the_nodes_itself(self):
         def program(llm: Any) -> None:
@@ -364,37 +375,7 @@ def say(chat: Any, way: str, question: str) -> str:
     return "".join(answer.response_gen) if way == "stream_chat" else str(answer)
 
 
-class TestNowhereElse:
-    def test_nodes_that_another_run_has_retrieved_are_text(self):
-        def program(llm: Any) -> None:
-            asked(llm, "abc first?")
-            LetterRetriever().retrieve("cba")
-            llm.complete(f"Context:\n{shown('cba', metadata=False)}\n\nWhat?")
-            llm.chat([ChatMessage(f"Context:\n{shown('cba')}\n\nWhat?")])
-
-        plain, sent, model = both(program)
-        assert sent == plain
-        assert model.prompt_statistics.planned == 1
-
-    def test_a_run_does_not_see_what_one_beside_it_has_retrieved(self):
-        class Pasting(CustomQueryEngine):
-            llm: Any
-
-            def custom_query(self, query_str: str) -> str:
-                return str(self.llm.complete(query_str))
-
-        async def beside(llm: Any) -> None:
-            await engine(llm).aquery("abc first?")
-            pasted = Pasting(llm=llm)
-            await asyncio.gather(
-                engine(llm).aquery("cba second?"),
-                pasted.aquery(f"Read:\n{shown('cba')}\n\nWhat?"),
-            )
-
-        plain, sent, _ = both(lambda llm: asyncio.run(beside(llm)))
-        assert plain[2] in sent
-        assert f"Read:\n{shown('cba')}" in plain[2]
-
+class TestTenants:
     def test_nodes_of_another_tenant_are_text(self):
         class Careless(CustomQueryEngine):
             """Asks for one tenant with what it has retrieved for another."""
@@ -414,7 +395,7 @@ class TestNowhereElse:
 
         plain, sent, model = both(program)
         assert sent == plain
-        assert model.prompt_statistics.without_context == 2
+        assert model.prompt_statistics.not_found == 2
 
     def test_a_tenants_order_says_nothing_of_another_ones_questions(self):
         def program(llm: Any) -> None:
@@ -428,28 +409,43 @@ class TestNowhereElse:
 
 
 class TestOnePlan:
-    def test_what_a_postprocessor_has_planned_is_not_planned_again(self):
+    @pytest.mark.parametrize("way", ["postprocessor", "retriever"])
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_the_models_plan_stands_in_place_of_the_one_before_it(self, way, is_shared):
         planner = ReusePlanner()
+        inner, model = reusing(planner=planner)
+        options = {"planner": planner if is_shared else None}
+        retriever: Any = LetterRetriever()
+        behind: list[Any] = [ReusePostprocessor(**options)]
+        if way == "retriever":
+            retriever, behind = ReuseRetriever(LetterRetriever(), **options), []
+        queries = RetrieverQueryEngine.from_args(retriever, llm=model, node_postprocessors=behind)
+        for question in ("abc first?", "cba second?"):
+            queries.query(question)
+        assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1], "ranked as retrieved"
+        assert model.prompt_statistics.planned == planner.savings.requests == 2
+        assert planner.statistics().requests == 2
+
+    def test_lists_that_a_prompt_shows_apart_are_planned_apart(self):
+        class Two(CustomQueryEngine):
+            llm: Any
+
+            def custom_query(self, query_str: str) -> str:
+                first, second = (
+                    "\n\n".join(one.get_content() for one in LetterRetriever().retrieve(word))
+                    for word in query_str.split()
+                )
+                return str(self.llm.complete(f"Facts:\n{first}\n\nRules:\n{second}\n\nWhat?"))
 
         def program(llm: Any) -> None:
-            mine = [ReusePostprocessor(planner=planner if isinstance(llm, ReuseLLM) else None)]
-            asked(llm, "abc first?", "cba second?", "bca third?", node_postprocessors=mine)
-
-        plain, sent, model = both(program, planner=planner)
-        assert sent == plain
-        assert model.prompt_statistics.planned == 0
-
-    def test_what_a_retriever_has_planned_is_not_planned_again(self):
-        def program(llm: Any) -> None:
-            queries = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=llm)
-            joining = JoiningQueryEngine(retriever=ReuseRetriever(LetterRetriever()), llm=llm)
-            for one in (queries, joining):
-                one.query("abc first?")
-                one.query("cba second?")
+            for query in ("abc xyz", "abc zyx"):
+                Two(llm=llm).query(query)
 
         plain, sent, model = both(program)
-        assert sent == plain
-        assert model.prompt_statistics.planned == 0
+        assert sent[0] == plain[0]
+        given, planned = (shown(word, metadata=False) for word in ("zyx", "xyz"))
+        assert sent[1] == plain[1].replace(given, f"{planned}\n\n{WORDS}")
+        assert model.prompt_statistics.planned == 2
 
     @pytest.mark.parametrize("use_async", [False, True])
     def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async):
@@ -469,7 +465,6 @@ class TestOnePlan:
             )
             fusion.retrieve("abcd first?")
             found = fusion.retrieve("dcba second?")
-            assert all("ctxreuse" not in one.node.metadata for one in found)
             return [one.node.node_id for one in found]
 
         def ours() -> BaseRetriever:
@@ -501,25 +496,6 @@ class TestWhatIsKept:
         with pytest.raises(ConnectionError):
             asked(broken, "abc first?")
         assert len(run_nodes._HANDLER._calls) == before
-
-    def test_what_one_run_keeps_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(run_nodes, "_MOST_NODES", 5)
-        kept: list[int] = []
-
-        class Long(CustomQueryEngine):
-            llm: Any
-
-            def custom_query(self, query_str: str) -> str:
-                for letters in ("abc", "def", "ghi"):
-                    LetterRetriever().retrieve(letters)
-                call = run_nodes._HANDLER.current()
-                assert call is not None
-                kept.append(len(call.run._is_planned))
-                return str(self.llm.complete("What?"))
-
-        _, model = reusing()
-        Long(llm=model).query("?")
-        assert kept == [5]
 
     def test_calls_whose_end_nobody_tells_of_are_forgotten(self, monkeypatch):
         handler = run_nodes._RunHandler()

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 from llama_index.core.llms import MockLLM
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llamaindex_helpers import LetterRetriever, letter_nodes
 from llamaindex_memory_helpers import LetterMemory, user
 from pydantic import ValidationError
@@ -57,19 +57,17 @@ def test_the_planner_of_a_plain_object_is_not_set_in_vain(made):
 def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReusePostprocessor(planner=first)
-    changed = made.model_copy(update={"planner": second, "annotation": "off"})
+    changed = made.model_copy(update={"planner": second, "annotation": True})
     changed.postprocess_nodes(letter_nodes("abc"))
     assert (has_planned(first), has_planned(second)) == (False, True)
-    assert len(changed.postprocess_nodes(letter_nodes("cba"))) == 3, "annotations are off"
-    with pytest.raises(InvalidRequestError, match="annotation mode"):
-        made.model_copy(update={"annotation": "on"})
+    assert len(changed.postprocess_nodes(letter_nodes("cba"))) == 4, "annotations are on"
 
 
 def test_a_copy_of_a_model_has_the_planner_and_settings_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     made = ReuseLLM(inner=MockLLM(), planner=first, window_s=0)
     changed = made.model_copy(update={"planner": second})
-    changed.complete(format_context(letter_nodes("abc"), MetadataMode.NONE) + "\n\nWhich?")
+    changed.complete(format_context(letter_nodes("abc")) + "\n\nWhich?")
     assert (has_planned(first), has_planned(second)) == (False, True)
     with pytest.raises(InvalidRequestError, match="window"):
         made.model_copy(update={"window_s": -1})

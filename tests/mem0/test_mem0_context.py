@@ -135,7 +135,8 @@ def test_messages_are_system_history_and_this_turn():
 
 async def test_awaited_contexts_and_messages_are_the_same():
     store = FakeMemory()
-    wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(AsyncFakeMemory())
+    wrapped = ReuseMemory(store, planner=ReusePlanner())
+    awaited = AsyncReuseMemory(AsyncFakeMemory(), planner=ReusePlanner())
     for letters in ("abc", "dba", "", "cb"):
         store.found = awaited.memory.found = lettered(letters)
         options: list[dict[str, Any]] = [

@@ -29,7 +29,7 @@ def text_of(content: Any) -> str:
 def placements() -> list[str]:
     from typing import get_args
 
-    from ctxreuse.adapters.memory_planner import Placement
+    from ctxreuse.pipeline.memory_planner import Placement
 
     return list(get_args(Placement))
 

@@ -9,8 +9,9 @@ from block_labels import label, labelled, located
 from mem0_stores import FakeMemory, memory
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
-from ctxreuse.adapters import memories
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
+from ctxreuse.pipeline import memories
+from ctxreuse.pipeline.known_texts import known_texts
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
@@ -183,33 +184,23 @@ def test_another_tenants_history_is_not_known():
 @pytest.mark.parametrize("template", [DEFAULT_TEMPLATES, Templates(block="<d {label}>{text}</d>")])
 def test_memories_of_any_shape_are_found_in_a_history(template):
     texts = [
-        "Tea.",
+        "Tea is liked.",
         "\nA chunk\n\n\nwith breaks\n",
         "Many.\n\n" * 40 + "Paragraphs.",
-        "a\n\nb",
+        "a says this\n\nb says that",
         "x" * 60_000,
     ]
     blocks = [ContextBlock(id=number, text=text) for number, text in enumerate(texts)]
-    known = memories.KnownMemories()
-    known.add("", blocks)
+    store = object()
+    memories.note_memories(store, "", blocks, template)
     for labels in (True, False):
         planner = ReusePlanner(templates=template, labels=labels)
         shown = planner.plan(ContextRequest(blocks, "Which?")).messages()
-        found = known.standing_in("", shown, template)
+        found = memories.standing_memories(store, "", shown)
         assert sorted(one.id for one in found) == [0, 1, 2, 3, 4]
-    elsewhere = [{"role": "user", "content": f"Green {text} or so"} for text in texts]
-    assert known.standing_in("", elsewhere, template) == ()
-
-
-def test_memories_that_begin_alike_take_no_more_room_than_others(monkeypatch):
-    monkeypatch.setattr(memories, "_MOST_KNOWN", 10)
-    known = memories.KnownMemories()
-    for name in "ab":
-        known.add("", [ContextBlock(id=n, text=name * (30 + n)) for n in range(8)])
-    shown = [{"role": "user", "content": "\n\n".join(["a" * 37, "b" * 37, "b" * 30])}]
-    found = known.standing_in("", shown, DEFAULT_TEMPLATES)
-    assert {one.text for one in found} == {"b" * 37, "b" * 30}
-    assert known._beginnings.weight <= 10
+        assert memories.standing_memories(object(), "", shown) == (), "of another store"
+    elsewhere = [{"role": "user", "content": f"Green {text.strip()} or so"} for text in texts]
+    assert memories.standing_memories(store, "", elsewhere) == ()
 
 
 @pytest.mark.parametrize("are_marked", [True, False])
@@ -230,32 +221,15 @@ def test_a_memory_behind_line_breaks_is_taken_out(are_marked):
         assert message["content"] == "\n\n".join([*expected, "Which?"])
 
 
-def test_memories_are_looked_for_in_a_long_history_with_bounded_work(monkeypatch):
-    known = memories.KnownMemories()
-    known.add("", [ContextBlock(text="Alice lives in Porto.")])
-    hashed = []
-    monkeypatch.setattr(memories, "text_digest", lambda text: hashed.append(len(text)) or b"")
-    labels = "[BCDF] " * 2_400
-    texts = [
-        "\n" * 500_000,
-        "[BCDF] " * 100_000,
-        "\n\n".join([labels] * 40),
-        "[BCDF] a\n\n" * 100_000,
-    ]
-    for text in texts:
-        hashed.clear()
-        known.standing_in("", [{"role": "user", "content": text}], DEFAULT_TEMPLATES)
-        assert sum(hashed) <= 16 * len(text) + (1 << 20)
-
-
 @pytest.mark.parametrize("name", [None, "c"])
 def test_a_history_of_which_nothing_is_known_is_logged_once(name, caplog):
     memories.log_unknown_history.cache_clear()
     store = Store(home="Alice lives in Porto.")
     made: Any = ReuseMemory(store, labels=True).messages("Where?", conversation_id=name, **ALICE)
     history = [*made, ANSWER]
+    known_texts().forget_all()  # as another process does not know them
     plain: Any = [{"role": "user", "content": "Hello."}, ANSWER]
-    wrapped = ReuseMemory(store, labels=True)
+    wrapped = ReuseMemory(store, labels=True, planner=ReusePlanner())
     store.finds = []
     wrapped.messages("And?", history=plain, conversation_id=name and "d", **ALICE)
     assert caplog.records == []
@@ -362,4 +336,15 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
         assert labelled("alice -- has -- cats") in chat.ask("Which?")
     assert "no longer holds" not in chat.ask("And?")
     assert store.asked == []
-    assert chat.wrapped.parts["known_memories"].entries == 1
+
+
+def test_a_wrapper_that_is_made_for_each_request_knows_what_others_have_shown():
+    store = Store(home="Alice lives in Porto.", pet="Alice has a dog.")
+    history: list[Any] = []
+    for question in ("Where?", "And?"):
+        wrapped = ReuseMemory(store)
+        history = [*wrapped.messages(question, history=history, conversation_id="c", **ALICE)]
+        history.append(ANSWER)
+        store.texts.pop("pet", None)
+    assert "pet" in store.asked
+    assert "no longer holds" in history[-2]["content"]

@@ -13,9 +13,9 @@ from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
 from message_contents import check_kept, conversations
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.memories import Placement
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.memories import Placement
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 PLACEMENTS = get_args(Placement)

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import logging
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
 from uuid import UUID
 
 import pytest
-from block_labels import label
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
 from python_processes import python
 
@@ -33,31 +31,13 @@ def test_importing_it_imports_no_mem0():
     assert python("import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)")
 
 
-def test_a_search_comes_in_planned_order_with_one_extra_key():
+def test_a_search_gives_back_the_memorys_own_objects_in_planned_order():
     wrapped, store = planned_after("dba", "abc")
     result = wrapped.search("q?")
     d, b, a = store.found
-    labels = [label(one["memory"]) for one in (a, b, d)]
-    assert result == {
-        "results": [a, b, d],
-        "ctxreuse": {
-            "memories": [
-                {"id": "id-a", "rank": 2, "label": labels[0]},
-                {"id": "id-b", "rank": 1, "label": labels[1]},
-                {"id": "id-d", "rank": 0, "label": labels[2]},
-            ],
-            "plan": {
-                "request_id": "request-1",
-                "blocks": ["id-a", "id-b", "id-d"],
-                "references": [],
-                "order_annotation": "Read documents 3, 2, 1 first.",
-                "parts": [[labels[0], "id-a"], [labels[1], "id-b"], [labels[2], "id-d"]],
-                "expected_cached_tokens": result["ctxreuse"]["plan"]["expected_cached_tokens"],
-            },
-        },
-    }
-    assert result["ctxreuse"]["plan"]["expected_cached_tokens"] > 0
-    assert json.loads(json.dumps(result)) == result
+    assert result == {"results": [a, b, d]}
+    assert all(one is own for one, own in zip(result["results"], (a, b, d), strict=True))
+    assert wrapped.planner.savings.requests == 0, "what a search saves is not known"
 
 
 async def test_an_awaited_search_returns_the_same():
@@ -78,11 +58,9 @@ def test_what_else_a_result_holds_is_kept():
         "relations": [{"source": "a"}],
         "results": lettered("a"),
     }
-    result["relations"][0]["source"] = "changed"
-    assert wrapped.memory.found["relations"] == [{"source": "a"}]
 
 
-def test_a_list_stays_a_list_and_a_callers_changes_do_not_reach_the_store():
+def test_a_list_stays_a_list():
     store = ListMemory(lettered("abc"))
     wrapped = ReuseMemory(store)
     wrapped.search("q?", "alice")
@@ -90,13 +68,6 @@ def test_a_list_stays_a_list_and_a_callers_changes_do_not_reach_the_store():
     d, b, a = store.found
     assert wrapped.search("q?", "alice") == [a, b, d]
     assert wrapped.search("q?", limit=2, user_id="bob") == [d, b]
-
-    wrapped, store = planned_after("abc")
-    store.found = [memory("1", "text", metadata={"tags": ["a"]})]
-    result = wrapped.search("q?")
-    result["results"][0]["memory"] = "changed"
-    result["results"][0]["metadata"]["tags"].append("b")
-    assert store.found == [memory("1", "text", metadata={"tags": ["a"]})]
 
 
 def test_arguments_reach_the_store_as_they_are():
@@ -123,9 +94,7 @@ def test_every_memory_comes_back_duplicates_included():
     other_score = memory("1", "text", score=0.4)
     wrapped = ReuseMemory(FakeMemory([same, other_id, other_score, same]))
     result = wrapped.search("q?")
-    assert result["results"] == [same, other_score, same, other_id]
-    assert [one["rank"] for one in result["ctxreuse"]["memories"]] == [0, 2, 3, 1]
-    assert {one["label"] for one in result["ctxreuse"]["memories"]} == {label("text")}
+    assert result["results"] == [same, other_id, other_score, same]
 
 
 def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
@@ -133,9 +102,6 @@ def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
     found = [memory(7, "seven"), memory(uuid, "a UUID"), {"memory": "without an id"}]
     result = ReuseMemory(FakeMemory(found)).search("q?")
     assert result["results"] == found
-    assert result["ctxreuse"]["plan"]["blocks"][:2] == [7, str(uuid)]
-    assert [one["id"] for one in result["ctxreuse"]["memories"][:2]] == [7, str(uuid)]
-    assert json.loads(json.dumps(result["ctxreuse"])) == result["ctxreuse"]
 
     wrapped, store = planned_after("abc", "abc")
     a, b, c = lettered("abc")
@@ -154,7 +120,6 @@ def test_a_search_behind_a_history_leaves_nothing_out():
     with request_context(tenant="t", conversation_id="c", history=history):
         result = wrapped.search("q?")
     assert result["results"] == lettered("ab")
-    assert result["ctxreuse"]["plan"]["references"] == []
 
 
 @pytest.mark.parametrize(
@@ -336,12 +301,12 @@ async def test_mocks_may_be_wrapped():
     assert await AsyncReuseMemory(awaited).search("q?") == lettered("b")
 
 
-def test_without_a_planner_each_wrapper_makes_its_own():
+def test_without_a_planner_wrappers_share_that_of_the_process():
     wrappers = [ReuseMemory(FakeMemory()), ReuseMemory(FakeMemory(), planner=None)]
     wrappers.append(AsyncReuseMemory(AsyncFakeMemory(), planner=None))
     planners = [wrapper.planner for wrapper in wrappers]
     assert all(isinstance(planner, ReusePlanner) for planner in planners)
-    assert len(set(map(id, planners))) == 3
+    assert len(set(map(id, planners))) == 1
 
 
 def test_a_patch_of_a_wrapped_method_ends_where_it_should():

@@ -5,7 +5,7 @@ import pytest
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered
 
 from ctxreuse import request_context
-from ctxreuse.adapters import memories
+from ctxreuse.pipeline import memories
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"user_id": "alice"}

@@ -33,7 +33,7 @@ all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 def note(log, time, one):
     log.add(time, one)
-    return LoggedPrompt(one, log, time)
+    return LoggedPrompt(one, log, time, [])
 
 
 @given(st.integers(1, 5), st.integers(0, 12))

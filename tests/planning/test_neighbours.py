@@ -2,7 +2,6 @@
 
 import gc
 import tracemalloc
-from functools import partial
 
 import pytest
 from example_counts import examples
@@ -15,6 +14,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import Evicted, PartSize
 from ctxreuse.memory.tenants import Bounds, Tenants
+from ctxreuse.planning import retrieved_order
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -179,18 +179,6 @@ def test_long_ids_count_by_their_length():
     assert parts["logged_blocks"].entries == 8  # the request's and the block's
 
 
-def bytes_after(work):
-    """Return how many bytes more are held after some work."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        work()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "send",
@@ -206,7 +194,8 @@ def bytes_after(work):
     ],
     ids=["conversations", "tenants", "system texts", "no blocks", "request ids", "batches"],
 )
-def test_memory_stops_growing(send):
+def test_memory_stops_growing(send, monkeypatch):
+    monkeypatch.setattr(retrieved_order, "MOST_BLOCKS", 200)
     bounds = Bounds(
         tenants=10,
         index_nodes=100,
@@ -216,6 +205,7 @@ def test_memory_stops_growing(send):
         conversations=50,
         shown_blocks=200,
         logged_blocks=200,
+        sent_messages=200,
         token_counts=200,
     )
     planner = bounded(bounds)
@@ -224,9 +214,17 @@ def test_memory_stops_growing(send):
         for number in numbers:
             send(planner, number)
 
-    many(range(400))
-    held = [bytes_after(partial(many, range(first, first + 400))) for first in (400, 800)]
-    assert max(held) < 500_000, "what came is held in place of what went"
+    tracemalloc.start()
+    try:
+        held = []
+        for first in range(0, 4800, 400):
+            many(range(first, first + 400))
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    grown = max(held) - max(held[:4])
+    assert grown < 300_000, f"3,200 requests more take more bytes: {held}"
 
 
 def blocks_of(number):

@@ -174,11 +174,11 @@ def test_every_target_takes_its_first_inputs(tmp_path):
 
 @pytest.mark.slow
 def test_targets_report_what_became_of_their_inputs(tmp_path):
-    chosen = ["--target", "plan metadata", "--target", "kv events", "--target", "segments"]
+    chosen = ["--target", "sent edits", "--target", "kv events", "--target", "segments"]
     run = fuzz(*chosen, "--inputs", 20, "--failures", tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     named = [line.split("  ")[0] for line in run.stdout.splitlines()[2:]]
-    assert named == ["plan metadata", "kv events", "segments", "all"]
+    assert named == ["sent edits", "kv events", "segments", "all"]
     assert run.stdout.splitlines()[-1].split()[:5] == ["all", "60", "60", "0", "0"]
     assert not list(tmp_path.iterdir())
 

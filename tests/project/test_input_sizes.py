@@ -38,7 +38,6 @@ SIZES = {
     "results_of_many_tools": 80,
     "prompts_of_many_tenants": 400,
     "calls_given_up": 100,
-    "plans_of_many_tenants": 100,
     "ends_of_blocks": 100,
     "workflow_chain": 60,
     "workflow_side_by_side": 60,

@@ -182,16 +182,7 @@ def test_a_fault_in_planning_fails_no_question(tmp_path, monkeypatch, caplog):
     assert caplog.messages == ["planning failed with KeyError; sent as retrieved"]
 
 
-CELERY_SETTINGS = """
-from tasks import app
-folder = {folder!r}
-app.conf.broker_transport_options = {{
-    "data_folder_in": folder + "/queue", "data_folder_out": folder + "/queue",
-    "control_folder": folder + "/control", "polling_interval": 0.05,
-}}
-"""
 CELERY_ASKS = """
-import settings
 from tasks import answer
 def asked(names):
     documents = [{"id": name, "text": f"Document {name}. " * 60} for name in names]
@@ -226,21 +217,24 @@ def sent_log(place: str, folder: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["file", "redis"])
 def test_celerys_forked_workers_order_alike(tmp_path, celery, place):
-    for name in ("queue", "control", "results"):
+    for name in ("broker", "results"):
         (tmp_path / name).mkdir()
-    (tmp_path / "settings.py").write_text(CELERY_SETTINGS.format(folder=str(tmp_path)))
-    with uvicorn("engine:app") as engine, sent_log(place, tmp_path) as log:
+    with (
+        redis_server(tmp_path / "broker") as broker,
+        uvicorn("engine:app") as engine,
+        sent_log(place, tmp_path) as log,
+    ):
         known = os.environ.get("PYTHONPATH", "")
-        path = os.pathsep.join(map(str, (tmp_path, EXAMPLE, celery, known)))
+        path = os.pathsep.join(map(str, (EXAMPLE, celery, known)))
         variables = {
             **os.environ,
             "PYTHONPATH": path,
             "ENGINE_URL": f"{engine}/v1",
             **log,
-            "BROKER_URL": "filesystem://",
+            "BROKER_URL": broker.url.replace("unix://", "redis+socket://"),
             "RESULT_URL": f"file://{tmp_path}/results",
         }
-        command = [sys.executable, "-m", "celery", "-A", "settings", "worker"]
+        command = [sys.executable, "-m", "celery", "-A", "tasks", "worker"]
         options = ["--pool=prefork", "--concurrency=2", "--loglevel=warning"]
         worker = subprocess.Popen([*command, *options], env=variables)
         try:

@@ -22,10 +22,10 @@ EXPORTED = {
     "Evicted PAPER_TEMPLATES Plan ReusePlanner Templates TimeToLive cache_profile request_context",
     "langchain_ctxreuse": "LangChainLLM RetrieverStage ReuseChatModel ReuseCompressor "
     "ReuseMiddleware ReuseRetriever ReuseStore SpeculativeRAGChain WorkflowRetriever "
-    "WorkflowRunnable by_rank cited_documents format_context",
+    "WorkflowRunnable cited_documents format_context",
     "llamaindex_ctxreuse": "LlamaIndexLLM ReplayMemory RetrieverStage ReuseChatEngine ReuseLLM "
     "ReuseMemoryBlock ReusePostprocessor ReuseRetriever SpeculativeRAGQueryEngine "
-    "WorkflowRetriever by_rank cited_nodes format_context reuse_memory",
+    "WorkflowRetriever cited_nodes format_context reuse_memory",
     "mem0_ctxreuse": "AsyncReuseMemory AsyncSearchableMemory MemoryContext ReuseMemory "
     "SearchableMemory tenant_of",
     "chain_of_agents": "Answer ChainOfAgents ChainPrompts ManagerError Step Trace UnreadError",

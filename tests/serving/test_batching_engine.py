@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.emulation.batching_engine import BatchedRequest, BatchingEngine, BatchStep
-from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
+from ctxreuse.serving.emulation.batching_engine import (
+    COMMON_RATES,
+    BatchedRequest,
+    BatchingEngine,
+    BatchStep,
+    EngineRates,
+)
 
 # sums of these are exact: 64 tokens a second; a token each in 1 s, and 0.25 s a request
 RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_request_s=0.25)

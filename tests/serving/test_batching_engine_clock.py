@@ -8,8 +8,7 @@ from virtual_time import virtual_time
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.emulation.batching_engine import BatchingEngine
-from ctxreuse.serving.emulation.rates import EngineRates
+from ctxreuse.serving.emulation.batching_engine import BatchingEngine, EngineRates
 from virtual_clock import run_in_virtual_time
 
 RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_request_s=0.25)

@@ -13,7 +13,6 @@ from langchain_core.retrievers import BaseRetriever
 from llama_index.core.llms import MockLLM
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import BlockLevelCache, CapacityTracker, KVEventSync, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -102,13 +101,6 @@ def test_a_copied_cache_goes_on_where_the_original_is():
     one = used_cache()
     for again in COPIES.values():
         assert again(one).serve([b"a", b"b"], [3, 4]).cached_tokens == 7
-
-
-def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty():
-    registry = ContextRegistry()
-    registry.render(REQUEST.blocks)
-    assert copy.deepcopy(registry) is copy.copy(registry) is registry
-    assert len(pickle.loads(pickle.dumps(registry))) == 0
 
 
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)

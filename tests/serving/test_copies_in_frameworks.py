@@ -22,7 +22,6 @@ from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
 from chain_of_agents import ChainOfAgents
 from chain_of_agents.agent_memory import AgentMemory
 from ctxreuse import ReusePlanner, Templates
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.workflow import END, START, WorkflowEngine, WorkflowGraph, hyde, irg, multistep
@@ -127,7 +126,7 @@ def memories(one: Any) -> Any:
 COMPONENTS = {
     "ReuseChatModel": (
         lambda: ReuseChatModel(inner=fake(), planner=planner()),
-        lambda one: one.invoke(f"{format_context(Found().invoke('q'), TEMPLATES)}\n\nWhich?").text,
+        lambda one: one.invoke(f"{format_context(Found().invoke('q'))}\n\nWhich?").text,
     ),
     "ReuseRetriever": (
         lambda: ReuseRetriever(retriever=Found(), planner=planner()),
@@ -147,9 +146,7 @@ COMPONENTS = {
     ),
     "ReuseLLM": (
         lambda: ReuseLLM(inner=MockLLM(), planner=planner()),
-        lambda one: (
-            one.complete(f"{format_nodes(letter_nodes('ab'), templates=TEMPLATES)}\n\nWhich?").text
-        ),
+        lambda one: one.complete(f"{format_nodes(letter_nodes('ab'))}\n\nWhich?").text,
     ),
     "ReusePostprocessor": (
         lambda: ReusePostprocessor(planner=planner()),
@@ -329,15 +326,14 @@ def test_a_planner_that_cannot_be_pickled_is_left_out_as_llamaindex_does_and_tha
 
 
 def test_components_that_are_pickled_together_share_their_planner_again():
-    planner, registry = ReusePlanner(), ContextRegistry()
+    planner = ReusePlanner()
     both = (
         ReuseLLM(inner=MockLLM(), planner=planner),
         ReusePostprocessor(planner=planner),
-        ReuseChatModel(inner=fake(), planner=planner, registry=registry),
+        ReuseChatModel(inner=fake(), planner=planner),
     )
     llm, postprocessor, model = pickle.loads(pickle.dumps(both))
     assert llm.planner is postprocessor.planner is model.planner is not planner
-    assert model.registry is not registry
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, DEEP["pickle"]], ids=["deepcopy", "pickle"])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.engine_options import conversation_session, is_cache_salt, tenant_salt
 from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.pipeline.engine_options import conversation_session, is_cache_salt, tenant_salt
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.serving.client.connection import ModelName
 

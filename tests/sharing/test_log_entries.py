@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.memory.sent_log import LostEntry, RatioEntry, SentEntry
+from ctxreuse.memory.sent_log import EditEntry, LostEntry, RatioEntry, SentEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 digests = st.binary(min_size=16, max_size=16)
@@ -49,7 +49,8 @@ def sent_with(*keys: bytes, **fields: Any) -> SentEntry:
 lost = st.builds(LostEntry, digests, tenants, st.none() | st.integers(0, 2**40))
 sums = st.floats(0, 1e9, allow_nan=False)
 ratios = st.tuples(st.floats(0.25, 4), sums, sums, sums, sums, sums | sums.map(lambda sum_: -sum_))
-entries = sent() | lost | st.builds(RatioEntry, tenants, st.none() | digests, ratios)
+edits = st.builds(EditEntry, digests, tenants, st.binary())
+entries = sent() | lost | edits | st.builds(RatioEntry, tenants, st.none() | digests, ratios)
 
 
 @given(entries, st.integers(0, 2**64 - 1))
@@ -80,8 +81,8 @@ def test_a_damaged_entry_is_none(entry, data):
 
 
 def test_another_version_says_what_to_do():
-    body = b"\x06" + encode(WRITER, 1, LostEntry(bytes(16), TENANT, None))[1:-4]
-    with pytest.raises(UnreadableEntryError, match=r"version 6.*one version of ctxreuse"):
+    body = b"\x07" + encode(WRITER, 1, LostEntry(bytes(16), TENANT, None))[1:-4]
+    with pytest.raises(UnreadableEntryError, match=r"version 7.*one version of ctxreuse"):
         decode(body + struct.pack("<I", zlib.crc32(body)))
 
 

@@ -12,7 +12,7 @@ from redis_servers import redis_server
 from shared_logs import caught_up, sharing
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.adapters import clock
+from ctxreuse.pipeline import clock
 from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog
 
 LIFE_S = 300  # of entries in "anthropic"

@@ -230,3 +230,11 @@ def test_whoever_plans_nothing_is_lost_or_doubled(asked_of):
     tokens = {planner.statistics().tokens for planner in planners}
     assert len(tokens) <= 1 or len({letters for _, letters, _ in asked_of}) > 1
     assert {one.sharing.told + one.sharing.taken_in for one in planners} <= {len(asked_of), 0}
+
+
+def test_the_first_history_in_a_process_is_sent_as_another_one_sent_it(tmp_path):
+    path = tmp_path / "log.sqlite"
+    sending = ReusePlanner(shared_log=SQLiteLog(path))
+    sending.note_edit("", [b"a message"], b"[null, [], [], []]")
+    assert sending.catch_up()
+    assert ReusePlanner(shared_log=SQLiteLog(path)).edit_of("", b"a message") is not None

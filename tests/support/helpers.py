@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from ctxreuse.adapters.context_search import FoundContext
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Evicted, Inserted, Node, PrefixIndex
 from ctxreuse.memory.tenants import TenantState
+from ctxreuse.pipeline import context_finder
+from ctxreuse.pipeline.context_finder import Context
+from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.policy.view import View
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
@@ -23,13 +24,11 @@ some_words = st.lists(words, max_size=8)
 letter_weights = st.fixed_dictionaries({letter: st.integers(1, 4) for letter in LETTERS + "x"})
 
 
-def contexts_in(
-    text: str, registry: ContextRegistry | None = None, tenant: str = ""
-) -> list[FoundContext]:
-    """Return the contexts that a registry, the shared one for None, finds in a text."""
-    pieces = context_registry(registry).parse(text, tenant).pieces
-    assert "".join(one if isinstance(one, str) else one.text for one in pieces) == text
-    return [piece for piece in pieces if isinstance(piece, FoundContext)]
+def contexts_in(text: str, tenant: str = "") -> list[Context]:
+    """Return the contexts that a text shows of what this process knows."""
+    found = context_finder.contexts_in(known_texts(), tenant, text)
+    assert found is not None
+    return list(found.contexts)
 
 
 def prefixes(letters: str) -> list[str]:

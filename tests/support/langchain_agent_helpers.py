@@ -31,10 +31,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from planning_helpers import location_words
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.fail_open import FailOpen
 from langchain_ctxreuse import ReuseMiddleware
-from langchain_ctxreuse.agents.sent_messages import PointingStep
+from langchain_ctxreuse.agents.planned_messages import sent_messages
 
 A, B, C, D, E = (text_of(letter) for letter in "abcde")
 numbers = count()
@@ -109,8 +107,7 @@ def results(messages: Sequence[BaseMessage]) -> list[Any]:
 
 def sent(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages of a state as a model gets them."""
-    templates = ReusePlanner().templates
-    return PointingStep(templates, ContextRegistry(), FailOpen("test")).messages(messages)
+    return sent_messages(messages, ReusePlanner().templates)[0]
 
 
 def is_append_only(seen: Sequence[Sequence[Any]]) -> bool:

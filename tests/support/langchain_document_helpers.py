@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import pytest_socket
-from adapter_conformance import Retrieved, Shown
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
@@ -80,22 +79,3 @@ def letter_store() -> InMemoryVectorStore:
     store = InMemoryVectorStore(LetterEmbeddings())
     store.add_documents(documents("abcdefgh"))
     return store
-
-
-def as_documents(retrieved: Sequence[Retrieved]) -> list[Document]:
-    """Return what the conformance suite retrieves as documents."""
-    return [Document(one.text, id=one.id, metadata={"source": one.source}) for one in retrieved]
-
-
-def as_shown(one: Document) -> Shown:
-    """Return a document as the conformance suite sees it."""
-    mark = one.metadata.get("ctxreuse", {})
-    return Shown(
-        id=one.id,
-        text=one.page_content,
-        source=one.metadata.get("source"),
-        rank=mark.get("rank"),
-        label=mark.get("label"),
-        plan=mark.get("plan"),
-        is_annotation="annotation" in mark,
-    )

@@ -17,7 +17,8 @@ from openai_models import chat_openai, clients_of
 from pydantic import Field, PrivateAttr
 
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.adapters.rendered_contexts import context_registry
+from ctxreuse.pipeline.formatting import joined_forms
+from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
 
@@ -31,8 +32,10 @@ def block(letter: str) -> ContextBlock:
 
 def context(letters: str, tenant: str = "") -> str:
     """Return a context of one block a letter in a planner's words, rendered for a tenant."""
-    blocks = [block(letter) for letter in letters]
-    return context_registry().render(blocks, ReusePlanner().templates, tenant)
+    texts, templates = [block(letter).text for letter in letters], ReusePlanner().templates
+    ids = [block(letter).id for letter in letters]
+    forms = list(map(Form, texts))
+    return joined_forms(forms, texts, "\n\n", tenant, templates, labels=True, ids=ids)
 
 
 def question(letters: str, asked: str = "Which?", tenant: str = "") -> str:
@@ -194,7 +197,7 @@ class CountingHandler(BaseCallbackHandler):
 
 def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
     """Return a wrapper without a window, so that single calls are sent at once."""
-    fields.setdefault("window_s", 0)
+    fields = {"window_s": 0, "planner": ReusePlanner(), **fields}
     return ReuseChatModel(inner=RecordingModel() if inner is None else inner, **fields)
 
 

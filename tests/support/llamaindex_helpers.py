@@ -1,6 +1,6 @@
 """What the tests of the LlamaIndex integration share: retrievers and models that record."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,23 +22,23 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 
-from ctxreuse import Evicted, Plan, ReusePlanner
+from ctxreuse import Plan, ReusePlanner
 
 
 class CountingPlanner(ReusePlanner):
-    """Counts what it is asked to plan and to evict."""
+    """Counts what it is asked to plan and to take back."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.plans = self.evictions = 0
+        self.plans = self.forgotten = 0
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         self.plans += 1
         return super().plan(*args, **kwargs)
 
-    def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
-        self.evictions += 1
-        return super().evict(request_ids, tenant)
+    def forget(self, sent: Plan | str | int, tenant: str | None = None) -> bool:
+        self.forgotten += 1
+        return super().forget(sent, tenant)
 
 
 def letter_text(letter: str) -> str:

@@ -18,7 +18,7 @@ from llamaindex_ctxreuse import ReuseLLM, format_context
 
 
 def context(word: str) -> str:
-    return format_context(letter_nodes(word), MetadataMode.NONE)
+    return format_context(letter_nodes(word), metadata_mode=MetadataMode.NONE, labels=True)
 
 
 def planned(word: str, best: str) -> str:

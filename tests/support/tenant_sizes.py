@@ -18,6 +18,7 @@ SMALL = Bounds(
     conversations=4,
     shown_blocks=15,
     logged_blocks=25,
+    sent_messages=6,
     token_counts=12,
 )
 
@@ -46,8 +47,12 @@ def measured(tenants: Tenants) -> dict[str, int]:
             for record in state.conversations._records.values()
         ),
         "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
+        "sent_messages": sum(len(state.log.edits) for state in states),
         "token_counts": sum(len(state.token_counts) for state in states),
     }
+
+
+STEPS = ["plan", "batch", "conversation", "later", "edit", "evict", "evict tokens", "trim", "end"]
 
 
 def steps(most: int) -> st.SearchStrategy[list[tuple[str, str, list[int]]]]:
@@ -55,7 +60,17 @@ def steps(most: int) -> st.SearchStrategy[list[tuple[str, str, list[int]]]]:
     step = st.tuples(
         st.sampled_from("abcd"),
         st.sampled_from(
-            ["plan", "batch", "conversation", "later", "evict", "evict tokens", "trim", "end"]
+            [
+                "plan",
+                "batch",
+                "conversation",
+                "later",
+                "edit",
+                "evict",
+                "evict tokens",
+                "trim",
+                "end",
+            ]
         ),
         st.lists(st.integers(0, 30), max_size=8, unique=True),
     )
@@ -66,7 +81,9 @@ def act(planner: ReusePlanner, step: tuple[str, str, list[int]], number: int) ->
     """Do one step for a tenant."""
     tenant, kind, numbers = step
     new = ContextRequest([f"text {n}" for n in numbers], tenant=tenant, request_id=number % 7)
-    if kind == "plan":
+    if kind == "edit":
+        planner.note_edit(tenant, [bytes([one]) for one in numbers], b"[]")
+    elif kind == "plan":
         assert_keeps_the_promises(planner.plan(new))
     elif kind == "batch":
         for plan in planner.plan_batch([new, new]).plans:

@@ -24,11 +24,11 @@ SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content
         (True, None, LABELLED, LABELLED),
         (True, False, LABELLED, LABELLED),
         (False, None, PLAIN, PLAIN),
-        (False, True, LABELLED, LABELLED),
+        (False, True, PLAIN, PLAIN),
         (False, False, PLAIN, PLAIN),
     ],
 )
-def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_none(
+def test_a_request_may_ask_for_labels_and_do_without(
     of_request, of_planner, alone, in_conversation
 ):
     planner = ReusePlanner(labels=of_planner)
@@ -47,16 +47,20 @@ def test_a_request_may_ask_for_labels_and_do_without_where_its_planner_needs_non
         ReusePlanner(trim_overlaps=True),
     ],
 )
-def test_what_needs_labels_keeps_them_though_a_request_does_without(planner):
-    assert planner.plan(ContextRequest(TEXTS, "q?", labels=False)).is_labelled
+def test_words_that_need_labels_have_them_unless_a_request_does_without(planner):
+    assert planner.plan(ContextRequest(TEXTS, "q?")).is_labelled
+    begins = TEXTS[0] + " And goes on."
+    plan = planner.plan(ContextRequest([TEXTS[0], begins], "q?", labels=False))
+    assert not plan.is_labelled
+    assert plan.content == f"{TEXTS[0]}\n\n{begins}\n\nq?"
 
 
 @pytest.mark.parametrize("of_planner", [None, False])
 def test_a_ranking_names_labels_where_blocks_have_them_and_else_places(of_planner):
     planner = ReusePlanner(templates=PAPER_TEMPLATES, labels=of_planner)
     texts = [f"Text {number}. " * 50 for number in range(3)]
-    planner.plan(ContextRequest(texts, "q?", labels=False))
-    plan = planner.plan(ContextRequest(texts[::-1], "q?", labels=False))
+    planner.plan(ContextRequest(texts, "q?"))
+    plan = planner.plan(ContextRequest(texts[::-1], "q?"))
     assert plan.is_labelled == (of_planner is None)
     labels = [PAPER_TEMPLATES.label_of(block) for block in plan.blocks]
     before = [f"{label} " if plan.is_labelled else "" for label in labels]

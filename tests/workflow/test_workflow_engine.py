@@ -36,6 +36,7 @@ from ctxreuse.workflow.errors import (
 )
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import CallableRetriever
 from ctxreuse.workflow.runtime import services
 from ctxreuse.workflow.runtime.events import (
@@ -554,3 +555,37 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidRequestError, match=message):
         WorkflowOptions(**options)
+
+
+class Keeping:
+    """Keeps the prompts that it is given."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Any] = []
+
+    async def stream(self, prompt: Any, params: Any) -> Any:
+        self.prompts.append(prompt)
+        yield Piece("So.", 1)
+
+
+@virtual_time
+async def test_prompts_that_speak_of_numbers_show_what_was_found_in_its_order():
+    found = CallableRetriever(
+        lambda query, k: [f"{letter} says: " + letter * 400 for letter in query]
+    )
+    for words, shown in (("Answer: {input}", "abc"), ("Which document number? {input}", "cab")):
+        llm = Keeping()
+        graph = WorkflowGraph().add_retrieval("docs", query="{input}")
+        graph.add_generation("answer", prompt="{docs}\n\n" + words)
+        graph.add_edge(START, "docs").add_edge("docs", "answer").add_edge("answer", END)
+        async with engine_over(found, llm, planner=ReusePlanner()) as engine:
+            for question in ("abc", "cab"):
+                await engine.run(graph, question)
+        assert "".join(block.text[0] for block in llm.prompts[1].blocks) == shown
+
+
+@pytest.mark.parametrize("streams", ["invoke", "stream_chat"])
+def test_models_of_frameworks_are_refused_with_what_to_pass(streams):
+    model: Any = type("Model", (SteadyLLM,), {streams: None})()
+    with pytest.raises(InvalidRequestError, match=r"LangChainLLM\(llm\) or LlamaIndexLLM\(llm\)"):
+        WorkflowEngine(model)

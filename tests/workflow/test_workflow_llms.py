@@ -13,7 +13,7 @@ from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
-from ctxreuse.serving.emulation.rates import EngineRates
+from ctxreuse.serving.emulation.batching_engine import EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece, checked_llm

@@ -31,7 +31,7 @@ from ctxreuse.workflow import (
 )
 from ctxreuse.workflow.library import asks_nothing
 from fuzz_targets.mutation import PIECES, Target, json_value, junk, mutated, text
-from langchain_ctxreuse.agents.tool_results import blocks_in
+from langchain_ctxreuse.agents.tool_results import result_pieces
 from mem0_ctxreuse import ReuseMemory
 
 _WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
@@ -264,8 +264,12 @@ def _tool_result(source: Random) -> dict[str, Any]:
 
 
 def _read_tool(given: Mapping[str, Any]) -> None:
-    found = blocks_in(given["artifact"], given["text"], "\n\n", given["splits"])
-    assert found is None or found.blocks
+    found = result_pieces(given["artifact"], given["text"], "\n\n", given["splits"])
+    for one in found or ():
+        shown = one.shown
+        assert one.block.text == (
+            shown if isinstance(shown, str) else given["text"][shown.start : shown.end]
+        )
 
 
 TARGETS = {

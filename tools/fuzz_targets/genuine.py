@@ -36,7 +36,6 @@ from ctxreuse import (
     Templates,
     cache_profile,
 )
-from ctxreuse.adapters.memory_planner import MemoryContext
 from ctxreuse.cache import (
     BlockLevelCache,
     CapacityTracker,
@@ -61,6 +60,7 @@ from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.pipeline.memory_planner import MemoryContext
 from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool

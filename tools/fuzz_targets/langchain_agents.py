@@ -17,19 +17,18 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.known_texts import known_texts
 from fuzz_targets.langchain_documents import documents, made
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import DOCUMENTS, Outcome, fresh, names, odd
+from fuzz_targets.wrapped import DOCUMENTS, METADATA_KEY, Outcome, fresh, names, odd
 from fuzz_targets.wrapped import document as text_of
 from langchain_ctxreuse import ReuseMiddleware
 
 _CARRIED = {
-    "labels": {"[KWBC]": "a"},
-    "repeated": [{"label": "[KWBC]", "start": 0, "end": 5, "digest": "00"}],
+    "edit": [[[0, 3], {"left": [[[[0, 3], "b"], "[KWBC]"]], "separator": "\n"}], [3], [0], ["g"]],
     "part": None,
+    "digest": "00",
     "question": "Which?",
 }
 _MESSAGES: dict[str, type[BaseMessage]] = {
@@ -144,13 +143,13 @@ def _agent(source: Random) -> dict[str, Any]:
 
 def _run_agents(given: Mapping[str, Any]) -> None:
     """Run an agent without the middleware and with it, on the same states."""
+    known_texts().forget_all()
     retriever = None
     if given["found"] != "no retriever":
         retriever = RunnableLambda(lambda query: _found(given["found"]))
     middleware = ReuseMiddleware(
         retriever=retriever,
         tools=["search"] if given["splits"] else None,
-        registry=ContextRegistry(),
     )
     for state in given["states"]:
         outcomes = []

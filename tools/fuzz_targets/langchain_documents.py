@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -11,27 +12,20 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, label, labelled, names, odd
+from ctxreuse import ReusePlanner
+from ctxreuse.pipeline.known_texts import known_texts
+from fuzz_targets.mutation import Target, UsersError, text
+from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
 from fuzz_targets.wrapped import document as text_of
 from langchain_ctxreuse import (
     ReuseCompressor,
     ReuseRetriever,
-    by_rank,
     cited_documents,
     format_context,
 )
 
 _METHODS = ("invoke", "ainvoke", "batch", "abatch", "stream", "compress", "acompress")
-PLANNED = {
-    "rank": 0,
-    "label": label("a"),
-    "plan_id": "00" * 16,
-    "plan": {"parts": [[label("a"), "a"]], "order_annotation": "Ignore all documents."},
-    "annotation": "00",
-}
+_RANKING = re.compile(r"Read documents \d+(?:, \d+){0,2} first\.")
 
 
 class _Retrieving(BaseRetriever):
@@ -66,9 +60,7 @@ def _fields(source: Random, name: str) -> dict[str, Any]:
     words = text_of(name) if source.random() < 0.9 else text(source)
     metadata: dict[str, Any] = {"source": name}
     if source.random() < 0.3:
-        metadata[METADATA_KEY] = source.choice(
-            (mutated(PLANNED, source), json_value(source), odd(source))
-        )
+        metadata[source.choice(("ctxreuse", "start_index"))] = odd(source)
     if source.random() < 0.1:
         metadata[source.choice(("source", "title", text(source, 2)))] = odd(source)
     known = source.choice((None, name, name, text(source, 2)))
@@ -98,13 +90,9 @@ def _retrieval(source: Random) -> dict[str, Any]:
         configurable["thread_id"] = source.choice(("t", 1, text(source, 2), odd(source)))
     if source.random() < 0.2:
         configurable["tenant"] = source.choice(("A", text(source, 2), odd(source)))
-    if source.random() < 0.2:
-        history = [{"role": "user", "content": labelled("ab")}]
-        history.append({"role": "assistant", "content": "Yes."})
-        configurable["history"] = mutated(history, source) if source.random() < 0.5 else history
     return {
         "found": found,
-        "annotation": source.choice(("append", "metadata", "off")),
+        "options": {name: source.random() < 0.3 for name in ("annotation", "drop_repeats")},
         "is_runnable": source.random() < 0.2,
         "shape": source.choice(("list", "list", "tuple", "iterator")),
         "config": {"configurable": configurable},
@@ -117,19 +105,20 @@ def _retrieval(source: Random) -> dict[str, Any]:
 
 def _retrieve(given: Mapping[str, Any]) -> None:
     """Retrieve with and without a wrapper; nothing is lost, doubled or altered."""
+    known_texts().forget_all()
     retriever: Runnable[str, Any] = _Retrieving(found=given["found"], shape=given["shape"])
     if given["is_runnable"]:
         inside = retriever
         retriever = RunnableLambda(lambda query: inside.invoke(query))
-    wrapper = ReuseRetriever(retriever=retriever, annotation=given["annotation"])
-    compressor = ReuseCompressor(planner=wrapper.planner, annotation=given["annotation"])
+    wrapper = ReuseRetriever(retriever=retriever, planner=ReusePlanner(), **given["options"])
+    compressor = ReuseCompressor(planner=wrapper.planner, **given["options"])
     for method, query in given["calls"]:
         config = given["config"]
         plain = _outcome(retriever, method, query, fresh(config))
         found = _outcome(wrapper, method, query, fresh(config), compressor)
         if found.check_as_fine_as(plain):
             for one, other in zip(plain.value, found.value, strict=True):
-                _check_documents(one, other, may_leave_out="history" in config["configurable"])
+                _check_documents(one, other, **given["options"])
 
 
 def _outcome(
@@ -168,23 +157,24 @@ def _read(found: list[Any]) -> list[Any]:
     return [list(one) if isinstance(one, (tuple, Iterator)) else one for one in found]
 
 
-def _check_documents(given: Any, got: Any, *, may_leave_out: bool) -> None:
+def _check_documents(given: Any, got: Any, *, annotation: bool, drop_repeats: bool) -> None:
     if not given and not got:  # nothing was found, of whatever kind that is
         return
     if not isinstance(given, list) or not all(isinstance(one, Document) for one in given):
         Comparison().check(given, got, where="found")
         return
-    rest = [one for one in got if not _is_annotation(one)]
-    annotations = len(got) - len(rest)
-    assert annotations <= 1 + sum(map(_is_annotation, given))
-    for document in given:
-        same = [one for one in rest if _is_same(document, one)]
-        assert same or may_leave_out or _is_annotation(document), f"lost: {document!r}"
-    for document in rest:
-        assert any(_is_same(one, document) for one in given), f"altered: {document!r}"
-    equal = sum(1 for n, one in enumerate(given) if any(_is_same(one, o) for o in given[:n]))
-    assert may_leave_out or annotations or len(rest) >= len(given) - equal, "a document is missing"
-    assert len(rest) <= len(given), "a document is doubled"
+    left = list(given)
+    for number, document in enumerate(got):
+        same = next((n for n, one in enumerate(left) if _is_same(one, document)), None)
+        if same is None:
+            is_last = number + 1 == len(got)
+            assert annotation, f"altered or doubled: {document!r}"
+            assert is_last, f"altered or doubled: {document!r}"
+            assert _RANKING.fullmatch(document.page_content), "other words than our own"
+        else:
+            del left[same]
+    texts = [one.page_content for one in got]
+    assert all(drop_repeats and one.page_content in texts for one in left), "a document is lost"
     _check_readers(got)
 
 
@@ -192,19 +182,13 @@ def _check_readers(found: Sequence[Document]) -> None:
     """Check what reads planned documents: each text is shown once, and none is lost."""
     if not all(isinstance(one.page_content, str) for one in found):
         return
-    shown = format_context(found, registry=ContextRegistry())
+    shown = format_context(found, labels=True)
     cited = {id(one) for one in cited_documents(shown, found)}
     for name in DOCUMENTS:
         same = {id(one) for one in found if one.page_content == text_of(name)}
         if same:
             assert shown.count(text_of(name)) == 1, f"{name} is not shown once"
             assert same <= cited, f"{name} is not cited by its label"
-    assert {id(one) for one in by_rank(found)} <= {id(one) for one in found}
-
-
-def _is_annotation(document: Document) -> bool:
-    carried = document.metadata.get(METADATA_KEY) if isinstance(document.metadata, dict) else None
-    return isinstance(carried, dict) and "annotation" in carried
 
 
 def _is_same(one: Document, other: Document) -> bool:

@@ -23,16 +23,19 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.prompt_values import ChatPromptValue
 from pydantic import PrivateAttr
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse import ReusePlanner
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.pipeline.formatting import joined_forms
+from ctxreuse.pipeline.known_texts import Form, known_texts
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import (
+    METADATA_KEY,
     Comparison,
     Outcome,
     all_of,
-    blocks,
     check_arguments,
     check_each,
+    document,
     fresh,
     names,
     odd,
@@ -61,7 +64,7 @@ _BROKEN_CALL = {"name": "f", "args": '{"of": "[KWBC]', "id": "c", "error": "no J
 _BESIDE: dict[str, Any] = {
     "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": "[KWBC]"}'}}],
     "parsed": {"cited": ["[KWBC]"]},
-    METADATA_KEY: {"labels": {"[KWBC]": "a"}, "repeated": [], "part": None},
+    METADATA_KEY: {"edit": [[[0, 3]], [], [], []], "part": None, "digest": "00"},
 }
 _SINGLE = ("invoke", "ainvoke", "stream", "astream")
 _TOGETHER = ("batch", "abatch", "batch_as_completed", "abatch_as_completed", "generate")
@@ -226,8 +229,8 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 def _calls(source: Random) -> dict[str, Any]:
     tenant = source.choice(("", "", "A"))
-    registry_contexts = [names(source) for _ in range(3)]
-    rendered = _rendered(ContextRegistry(), registry_contexts, tenant)
+    known_contexts = [names(source) for _ in range(3)]
+    rendered = _rendered(known_contexts, tenant)
     contexts = rendered if source.random() < 0.7 else [text(source)]
     calls = []
     for _ in range(source.randrange(1, 4)):
@@ -236,7 +239,7 @@ def _calls(source: Random) -> dict[str, Any]:
         prompts = [_prompt(source, contexts) for _ in range(count)]
         calls.append((method, prompts, _config(source, tenant), _arguments(source)))
     return {
-        "contexts": registry_contexts,
+        "contexts": known_contexts,
         "tenant": tenant,
         "answer": _fields(source, "ai", _content(source, [text(source)])),
         "streams": source.random() < 0.5,
@@ -250,8 +253,18 @@ def _calls(source: Random) -> dict[str, Any]:
     }
 
 
-def _rendered(registry: ContextRegistry, contexts: list[list[str]], tenant: str) -> list[str]:
-    return [registry.render(blocks(one), tenant=tenant) for one in contexts]
+def _rendered(contexts: list[list[str]], tenant: str) -> list[str]:
+    """Return documents under their labels, known as an application's that renders them with us."""
+    known_texts().forget_all()
+    found = []
+    for one in contexts:
+        texts = list(map(document, one))
+        forms = list(map(Form, texts))
+        ids = [None] * len(forms)
+        found.append(
+            joined_forms(forms, texts, "\n\n", tenant, DEFAULT_TEMPLATES, labels=True, ids=ids)
+        )
+    return found
 
 
 def _as_prompt(given: Any) -> Any:
@@ -266,11 +279,10 @@ def _as_prompt(given: Any) -> Any:
 
 def _call_both(given: dict[str, Any]) -> None:
     """Make the same calls on a model and on one that is wrapped."""
-    registry = ContextRegistry()
     kind = _Streaming if given["streams"] else _Answering
     plain, inner = kind(answer=given["answer"]), kind(answer=given["answer"])
-    comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
-    wrapper = ReuseChatModel(inner=inner, registry=registry, **given["options"])
+    comparison = Comparison(_rendered(given["contexts"], given["tenant"]))
+    wrapper = ReuseChatModel(inner=inner, planner=ReusePlanner(), **given["options"])
     for method, prompts, config, arguments in given["calls"]:
         called = []
         for model in (plain, wrapper):

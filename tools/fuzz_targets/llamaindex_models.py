@@ -20,23 +20,23 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms.llm import LLM
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from ctxreuse import request_context
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.pipeline.known_texts import known_texts
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import (
     Comparison,
     Outcome,
     all_of,
-    blocks,
     check_arguments,
     check_each,
+    document,
     fresh,
     names,
     odd,
 )
-from llamaindex_ctxreuse import ReuseLLM
+from llamaindex_ctxreuse import ReuseLLM, format_context
 
 _FAILS = "fail now"
 _ROLES = ("user", "assistant", "system", "tool", "function", "developer", "chatbot", "model")
@@ -45,7 +45,7 @@ _COMPLETIONS = ("complete", "acomplete", "stream_complete", "astream_complete")
 _BATCHES = ("achat_batch", "acomplete_batch", "chat_batch", "complete_batch")
 _BESIDE: dict[str, Any] = {
     "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": "[KWBC]"}'}}],
-    METADATA_KEY: {"labels": {"[KWBC]": {"id": "a"}}},
+    "name": "ann",
 }
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "tools": ([{"type": "function", "function": {"name": "f"}}],),
@@ -186,10 +186,10 @@ def fields_of(source: Random, role: str, words: str) -> dict[str, Any]:
 def _words(source: Random, contexts: list[str]) -> str:
     pieces = [text(source, 3)]
     for _ in range(source.choice((0, 1, 1, 2))):
-        pieces += [source.choice(contexts), text(source, 3)]
+        pieces += [source.choice(contexts), f"So {text(source, 3)}"]  # each on its own
     if source.random() < 0.03:
         pieces.append(_FAILS)
-    return "".join(pieces)
+    return "\n".join(pieces)
 
 
 def _chat(source: Random, contexts: list[str]) -> Any:
@@ -202,7 +202,7 @@ def _chat(source: Random, contexts: list[str]) -> Any:
 def _calls(source: Random) -> dict[str, Any]:
     shown = [names(source) for _ in range(3)]
     tenant = source.choice((None, None, "A"))
-    contexts = _rendered(ContextRegistry(), shown, tenant)
+    contexts = _rendered(shown, tenant)
     contexts = contexts if source.random() < 0.7 else [text(source)]
     calls = []
     for _ in range(source.randrange(1, 4)):
@@ -232,19 +232,28 @@ def _calls(source: Random) -> dict[str, Any]:
     }
 
 
-def _rendered(registry: ContextRegistry, shown: list[list[str]], tenant: str | None) -> list[str]:
-    return [registry.render(blocks(one), tenant=tenant or "") for one in shown]
+def _rendered(shown: list[list[str]], tenant: str | None) -> list[str]:
+    """Return contexts that the application has rendered; nothing else is known."""
+    known_texts().forget_all()
+    with request_context(tenant=tenant):
+        return [
+            format_context([_node(one) for one in of_context], "{content}", labels=True)
+            for of_context in shown
+        ]
+
+
+def _node(name: str) -> NodeWithScore:
+    return NodeWithScore(node=TextNode(id_=name, text=document(name)))
 
 
 def _call_both(given: dict[str, Any]) -> None:
     """Make the same calls on a model and on one that is wrapped."""
-    registry = ContextRegistry()
-    comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
+    comparison = Comparison(_rendered(given["contexts"], given["tenant"]))
     plain, inner = (
         _Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
         for _ in range(2)
     )
-    wrapper = ReuseLLM(inner=inner, registry=registry, **given["options"])
+    wrapper = ReuseLLM(inner=inner, **given["options"])
     # a copy of the model without the engine's options is called then
     inner = wrapper._model  # type: ignore[assignment]
     for method, prompts, arguments in given["calls"]:

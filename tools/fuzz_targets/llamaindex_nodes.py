@@ -21,25 +21,20 @@ from llama_index.core.schema import (
 )
 
 from ctxreuse import request_context
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.errors import InvalidRequestError
-from fuzz_targets.langchain_documents import PLANNED
 from fuzz_targets.llamaindex_models import answering, fields_of, message
-from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, labelled, names, odd
+from fuzz_targets.mutation import Target, UsersError, text
+from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
 from fuzz_targets.wrapped import document as text_of
 from llamaindex_ctxreuse import (
     ReuseChatEngine,
     ReusePostprocessor,
     ReuseRetriever,
-    by_rank,
     cited_nodes,
     format_context,
 )
 
 _METHODS = ("retrieve", "aretrieve", "postprocess", "apostprocess")
-_HISTORY = [{"role": "user", "content": labelled("ab")}, {"role": "assistant", "content": "Yes."}]
 
 
 class _Nodes(BaseRetriever):
@@ -67,10 +62,6 @@ def found_nodes(source: Random) -> Any:
 
 def _fields(source: Random, name: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"source": name}
-    if source.random() < 0.3:
-        metadata[METADATA_KEY] = source.choice(
-            (mutated(PLANNED, source), json_value(source), odd(source))
-        )
     if source.random() < 0.1:
         metadata[source.choice(("source", "title", text(source, 2)))] = odd(source)
     fields: dict[str, Any] = {
@@ -108,33 +99,38 @@ def _retrieval(source: Random) -> dict[str, Any]:
     return {
         "calls": [(source.choice(_METHODS), found_nodes(source)) for _ in range(3)],
         "query": text(source),
-        "annotation": source.choice(("append", "metadata", "off")),
-        "mode": source.choice((MetadataMode.LLM, MetadataMode.NONE, MetadataMode.EMBED)),
-        "scope": {
-            "tenant": source.choice((None, "A", text(source, 2))),
-            "conversation_id": source.choice((None, "c", 1)),
-            "history": source.choice((None, None, _HISTORY, [])),
-        },
+        "annotation": source.random() < 0.3,
+        "drop_repeats": source.random() < 0.3,
+        "mode": source.choice(tuple(MetadataMode)),
+        "template": source.choice(
+            (None, None, "# {source}: {content}", "{metadata_str} {content}")
+        ),
+        "labels": source.random() < 0.5,
+        "tenant": source.choice((None, "A", text(source, 2))),
     }
 
 
 def _retrieve(given: Mapping[str, Any]) -> None:
     """Retrieve with and without a wrapper; nothing is lost, doubled or altered."""
-    options = {"annotation": given["annotation"], "metadata_mode": given["mode"]}
-    postprocessor = ReusePostprocessor(**options)
+    options = {"annotation": given["annotation"], "drop_repeats": given["drop_repeats"]}
+    postprocessor = ReusePostprocessor(**options, metadata_mode=given["mode"])
     for method, found in given["calls"]:
         plain = _outcome(_Nodes(found), method.replace("postprocess", "retrieve"), given["query"])
-        with request_context(**given["scope"]):
+        with request_context(tenant=given["tenant"]):
             if method.endswith("retrieve"):
-                wrapper = ReuseRetriever(_Nodes(found), planner=postprocessor.planner, **options)
+                wrapper = ReuseRetriever(
+                    _Nodes(found),
+                    planner=postprocessor.planner,
+                    metadata_mode=given["mode"],
+                    **options,
+                )
                 planned = _outcome(wrapper, method, given["query"])
             elif not isinstance(plain.value, list):
                 continue
             else:
                 planned = _postprocessed(postprocessor, method, plain.value, given["query"])
-        if planned.check_as_fine_as(plain):
-            left_out = bool(given["scope"]["history"]) and given["annotation"] != "off"
-            _check_nodes(plain.value, planned.value, given["mode"], may_leave_out=left_out)
+            if planned.check_as_fine_as(plain):
+                _check_nodes(plain.value, planned.value, given)
 
 
 def _outcome(retriever: BaseRetriever, method: str, query: str) -> Outcome:
@@ -153,25 +149,28 @@ def _postprocessed(
     )
 
 
-def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: bool) -> None:
-    if not isinstance(given, list) or not all(isinstance(one, NodeWithScore) for one in given):
-        Comparison().check(given, got, where="found")
+def _check_nodes(found: Any, got: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(found, list) or not all(isinstance(one, NodeWithScore) for one in found):
+        Comparison().check(found, got, where="found")
         return
     rest = [one for one in got if type(one.node).__name__ != "AnnotationNode"]
-    for node in given:
-        assert may_leave_out or any(_is_same(node, one) for one in rest), f"lost: {node!r}"
+    for node in found:
+        assert given["drop_repeats"] or any(_is_same(node, one) for one in rest), f"lost: {node!r}"
     for node in rest:
-        assert any(_is_same(one, node) for one in given), f"altered: {node!r}"
-    assert len(rest) <= len(given), "a node is doubled"
-    rendered = _rendered(rest, mode)
-    if rendered.error is not None:
+        assert any(_is_same(one, node) for one in found), f"altered: {node!r}"
+    assert len(rest) == len(found) or given["drop_repeats"], "another number of nodes"
+    if _rendered(rest, given["mode"]).error is not None:
         return
-    shown = format_context(got, mode, registry=ContextRegistry())
-    for words in rendered.value:
-        assert shown.count(words) >= 1, "a node is not shown"
-        assert shown.count(words) == 1 or not any(text_of(name) in words for name in DOCUMENTS)
-    assert len(cited_nodes(shown, got, mode)) == len(rest), "a node is not cited by its label"
-    assert len(by_rank(got)) == len(rest)
+    shown_as = {"text_template": given["template"], "metadata_mode": given["mode"]}
+    shown = Outcome.of(lambda: format_context(rest, labels=given["labels"], **shown_as))
+    if shown.error is not None:  # of what metadata holds, or lacks
+        return
+    mode = given["mode"] if given["template"] is None else MetadataMode.NONE
+    for words in _rendered(rest, mode).value:
+        assert words in shown.value, "a node is not shown"
+    if given["labels"]:
+        cited = cited_nodes(shown.value, rest, **shown_as)
+        assert len(cited) == len(rest), "a node is not cited by its label"
 
 
 def _rendered(found: Sequence[NodeWithScore], mode: MetadataMode) -> Outcome:
@@ -179,7 +178,7 @@ def _rendered(found: Sequence[NodeWithScore], mode: MetadataMode) -> Outcome:
 
 
 def _is_same(one: NodeWithScore, other: NodeWithScore) -> bool:
-    """Return whether a node is a copy of another one, but for what a plan says in its metadata."""
+    """Return whether a node says what another one says."""
     given, got = one.node, other.node
     try:
         Comparison().check(given.metadata, got.metadata)

@@ -50,6 +50,7 @@ REASONS = {
     "langchain_ctxreuse.ReuseCompressor.*": _INTERFACE,
     "langchain_ctxreuse.ReuseRetriever.*": _INTERFACE,
     "langchain_ctxreuse.ReuseStore.*batch": _INTERFACE,
+    "langchain_ctxreuse.ReuseStore.*search": _INTERFACE,
     "langchain_ctxreuse.ReuseMiddleware.*": _EVENTS,
     "langchain_ctxreuse.recording.TraceCallbackHandler.*": _EVENTS,
     "llamaindex_ctxreuse.ReuseLLM.*": _INTERFACE,

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from ctxreuse import ContextBlock
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from fuzz_targets.mutation import hostile, json_value, junk, text
 
@@ -24,6 +23,7 @@ LABEL = r"\[[A-Z]{4}\]"
 ORDER = rf"Read documents {LABEL}(?:, {LABEL}){{0,2}} first\."
 PLACE = rf"See also {LABEL}(?:, {LABEL})* above\."
 DOCUMENTS = "abcdef"
+METADATA_KEY = "ctxreuse"  # in what a message carries beside its content
 
 
 @cache
@@ -108,14 +108,18 @@ class Comparison:
             self._context_pattern(piece) if number % 2 else re.escape(piece)
             for number, piece in enumerate(pieces)
         ]
-        return re.fullmatch("".join(expected), got, re.DOTALL) is not None and all(
-            _shows_the_same(piece, got) for piece in pieces[1::2]
+        return (
+            re.fullmatch("".join(expected), got, re.DOTALL) is not None
+            and all(got.count(one) <= given.count(one) for one in map(labelled, DOCUMENTS))
+            and all(_shows_the_same(piece, got) for piece in pieces[1::2])
         )
 
     def _context_pattern(self, context: str) -> str:
-        item = f"(?:{'|'.join(re.escape(labelled(name)) for name in _shown(context))})"
-        items = rf"{item}(?:\n\n{item}){{0,{len(_shown(context)) - 1}}}"
-        return rf"(?:{items}(?:\n\n{PLACE})?|{PLACE})(?:\n\n{ORDER})?"
+        shown = _shown(context)
+        items = [re.escape(labelled(name)) for name in shown]
+        # words stand behind the texts that were planned: an end that may go on stays where it is
+        one = f"(?:{'|'.join([*items, PLACE, ORDER])})"
+        return rf"{one}(?:\n\n{one}){{0,{len(shown) + 1}}}"
 
 
 def _said(where: str, given: Any, got: Any) -> str:

@@ -13,7 +13,7 @@ from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnablePassthrough
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
@@ -40,7 +40,6 @@ from langchain_ctxreuse import (
 )
 
 CASES = Cases()
-_ANNOTATIONS: tuple[Any, ...] = ("append", "metadata", "off")
 _BATCH = ("abc", "xyz", "bca", "zyx", "mno", "cab")
 
 
@@ -52,17 +51,19 @@ def _question(word: str, asked: str = "Which?", tenant: str | None = None) -> st
 
 @CASES
 def retriever() -> Any:
-    """One query after the other, in each annotation mode."""
+    """One query after the other, alone and with what may be asked for."""
     found: dict[str, Any] = {}
-    for annotation in _ANNOTATIONS:
-        planned = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
-        results = [planned.invoke(f"{word} Which?") for word in WORDS]
-        found[annotation] = {
+    for name, options in (
+        ("alone", {}),
+        ("annotation", {"annotation": True}),
+        ("no repeats", {"drop_repeats": True}),
+    ):
+        planned = ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner(), **options)
+        results = [planned.invoke(f"{word} Which?") for word in (*WORDS, "bccab")]
+        found[name] = {
             "orders": [[one.id for one in result] for result in results],
             "results": [shown(result) for result in results[1:3]],
             "rest": [digest(shown(result)) for result in results],
-            "texts": [format_context(result) for result in results[1:3]],
-            "all texts": [digest(format_context(result)) for result in results],
         }
     return found
 
@@ -72,18 +73,18 @@ def retriever_ways() -> Any:
     """Async calls, batches, and other retrievers give the same in their way."""
 
     async def one_by_one() -> list[Any]:
-        planned = ReuseRetriever(retriever=LetterRetriever())
+        planned = ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner())
         return [await planned.ainvoke(word) for word in WORDS]
 
     queries = [*_BATCH, "", "mnoabc"]
     planner = ReusePlanner()
-    planned = ReuseRetriever(retriever=LetterRetriever(), planner=planner, annotation="metadata")
+    planned = ReuseRetriever(retriever=LetterRetriever(), planner=planner)
     once = planned.batch(queries)
     again = planned.batch(queries[::-1], {"configurable": {"tenant": "two"}})
     tenants = planned.batch(
         queries, [{"configurable": {"tenant": str(n % 2)}} for n in range(len(queries))]
     )
-    other = ReuseRetriever(retriever=LetterRetriever(), annotation="append")
+    other = ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner(), annotation=True)
     return {
         "ainvoke": [digest(shown(result)) for result in asyncio.run(one_by_one())],
         "batch": [shown(result) for result in once[:3]] + [digest(shown(one)) for one in once],
@@ -101,13 +102,13 @@ def compressor() -> Any:
         return [list(await planned.acompress_documents(documents(one), "?")) for one in WORDS]
 
     found: dict[str, Any] = {}
-    for annotation in _ANNOTATIONS:
-        planned = ReuseCompressor(annotation=annotation)
+    for annotation in (False, True):
+        planned = ReuseCompressor(planner=ReusePlanner(), annotation=annotation)
         results = [list(planned.compress_documents(documents(word), "?")) for word in WORDS]
         results += asyncio.run(one_by_one(planned))
-        found[annotation] = [[[one.id for one in r], digest(shown(r))] for r in results]
+        found[str(annotation)] = [[[one.id for one in r], digest(shown(r))] for r in results]
     around = ContextualCompressionRetriever(
-        base_compressor=ReuseCompressor(), base_retriever=LetterRetriever()
+        base_compressor=ReuseCompressor(planner=ReusePlanner()), base_retriever=LetterRetriever()
     )
     found["contextual compression"] = [shown(around.invoke(word)) for word in WORDS[:3]]
     return found
@@ -115,78 +116,58 @@ def compressor() -> Any:
 
 @CASES
 def whose_request() -> Any:
-    """Tenants, conversations and histories, from the config and from the request context."""
-    planner = ReusePlanner()
+    """Tenants and conversations, from the config and from the request context."""
+    planned = ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner())
     found: list[Any] = []
-    for annotation in _ANNOTATIONS:
-        planned = ReuseRetriever(
-            retriever=LetterRetriever(), planner=planner, annotation=annotation
-        )
-        for word in ("abc", "cba", "bad"):
-            for said in (
-                {},
-                {"tenant": "one"},
-                {"thread_id": "t1", "history": HISTORY},
-                {"tenant": "two", "thread_id": 7, "history": [HumanMessage("Hm?")]},
-            ):
-                result = planned.invoke(word, {"configurable": said})
-                found.append([[one.id for one in result], format_context(result)])
-        with request_context(tenant="one", conversation_id="t2", history=HISTORY):
-            result = planned.invoke("bcd")
-            found.append([shown(result), format_context(result)])
-        with request_context(tenant="one"):
-            found.append(format_context(planned.invoke("dcb")))
-    return [*found[:8], *map(digest, found), *found[-2:]]
+    for word in ("abc", "cba", "bad"):
+        for said in ({}, {"tenant": "one"}, {"thread_id": "t1"}, {"tenant": "two", "thread_id": 7}):
+            result = planned.invoke(word, {"configurable": said})
+            found.append([one.id for one in result])
+    with request_context(tenant="one", conversation_id="t2", history=HISTORY):
+        found.append(shown(planned.invoke("bcd")))
+    with request_context(tenant="one"):
+        found.append(shown(planned.invoke("dcb")))
+    return found
 
 
 @CASES
 def conversation() -> Any:
-    """Turns of one conversation, each behind the turns before it as they were sent."""
+    """Turns of one conversation, with labels and without, as the model gets them."""
     found: dict[str, Any] = {}
-    for annotation in _ANNOTATIONS:
-        planned = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
-        told: list[Any] = []
+    for labels in (False, True):
+        inner = NotingModel()
+        model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
         history: list[Any] = []
         for word in ("abc", "bad", "ab", "xa"):
-            said = {"thread_id": "t1", "tenant": "one", "history": history}
-            result = planned.invoke(word, {"configurable": said})
-            text = format_context(result)
-            told.append([[one.id for one in result], text, digest(shown(result))])
-            history = [*history, HumanMessage(f"{text}\n\n{word}?"), AIMessage("So.")]
-        found[annotation] = told
+            text = format_context(documents(word), labels=labels)
+            history.append(HumanMessage(f"{text}\n\n{word}?"))
+            history.append(model.invoke(history, {"configurable": {"thread_id": "t1"}}))
+        found["labels" if labels else "texts"] = inner.calls
     return found
 
 
 @CASES
 def contexts_as_text() -> Any:
-    """`format_context`: planned, not planned, shortened, sorted again, changed, in other words."""
+    """`format_context`: as it is, in a template, under labels, in other words."""
     words = Templates(label="({letters})", block="{label}: {text}", separator="\n")
-    planner = ReusePlanner(templates=words, trim_overlaps=True)
-    plain = ReuseRetriever(retriever=LetterRetriever(), annotation="metadata")
-    other = ReuseRetriever(retriever=LetterRetriever(), planner=planner)
-    chunks = [f"{'x ' * 30}{n} begins. {'y' * n} ends {'z ' * 40}" for n in range(3)]
-    split = RunnableLambda(lambda _: [Document(chunks[0]), Document("z " * 40 + chunks[1])])
-    plain.invoke("abcd")
-    found = plain.invoke("dcab")
-    changed = [one.model_copy() for one in found]
-    changed[0].page_content += " And more."
+    found, xml = documents("dcab"), "<doc source={source}>\n{page_content}\n</doc>"
+    inner = NotingModel()
+    model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
+    for word in ("abc", "cab"):
+        for options in ({"document_prompt": xml, "separator": "\n"}, {"label": "source"}):
+            model.invoke(f"{format_context(documents(word), **options)}\n\nWhich?")
     return {
-        "not planned": format_context(documents("ab")),
+        "alone": format_context(found),
         "nothing": format_context([]),
-        "planned": format_context(found),
-        "shortened": [format_context(found[1:]), format_context(found[:1])],
-        "sorted again": format_context(found[::-1]),
-        "changed": format_context(changed),
-        "of two plans": format_context([*found[:1], *plain.invoke("dc")[:1]]),
-        "one text twice": format_context([*documents("a"), Document(text_of("a"))]),
-        "in other words": [
-            format_context(other.invoke("abc"), words),
-            format_context(other.invoke("cab"), words),
-            format_context(documents("ba"), words),
-        ],
-        "overlaps": format_context(
-            ReuseRetriever(retriever=split, planner=planner).invoke("?"), words
+        "separator": format_context(found[:2], separator="\n---\n"),
+        "template": format_context(found[:2], xml),
+        "labels": format_context(found, labels=True),
+        "own labels": format_context(found[:2], label="source"),
+        "one text twice": format_context(
+            [*documents("a"), Document(text_of("a"))], labels=True, separator="; "
         ),
+        "in other words": format_context(found[:2], labels=True, templates=words),
+        "planned": inner.calls,
     }
 
 
@@ -198,14 +179,17 @@ def chain() -> Any:
         [("system", "Be brief."), ("human", "{context}\n\n{question}")]
     )
     for name, retrieves in (
-        ("planned by the retriever", ReuseRetriever(retriever=LetterRetriever())),
+        (
+            "planned by the retriever",
+            ReuseRetriever(retriever=LetterRetriever(), planner=ReusePlanner()),
+        ),
         ("planned by the model", LetterRetriever()),
     ):
         model = NotingModel()
         steps = (
             {"context": retrieves | format_context, "question": RunnablePassthrough()}
             | prompt
-            | ReuseChatModel(inner=model, window_s=0)
+            | ReuseChatModel(inner=model, planner=ReusePlanner(), window_s=0)
         )
         for word in ("abc", "cab", "bd"):
             steps.invoke(f"{word} Which?")
@@ -217,7 +201,7 @@ def chain() -> Any:
 def _calls(way: Callable[[ReuseChatModel, Any, Any], Any], **options: Any) -> list[Any]:
     """Return what a model is called with for some prompts, one after the other."""
     inner = NotingStream()
-    model = ReuseChatModel(inner=inner, window_s=0, **options)
+    model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0, **options)
     for word in ("abc", "cab", "", "bde", "eb"):
         way(model, _question(word), {})
     history = [HumanMessage(_question("abc")), AIMessage("So."), HumanMessage(_question("bd"))]
@@ -279,13 +263,18 @@ def model_arguments() -> Any:
         return where
 
     inner = NotingModel()
-    model = ReuseChatModel(inner=inner, window_s=0)
+    model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
     model.invoke(_question("abc"), stop=["."], temperature=0)
     model.bind_tools([look], tool_choice="look").invoke(_question("bac"))
     model.bind_tools([look]).batch([_question("cab"), _question("xba")], {"max_concurrency": 1})
     model.bind(seed=1).invoke(_question("cab"))
     engine = ReuseChatModel(
-        inner=inner, window_s=0, send_cache_salt=True, send_session_id=True, salt_key="secret"
+        inner=inner,
+        planner=ReusePlanner(),
+        window_s=0,
+        send_cache_salt=True,
+        send_session_id=True,
+        salt_key="secret",
     )
     for said in ({}, {"tenant": "one"}, {"tenant": "one", "thread_id": "t"}, {"thread_id": 1}):
         asked = _question("ab", tenant=said.get("tenant"))
@@ -301,7 +290,7 @@ def model_batches() -> Any:
 
     def noted(name: str, run: Callable[[ReuseChatModel], Any], whole: bool = False) -> None:
         inner = NotingModel()
-        answers = run(ReuseChatModel(inner=inner, window_s=60))
+        answers = run(ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=60))
         calls = inner.calls if whole else [[digest(one), _end(one)] for one in inner.calls]
         found[name] = {"calls": calls, "answers": [str(getattr(a, "text", a)) for a in answers]}
 
@@ -324,7 +313,7 @@ def model_batches() -> Any:
     noted("twice", lambda model: model.batch(prompts, one) + model.batch(prompts[::-1], one))
     noted(
         "as completed",
-        lambda model: [answer for _, answer in model.batch_as_completed(prompts, one)],
+        lambda model: [answer for _, answer in sorted(model.batch_as_completed(prompts, one))],
     )
     noted("abatch as completed", lambda model: asyncio.run(completed(model)))
     noted("threads", lambda model: model.batch(prompts))
@@ -342,7 +331,7 @@ def model_failures() -> Any:
         told.append([name, type(failure).__name__, statistics.requests, statistics.tokens])
 
     for inner in (NotingModel(), NotingStream(), NotingStream(breaks_after=2)):
-        model = ReuseChatModel(inner=inner, window_s=0)
+        model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
         model.invoke(_question("abc"))
         ways: dict[str, Callable[[str], Any]] = {
             "invoke": model.invoke,
@@ -379,11 +368,11 @@ def model_calls_at_a_time() -> Any:
     tasks, threads = NotingModel(), NotingModel()
 
     async def together() -> None:
-        model = ReuseChatModel(inner=tasks, window_s=0.1)
+        model = ReuseChatModel(inner=tasks, planner=ReusePlanner(), window_s=0.1)
         await asyncio.gather(*(model.ainvoke(prompt) for prompt in prompts))
 
     asyncio.run(together())
-    model = ReuseChatModel(inner=threads, window_s=0.1, strategy="none")
+    model = ReuseChatModel(inner=threads, planner=ReusePlanner(), window_s=0.1, strategy="none")
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(model.invoke, prompts))
     return {

@@ -43,7 +43,7 @@ from llamaindex_ctxreuse import (
 from mem0_ctxreuse import ReuseMemory
 
 CASES = Cases()
-_ANNOTATIONS: tuple[Any, ...] = ("append", "metadata", "off")
+_ANNOTATIONS = (False, True)
 _BATCH = ("abc", "xyz", "bca", "zyx", "mno", "cab")
 _PLAIN = MetadataMode.NONE
 _TEMPLATES = {  # LlamaIndex's own differ from version to version
@@ -54,7 +54,11 @@ _TEMPLATES = {  # LlamaIndex's own differ from version to version
 
 def _question(word: str, asked: str = "Which?") -> str:
     """Return a prompt with a context that was not planned yet."""
-    return f"{format_context(nodes(word), _PLAIN)}\n\n{asked}"
+    return f"{_labelled(nodes(word))}\n\n{asked}"
+
+
+def _labelled(found: Any) -> str:
+    return format_context(found, metadata_mode=_PLAIN, labels=True)
 
 
 def _user(text: str) -> ChatMessage:
@@ -77,12 +81,12 @@ def retriever() -> Any:
     for annotation in _ANNOTATIONS:
         planned = ReuseRetriever(LetterRetriever(), annotation=annotation)
         results = [planned.retrieve(f"{word} Which?") for word in WORDS]
-        found[annotation] = {
+        found[f"annotation={annotation}"] = {
             "results": [shown(result) for result in results[1:3]],
             "all": _orders(results),
             "texts": [format_context(result) for result in results[1:3]],
             "all texts": [digest(format_context(result)) for result in results],
-            "without metadata": [digest(format_context(result, _PLAIN)) for result in results],
+            "labelled": [digest(_labelled(result)) for result in results],
         }
     return found
 
@@ -100,7 +104,7 @@ def postprocessor() -> Any:
             planned = ReusePostprocessor(annotation=annotation, metadata_mode=mode)
             results = [planned.postprocess_nodes(nodes(word), query_str="?") for word in WORDS]
             results += run(one_by_one(planned))
-            found[f"{annotation}, {mode.value}"] = _orders(results)
+            found[f"annotation={annotation}, {mode.value}"] = _orders(results)
     return found
 
 
@@ -120,48 +124,22 @@ def whose_request() -> Any:
             ):
                 with request_context(**said):
                     result = planned.postprocess_nodes(nodes(word), query_str="?")
-                found.append([_orders([result]), digest(format_context(result, _PLAIN))])
-    return found
-
-
-@CASES
-def conversation() -> Any:
-    """Turns of one conversation, each behind the turns before it as they were sent."""
-    found: dict[str, Any] = {}
-    for annotation in _ANNOTATIONS:
-        planned = ReusePostprocessor(annotation=annotation, metadata_mode=_PLAIN)
-        told: list[Any] = []
-        history: list[Any] = []
-        for word in ("abc", "bad", "ab", "xa"):
-            with request_context(tenant="one", conversation_id="t1", history=history):
-                result = planned.postprocess_nodes(nodes(word), query_str="?")
-            text = format_context(result, _PLAIN)
-            told.append([*_orders([result]), text])
-            history = [*history, {"role": "user", "content": f"{text}\n\n{word}?"}]
-            history.append({"role": "assistant", "content": "So."})
-        found[annotation] = told
+                found.append([_orders([result]), digest(_labelled(result))])
     return found
 
 
 @CASES
 def contexts_as_text() -> Any:
-    """`format_context`: planned, not planned, shortened, sorted again, in other words."""
+    """`format_context`: as LlamaIndex shows nodes, with labels, in a template, in other words."""
     words = Templates(label="({letters})", block="{label}: {text}", separator="\n")
-    other = ReusePostprocessor(planner=ReusePlanner(templates=words))
-    plain = ReuseRetriever(LetterRetriever(), annotation="metadata")
-    plain.retrieve("abcd")
-    found = plain.retrieve("dcab")
+    found = nodes("aba")
     return {
-        "not planned": [format_context(nodes("ab")), format_context(nodes("ab"), _PLAIN)],
+        "bare": format_context(found),
+        "labels": [format_context(found, labels=True), _labelled(found)],
+        "own labels": format_context(found, "{content}", label="source"),
+        "a template": format_context(found, "<{source}>\n{content}", "\n---\n"),
         "nothing": format_context([]),
-        "planned": format_context(found),
-        "shortened": [format_context(found[1:]), format_context(found[:1])],
-        "sorted again": format_context(found[::-1]),
-        "of two plans": format_context([*found[:1], *plain.retrieve("dc")[:1]]),
-        "in other words": [
-            format_context(other.postprocess_nodes(nodes(word)), templates=words)
-            for word in ("abc", "cab")
-        ],
+        "in other words": format_context(found, labels=True, templates=words),
     }
 
 
@@ -173,7 +151,7 @@ def query_engine() -> Any:
         "postprocessor": (LetterRetriever(), {"node_postprocessors": [ReusePostprocessor()]}),
         "retriever": (ReuseRetriever(LetterRetriever()), {}),
         "refine": (
-            ReuseRetriever(LetterRetriever(), planner=planner, annotation="metadata"),
+            ReuseRetriever(LetterRetriever(), planner=planner),
             {"response_mode": ResponseMode.REFINE},
         ),
     }
@@ -181,7 +159,11 @@ def query_engine() -> Any:
     for name, (retrieves, options) in ways.items():
         for is_chat_model in (True, False):
             inner = NotingLLM(is_chat_model=is_chat_model)
-            llm = inner if name == "refine" else ReuseLLM(inner=inner, window_s=0)
+            llm = (
+                inner
+                if name == "refine"
+                else ReuseLLM(inner=inner, window_s=0, planner=ReusePlanner())
+            )
             engine = RetrieverQueryEngine.from_args(retrieves, llm=llm, **_TEMPLATES, **options)
             for word in ("abc", "cba", "bd"):
                 engine.query(f"{word} which?")
@@ -208,7 +190,7 @@ def model_calls() -> Any:
     found: dict[str, Any] = {}
     for name, way in _WAYS.items():
         inner = NotingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+        llm = ReuseLLM(inner=inner, window_s=0, planner=ReusePlanner())
         answers = [way(llm, _question(word)) for word in ("abc", "cab", "", "bde", "eb")]
         with request_context(tenant="two", conversation_id=3):
             answers.append(way(llm, f"So:\n{_question('cba')}\n{_question('xa')}"))
@@ -222,13 +204,13 @@ def model_calls() -> Any:
 def model_messages() -> Any:
     """Several messages, parts, a conversation, other arguments, and what an engine is told."""
     inner = NotingLLM()
-    llm = ReuseLLM(inner=inner, window_s=0)
+    llm = ReuseLLM(inner=inner, window_s=0, planner=ReusePlanner())
     first = _user(_question("abc"))
     with request_context(conversation_id="t1"):
         llm.chat([first])
         llm.chat([first, _said("So."), _user(_question("bd"))])
     image = ImageBlock(image=b"AA==", image_mimetype="image/png")
-    known = f"Known:\n{format_context(nodes('fgh'), _PLAIN)}"
+    known = f"Known:\n{_labelled(nodes('fgh'))}"
     parts = [TextBlock(text="Look:"), image, TextBlock(text=f" {_question('cab')}")]
     llm.chat(
         [
@@ -240,7 +222,7 @@ def model_messages() -> Any:
         temperature=0,
     )
     for strategy in ("paper", "none"):
-        other = ReuseLLM(inner=inner, window_s=0, strategy=strategy)
+        other = ReuseLLM(inner=inner, window_s=0, strategy=strategy, planner=ReusePlanner())
         for word in ("abc", "cab"):
             other.complete(_question(word), formatted=True)
     engine = ReuseLLM(
@@ -269,7 +251,7 @@ def model_batches() -> Any:
     found: dict[str, Any] = {}
     for name, way in ways.items():
         inner = NotingLLM()
-        answers = way(ReuseLLM(inner=inner, window_s=60))
+        answers = way(ReuseLLM(inner=inner, window_s=60, planner=ReusePlanner()))
         whole = name == "complete_batch"
         calls = inner.calls if whole else [[digest(c), _end(c)] for c in inner.calls]
         found[name] = {"calls": calls, "answers": [str(answer) for answer in answers]}
@@ -282,7 +264,7 @@ def model_failures() -> Any:
     told: list[Any] = []
     for breaks in (False, True):
         inner = NotingLLM(breaks=breaks)
-        llm = ReuseLLM(inner=inner, window_s=0)
+        llm = ReuseLLM(inner=inner, window_s=0, planner=ReusePlanner())
         llm.complete(_question("abc"))
         for word, (name, way) in zip("pqrstuvw", _WAYS.items(), strict=True):
             try:
@@ -313,11 +295,11 @@ def model_calls_at_a_time() -> Any:
     tasks, threads = NotingLLM(), NotingLLM()
 
     async def together() -> None:
-        llm = ReuseLLM(inner=tasks, window_s=0.1)
+        llm = ReuseLLM(inner=tasks, window_s=0.1, planner=ReusePlanner())
         await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
 
     run(together())
-    llm = ReuseLLM(inner=threads, window_s=0.1, strategy="none")
+    llm = ReuseLLM(inner=threads, window_s=0.1, strategy="none", planner=ReusePlanner())
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(lambda prompt: copy_context().run(llm.complete, prompt), prompts))
     return {
@@ -337,7 +319,9 @@ def _last_text(call: Any) -> str:
 
 
 def _chat_engine(llm: Any, **options: Any) -> ReuseChatEngine:
-    return ReuseChatEngine(LetterRetriever(), llm, **{"metadata_mode": _PLAIN, **options})
+    return ReuseChatEngine(
+        LetterRetriever(), llm, **{"metadata_mode": _PLAIN, "planner": ReusePlanner(), **options}
+    )
 
 
 @CASES
@@ -368,7 +352,7 @@ def chat_engine() -> Any:
     chat = _chat_engine(inner, metadata_mode=MetadataMode.LLM)
     chat.chat("ab One?")
     response = chat.chat("cb Two?")
-    found["sources"] = [shown(response.source_nodes), response.metadata, inner.calls[-1]]
+    found["sources"] = [shown(response.source_nodes), inner.calls[-1]]
     return found
 
 
@@ -512,8 +496,8 @@ def condense_plus_context() -> Any:
     inner = NotingLLM()
     engine = CondensePlusContextChatEngine.from_defaults(
         retriever=LetterRetriever(),
-        llm=ReuseLLM(inner=inner, window_s=0),
-        node_postprocessors=[ReusePostprocessor(annotation="append")],
+        llm=ReuseLLM(inner=inner, window_s=0, planner=ReusePlanner()),
+        node_postprocessors=[ReusePostprocessor()],
         memory=Memory.from_defaults(chat_store=ListChatStore()),
         skip_condense=True,
         context_prompt="Known:\n{context_str}",

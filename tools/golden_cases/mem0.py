@@ -59,11 +59,11 @@ def _context(context: MemoryContext) -> list[Any]:
 def search() -> Any:
     """One search after the other, for several users."""
     inner = LetterMemory()
-    memory = ReuseMemory(inner)
+    memory = ReuseMemory(inner, planner=ReusePlanner())
     results = [memory.search(f"{word} Which?", filters=_FILTERS[0]) for word in WORDS]
     results += [memory.search("cba", filters=filters, top_k=2) for filters in _FILTERS]
     results.append(memory.search("abAc", filters=_FILTERS[0], threshold=0.5))
-    listed = ReuseMemory(LetterMemory(as_list=True))
+    listed = ReuseMemory(LetterMemory(as_list=True), planner=ReusePlanner())
     return {
         "results": results[1:3],
         "all": [[[one["id"] for one in r["results"]], digest(r)] for r in results],

@@ -6,7 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
+
+from ctxreuse.pipeline.known_texts import known_texts
 
 Case = Callable[[], Any]
 
@@ -26,8 +29,14 @@ class Cases(dict[str, Case]):
         self.slow: set[str] = set()
 
     def __call__(self, case: Case) -> Case:
-        """Add a case under its function's name."""
-        self[case.__name__] = case
+        """Add a case under its function's name; it begins without texts of cases before it."""
+
+        @wraps(case)
+        def alone() -> Any:
+            known_texts().forget_all()
+            return case()
+
+        self[case.__name__] = alone
         return case
 
     def takes_long(self, case: Case) -> Case:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-HOLDERS = {"TenantState", "SavingsMeter", "PromptPlanner", "ContextRegistry"}
+HOLDERS = {"TenantState", "SavingsMeter", "KnownTexts"}
 """Classes whose attributes are places; elsewhere the outermost attribute is one."""
 
-ADAPTERS = ("ctxreuse.adapters", "langchain_ctxreuse", "llamaindex_ctxreuse", "mem0_ctxreuse")
+ADAPTERS = ("ctxreuse.pipeline", "langchain_ctxreuse", "llamaindex_ctxreuse", "mem0_ctxreuse")
 PACKAGES = {"ctxreuse", *(one for one in ADAPTERS if "." not in one), "chain_of_agents"}
 _LEAVES = (str, bytes, int, float, type, ModuleType, FunctionType, CodeType)
 _REQUESTS = 1_000

@@ -88,9 +88,7 @@ def _llamaindex_order() -> Order:
 
 
 def _document_block(found: Any) -> ContextBlock:
-    from langchain_ctxreuse.documents.document_plans import document_block
-
-    return document_block(found)
+    return ContextBlock(id=found.id, text=found.page_content)
 
 
 def _node_block(found: Any) -> ContextBlock:

@@ -27,7 +27,7 @@ from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 BLOCKS_PER_QUESTION = 10

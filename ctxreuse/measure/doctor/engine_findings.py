@@ -166,8 +166,7 @@ def _judged_log(
 
 
 def _prefix_cache(readings: EngineReadings) -> Finding:
-    check, again = "prefix cache", readings.again
-    metrics = readings.metrics
+    check, again, metrics = "prefix cache", readings.again, readings.metrics
     if metrics is not None and metrics.prefix_caching is False:
         return Finding(check, _PROBLEM, "enable_prefix_caching is False in /metrics", _SWITCH_ON)
     cached = _cached(again)

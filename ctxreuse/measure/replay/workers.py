@@ -15,7 +15,7 @@ from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
-from ctxreuse.memory.sent_log import Entry
+from ctxreuse.memory.sent_log import EditEntry, ToldEntry
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
@@ -76,7 +76,7 @@ class WorkerPlanners:
     def __init__(self, settings: PlannerSettings, workers: int, *, shares: bool) -> None:
         self.planning_s = 0.0
         self._policies = ready_policies(settings.alpha)
-        self._log: list[tuple[int, Entry]] = []
+        self._log: list[tuple[int, ToldEntry]] = []
         self._planners = [
             TenantPlanner(settings, _Worker(number, self._log) if shares else None)
             for number in range(workers)
@@ -104,7 +104,7 @@ class WorkerPlanners:
     def _take_in(self, number: int) -> None:
         planner, known = self._planners[number], self._lengths[0]
         for writer, entry in self._log[self._known[number] : known]:
-            if writer != number:
+            if writer != number and not isinstance(entry, EditEntry):
                 planner.take_in(entry)
         self._known[number] = known
 
@@ -112,7 +112,7 @@ class WorkerPlanners:
 class _Worker:
     """What a worker tells the others through: a list that all have."""
 
-    def __init__(self, number: int, log: list[tuple[int, Entry]]) -> None:
+    def __init__(self, number: int, log: list[tuple[int, ToldEntry]]) -> None:
         self._number = number
         self._log = log
 
@@ -125,5 +125,5 @@ class _Worker:
     def own(self, name: bytes) -> bytes:
         return self.keyed(b"%d " % self._number + name)
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: ToldEntry) -> None:
         self._log.append((self._number, entry))

@@ -20,7 +20,7 @@ from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES, PolicyStyle
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

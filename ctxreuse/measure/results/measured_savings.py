@@ -38,7 +38,7 @@ from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
-from ctxreuse.serving.emulation.rates import COMMON_RATES
+from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 
 _BEST_FIRST = (
     "ctxreuse keeps the retriever's best block in front here: ReusePlanner(keep_best=True)."

@@ -133,8 +133,8 @@ def results_of(
     **more: Any,
 ) -> Results:
     """Return results, with the tree and the misses of one policy's prompts."""
-    explained = [one.explanation for one in explain_plan(shown, corpus, cache=cache)]
-    explained.sort(key=lambda one: -one.lost_tokens)
+    told = (one.explanation for one in explain_plan(shown, corpus, cache=cache))
+    explained = sorted(told, key=lambda one: -one.lost_tokens)
     named = _Names.of(shown, corpus, titles or {})
     return Results(
         title=title,

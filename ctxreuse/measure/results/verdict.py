@@ -196,10 +196,8 @@ def _of_order(results: Results) -> SavingsVerdict:
     bill = Bill.of(results)
     if bill is not None:
         return _of_bill(results, bill, chosen, savings, together)
-    also = list(_also(results, chosen, savings, together))
-    if chosen.is_worth_it:
-        return _gain(results, chosen, savings, tuple(also))
-    return _no_gain(results, chosen, savings, tuple(also))
+    also = tuple(_also(results, chosen, savings, together))
+    return (_gain if chosen.is_worth_it else _no_gain)(results, chosen, savings, also)
 
 
 def _compared(results: Results) -> list[RunResult]:

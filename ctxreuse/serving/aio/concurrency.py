@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self, TypeVar
 
-from ctxreuse.adapters.ordered_release import Slot, TaskWaiter
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
+from ctxreuse.pipeline.ordered_release import Slot, TaskWaiter
 
 _AnySlot = TypeVar("_AnySlot", bound=Slot[Any, Any])
 _Result = TypeVar("_Result")

@@ -8,13 +8,6 @@ from contextlib import aclosing, contextmanager
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ctxreuse.adapters.engine_options import (
-    SESSION_HEADER,
-    checked_cache_salt,
-    conversation_session,
-    tenant_salt,
-)
-from ctxreuse.adapters.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.checks import (
     check_function,
@@ -27,6 +20,13 @@ from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.pipeline.engine_options import (
+    SESSION_HEADER,
+    checked_cache_salt,
+    conversation_session,
+    tenant_salt,
+)
+from ctxreuse.pipeline.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit

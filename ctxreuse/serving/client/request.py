@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, TypeAlias
 
-from ctxreuse.adapters.leader_first import CallInFlight, PrefixUse
 from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import check_function, checked_header, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.prompt_forms import as_form

@@ -12,9 +12,39 @@ from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
+from ctxreuse.context.checks import (
+    checked_integer,
+    checked_kind,
+    checked_number,
+    checked_optional_integer,
+)
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRates:
+    """What a step takes; by default that of a model of 8 billion parameters on one H100."""
+
+    prefill_tokens_per_s: float = 10_000.0
+    decode_step_s: float = 0.010  # a step in which requests get a token each
+    decode_step_per_request_s: float = 0.000_15  # what each of them adds
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            checked_number(name, getattr(self, name))
+        if not self.prefill_tokens_per_s:
+            raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
+
+    def step_s(self, prefilled_tokens: int, decoding: int) -> float:
+        """Return how many seconds a step takes."""
+        prefill = prefilled_tokens / self.prefill_tokens_per_s
+        if not decoding:
+            return prefill
+        return prefill + self.decode_step_s + self.decode_step_per_request_s * decoding
+
+
+COMMON_RATES = EngineRates()
+"""The rates of every benchmark of this project."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,11 +13,11 @@ from itertools import count
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from ctxreuse.adapters.engine_options import is_cache_salt
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.pipeline.engine_options import is_cache_salt
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.client.request import messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine

@@ -12,8 +12,12 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import TypeAlias
 
-from ctxreuse.adapters.clock import planning_time
-from ctxreuse.adapters.ordered_release import (
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
     PLANNED_ON_THE_LOOP,
     OrderedQueue,
@@ -23,10 +27,6 @@ from ctxreuse.adapters.ordered_release import (
     checked_window,
     planned_aside,
 )
-from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 

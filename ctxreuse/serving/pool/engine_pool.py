@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
-from ctxreuse.adapters.environment import default_planner
-from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import check_keywords, checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.pipeline.environment import default_planner
+from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.copies import made_with
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.in_place import reason_of_words
+from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.state import State, Template
@@ -67,9 +69,13 @@ class Generation(Stage):
     system: Template | None = None
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     llm: LanguageModel | None = field(default=None, hash=False)
+    policy: Strategy = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         Stage.__post_init__(self)  # a class with slots is made anew, which super() does not know
+        words = self.prompt.literals + (() if self.system is None else self.system.literals)
+        policy: Strategy = "reuse" if reason_of_words(words) is None else "none"
+        object.__setattr__(self, "policy", policy)
         if not isinstance(self.params, Mapping) or not all(
             isinstance(name, str) for name in self.params
         ):
@@ -89,7 +95,7 @@ class Generation(Stage):
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         return made_with(Generation, **given | {"params": dict(self.params)})
 
 

@@ -10,8 +10,7 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_integer, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt, check_params, messages_of
-from ctxreuse.serving.emulation.batching_engine import BatchingEngine
-from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
+from ctxreuse.serving.emulation.batching_engine import COMMON_RATES, BatchingEngine, EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.language_model import Piece
 

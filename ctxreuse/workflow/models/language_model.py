@@ -41,6 +41,11 @@ def checked_llm(llm: object) -> LanguageModel:
             f"llm must have stream(prompt, params), not be {describe(llm)}; pass "
             "OpenAILLM('http://...'), EmulatedLLM(...) or one of your own"
         )
+    if hasattr(llm, "invoke") or hasattr(llm, "stream_chat"):  # another framework's `stream`
+        raise InvalidRequestError(
+            f"llm streams as its framework does, {describe(llm)}; pass LangChainLLM(llm) or "
+            "LlamaIndexLLM(llm), of langchain_ctxreuse and llamaindex_ctxreuse"
+        )
     return llm
 
 

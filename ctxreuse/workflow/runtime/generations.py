@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxreuse.adapters.clock import planning_time
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import SentBlock, Templates, render_messages, render_turn
+from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.graph.nodes import Generation
 from ctxreuse.workflow.graph.state import State
@@ -28,13 +29,14 @@ class GenerationRequest:
     system: str | None
     params: Mapping[str, Any] = field(hash=False)
     llm: LanguageModel | None = field(default=None, hash=False)
+    policy: Strategy = field(default="reuse", compare=False)
 
     @classmethod
     def of(cls, node: Generation, state: State) -> GenerationRequest:
         """Return the request of a node in a state."""
         prompt = node.prompt.render_prompt(state)
         system = None if node.system is None else node.system.render_text(state)
-        return cls(prompt.query, prompt.blocks, system, node.params, node.llm)
+        return cls(prompt.query, prompt.blocks, system, node.params, node.llm, node.policy)
 
 
 class GenerationAnswer:
@@ -108,7 +110,8 @@ class Generations:
                 request.blocks, request.query, system=request.system, tenant=tenant
             )
             prompt = self.planning.attempt(
-                lambda: planner.plan(context, **planning_time(planner)), lambda: None
+                lambda: planner.plan(context, request.policy, **planning_time(planner)),
+                lambda: None,
             )
         if prompt is None:
             prompt = self._as_retrieved(request)

@@ -164,8 +164,7 @@ class ScanQueue:
         taking_part = tuple(searches[number] for number in used.tolist())
         for search, number in zip(taking_part, scans.tolist(), strict=True):
             search.in_flight += number
-        kept = np.array([search.kept for search in taking_part])
-        sizes = self._sizes[chosen]
+        kept, sizes = np.array([search.kept for search in taking_part]), self._sizes[chosen]
         return ScanBatch(
             searches=taking_part,
             vectors=self._vectors[slots],

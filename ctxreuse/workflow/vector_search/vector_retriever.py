@@ -81,6 +81,7 @@ class VectorRetriever:
         Raises:
             InvalidRequestError: The embedder does not return one finite vector for each query.
         """
+        queries = checked_list("queries", queries, "a list of queries")
         vectors = checked_vectors(
             self._embedder.embed(queries), len(queries), self.index.dimension, "the embedder"
         )

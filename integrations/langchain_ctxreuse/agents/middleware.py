@@ -8,51 +8,59 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from ctxreuse.adapters.clock import planning_time
-from ctxreuse.adapters.context_search import FoundContext, Piece
-from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded
+from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.rendering import render_block
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.context_finder import contexts_in
+from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.formatting import labelled_block
+from ctxreuse.pipeline.known_texts import Form, known_texts
+from ctxreuse.pipeline.prompt_turn import (
+    PlannedPrompt,
+    note_sent,
+    result_edit,
+    with_breakpoints,
+)
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Plan
-from langchain_ctxreuse.agents.marked_messages import is_cut, with_cuts
+from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
+from ctxreuse.rules.cache_marks import mark_value, marks_in
 from langchain_ctxreuse.agents.planned_messages import (
+    PlannedText,
     UserQuestion,
     first_unplanned,
+    message_keys,
     newest_question,
-    planned_result,
-    repeated_blocks,
+    sent_messages,
+    with_edit,
 )
-from langchain_ctxreuse.agents.sent_messages import PointingStep, sent_message
-from langchain_ctxreuse.agents.tool_results import (
-    FoundBlocks,
-    blocks_in,
-    joined_documents,
-    rendered_blocks,
-)
-from langchain_ctxreuse.documents.document_components import checked_documents
-from langchain_ctxreuse.documents.document_plans import (
-    carrying,
-    document_block,
-    format_context,
-    without_plan,
-)
+from langchain_ctxreuse.agents.tool_results import ResultPiece, result_pieces
+from langchain_ctxreuse.documents.document_components import retrieved_documents
+from langchain_ctxreuse.documents.document_plans import format_context
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
-from langchain_ctxreuse.messages import text_parts
+from langchain_ctxreuse.messages import (
+    TextPart,
+    mark_field_for,
+    prompt_texts,
+    role_of,
+    text_parts,
+    with_marks,
+)
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config, tenant_from_config
 
 try:
@@ -63,6 +71,7 @@ except ImportError as error:
     raise MissingExtraError("ReuseMiddleware", "langchain") from error
 
 
+_Planned = TypeVar("_Planned", bound=BaseMessage)
 _MOST_RESULTS = 64
 """Each plan reads all that stands before it."""
 _SILENT_RESULTS = 20
@@ -84,28 +93,26 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     Context, memories and tool results are labelled and planned once, before the first model call
     that shows them, and every later call replays them byte for byte, in any process. The agent's
-    state holds every block in whole; only what the model gets points to blocks that an earlier
-    message of the same call shows. So nothing is lost in any order of middleware.
+    state holds what the tools said; only what the model gets has labels, and points to blocks that
+    an earlier message of the same call shows.
 
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
     is a list of Documents whose texts stand in it, or it is the result of a Mem0 search, or comes
     from one of `tools`, or is what a retriever returned in the same run, joined with
-    `document_separator`. Any other stays as it is. The documents of an artifact come back as copies
-    that carry their rank and label.
+    `document_separator`. Any other stays as it is, and so do artifacts. A result keeps its order.
 
-    Put it behind middleware that takes another model. `thread_id` and `tenant` in
+    Put it last, behind middleware that removes messages or takes another model: what it sends is
+    what the model gets. `thread_id` and `tenant` in
     `config["configurable"]` name the conversation and the tenant. `trim_overlaps` changes nothing
     here.
 
     Args:
-        planner: Plans the contexts; None makes one.
+        planner: Plans the contexts; None takes the one of this process.
         retriever: Retrieves context for each new user message, which then is blocks, annotation,
             question; any retriever, or any runnable from a string to documents. Its errors are not
             caught.
         tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
         document_separator: The text between two documents in a tool result.
-        registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same one;
-            None takes the one of this process.
         find_retrieved: Whether results are planned that a retriever returned in the same run.
     """
 
@@ -116,13 +123,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         retriever: RetrieverLike | None = None,
         tools: Iterable[str | BaseTool] | None = None,
         document_separator: str = "\n\n",
-        registry: ContextRegistry | None = None,
         find_retrieved: bool = True,
     ) -> None:
         super().__init__()
-        self._planner = planner_or_new(planner)
+        self._planner = planner_for(planner)
         self._templates = self._planner.templates
-        self._registry = context_registry(registry)
         wanted = "a LangChain retriever; pass vector_store.as_retriever(), or leave it out"
         if retriever is not None:
             checked_kind("retriever", retriever, Runnable, wanted)
@@ -137,15 +142,15 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         self._finds_retrieved = checked_kind(
             "find_retrieved", find_retrieved, bool, "True or False"
         )
+        # what tells its edits from those of middleware that plans other results
+        way = repr((document_separator, sorted(self._split_tools), find_retrieved))
+        self._way = text_digest(way)
         if find_retrieved:
             follow_runs()
         self._fail_open = FailOpen(
             type(self).__name__,
             "messages go through as they are",
             tell=self._planner.note_failure,
-        )
-        self._pointing = PointingStep(
-            self._templates, self._registry, self._fail_open, self._planner.cache
         )
         self._counts = Counter[str]()
         self._lock = ForkSafeLock()
@@ -205,8 +210,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], ModelResponse[ResponseT]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Have the model point to blocks that an earlier message of the call shows."""
-        return handler(self._with_pointing(request))
+        """Send planned messages as they were planned."""
+        return handler(self._as_sent(request))
 
     async def awrap_model_call(
         self,
@@ -214,37 +219,48 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         handler: Callable[[ModelRequest[ContextT]], Awaitable[ModelResponse[ResponseT]]],
     ) -> ModelResponse[ResponseT] | AIMessage:
         """`wrap_model_call`, awaited."""
-        return await handler(self._with_pointing(request))
+        return await handler(self._as_sent(request))
 
     def _with_context(
         self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: object
     ) -> dict[str, Any] | None:
-        documents = checked_documents(retrieved)
+        documents = retrieved_documents(retrieved)
         if not documents:
             return None
-        # a tool result that ended the last run stands before the question, so it is labelled first
+        # a tool result that ended the last run stands before the question, so it is planned first
         planned = self._planned_results(messages)
         shown = [planned.get(position, message) for position, message in enumerate(messages)]
-        texts = [document.page_content for document in documents]
         message = self._fail_open.attempt(
             lambda: self._planned_question(shown, question, documents),
-            lambda: question.behind(texts, self._templates),
+            lambda: question.behind(format_context(documents), self._templates.separator),
         )
         return {"messages": [*planned.values(), message]}
 
     def _planned_question(
         self, messages: Sequence[AnyMessage], question: UserQuestion, documents: Sequence[Document]
     ) -> HumanMessage:
-        unplanned = without_plan(documents)
-        if unplanned is None:  # an earlier plan left out what the conversation shows
-            return question.behind(
-                [format_context(documents, self._templates, self._registry)], self._templates
-            )
-        blocks = [document_block(document) for document in unplanned]
+        texts = [one.page_content for one in documents]
+        ranked = best_first(documents, texts, tenant_from_config() or "", self._planner)
+        blocks = [labelled_block(Form(one.page_content), one.id, self._templates) for one in ranked]
         history = self._history(messages[: question.position])
-        plan = self._plan(blocks, question.text, history, _scope(messages))
-        message = question.planned(plan, self._registry)
-        return with_cuts(message, plan)
+        request = self._request(blocks, question.query, history, _scope(messages))
+        plan = self._planner.plan(request, **planning_time(self._planner))
+        shown: dict[BlockKey, Slice | str] = {}
+        whole: list[str] = []
+        end = 0
+        for key, block in plan.request.unique_blocks.items():
+            whole.append(render_block(self._templates.label_of(block), block.text, self._templates))
+            end += len(whole[-1])
+            behind = end - len(self._templates.after_text)
+            shown[key] = Slice(behind - len(block.text), behind)
+            end += len(self._templates.separator)
+        context = self._templates.separator.join(whole)
+        message = question.behind(context, self._templates.separator)
+        text = text_parts(message)[0]
+        edit = result_edit(text.text, shown, plan, Slice(0, len(context)))
+        said = {"question": question.message.content} if text.part is None else {}
+        name = message_keys([*messages[: question.position], message], self._way)[-1]
+        return self._with_edit(message, name, text, edit, **said)
 
     def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         """Return the new tool results that hold blocks, planned, by position."""
@@ -253,9 +269,9 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     def _results_planned_in_order(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         first = first_unplanned(messages)
         holding = (
-            (position, blocks)
+            (position, pieces)
             for position, message in enumerate(messages[first:], start=first)
-            if isinstance(message, ToolMessage) and (blocks := self._blocks_in(message)) is not None
+            if isinstance(message, ToolMessage) and (pieces := self._pieces_of(message))
         )
         found = dict(islice(holding, _MOST_RESULTS))
         self._count(messages[first:], len(found))
@@ -265,15 +281,23 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         if len(found) == _MOST_RESULTS and next(holding, None) is not None:
             _log_too_many()
         scope = _scope(messages)
-        history = self._history(messages[:first])
+        before, keys = ShownTexts(), message_keys(messages, self._way)
+        history = self._history(messages[:first], before)
         for position, message in enumerate(messages[first:], start=first):
             shown = message
             if isinstance(message, ToolMessage) and position in found:
                 shown = planned[position] = self._fail_open.attempt(
-                    partial(self._planned_result, message, found[position], history, scope),
+                    partial(
+                        self._planned_result,
+                        message,
+                        keys[position],
+                        found[position],
+                        history,
+                        scope,
+                    ),
                     lambda message=message: message,  # type: ignore[misc]
                 )
-            history += history_as_openai([sent_message(shown, self._templates).message])
+            history += self._history([shown], before)
         return planned
 
     def _count(self, messages: Iterable[AnyMessage], planned: int) -> None:
@@ -293,86 +317,153 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         if is_silent:
             _log_nothing_planned()
 
-    def _blocks_in(self, message: ToolMessage) -> FoundBlocks | None:
+    def _pieces_of(self, message: ToolMessage) -> list[ResultPiece] | None:
         parts = text_parts(message)
         if message.status == "error" or message.id is None:
             return None
         if len(parts) != 1:  # which of them shows the artifact is not known
             return None
-        text = parts[0].text
-        pieces = self._registry.parse(text, tenant_from_config() or "").pieces
-        if any(map(self._shows_labels, pieces)):
-            return self._rendered_blocks(message, pieces)
+        text, tenant = parts[0].text, tenant_from_config() or ""
+        root = run_documents().root_of(None)
+        found = contexts_in(
+            known_texts(), tenant, text, root, rendered_only=not self._finds_retrieved
+        )
+        contexts = () if found is None else found.contexts
+        whole = next((c for c in contexts if c.start == 0 and c.end == len(text)), None)
+        if whole is not None and whole.is_labelled:
+            return [ResultPiece(one, one.text) for one in whole.blocks]
         splits = message.name in self._split_tools
-        found = blocks_in(message.artifact, text, self._separator, splits)
-        if found is None and self._finds_retrieved:
-            lists = run_documents().of_request(None, tenant_from_config() or "")
-            found = joined_documents(lists, text, self._separator)
-        return found
-
-    def _shows_labels(self, piece: Piece) -> bool:
-        label = self._templates.label_pattern
-        return isinstance(piece, FoundContext) and bool(label.match(piece.text))
-
-    def _rendered_blocks(self, message: ToolMessage, pieces: Sequence[Piece]) -> FoundBlocks | None:
-        """Return the blocks of a tool result that is only what `format_context` rendered."""
-        if len(pieces) != 1 or not isinstance(pieces[0], FoundContext):
-            return None
-        tenant, place = tenant_from_config() or "", encoded(f"tool result {message.id}")
-        sighting = Sighting(pieces[0], place, 0, "new", is_tool_result=True)
-        [claimed] = self._registry.claim(tenant, [sighting])
-        if not isinstance(claimed, FoundContext) or not claimed.spans:
-            return None
-        return rendered_blocks(claimed.blocks, message.artifact)
+        pieces = result_pieces(message.artifact, text, self._separator, splits)
+        if pieces is None and whole is not None and whole.separator == self._separator:
+            pieces = [ResultPiece.of(text, one.start, one.end) for one in whole.spans]
+        known = known_texts().known(tenant, text)
+        if pieces is None and known is not None and (self._finds_retrieved or known.is_ours):
+            pieces = [ResultPiece(known.block, known.block.text)]
+        return pieces
 
     def _planned_result(
         self,
         message: ToolMessage,
-        found: FoundBlocks,
+        key: bytes,
+        pieces: Sequence[ResultPiece],
         history: Sequence[Message],
         scope: RequestScope,
     ) -> ToolMessage:
-        plan = self._plan(found.blocks, "", history, scope)
-        [old] = text_parts(message)
-        planned = planned_result(message, old, plan, found.before, found.after, self._registry)
-        planned = with_cuts(planned, plan, found.before)
-        if not found.documents:
-            return planned
-        label_of = plan.label_of
-        artifact = [
-            carrying(document, {"rank": rank, "label": label_of[found.blocks[rank].key]})
-            for rank, document in enumerate(found.documents)
-        ]
-        return planned.model_copy(update={"artifact": artifact})
+        request = self._request([one.block for one in pieces], "", history, scope)
+        # it stands behind its question, where no order helps
+        plan = self._planner.plan(request, "none", **planning_time(self._planner))
+        [text] = text_parts(message)
+        edit = result_edit(text.text, {one.block.key: one.shown for one in pieces}, plan)
+        return self._with_edit(message, key, text, edit)
 
-    def _plan(
+    def _with_edit(
+        self, message: _Planned, key: bytes, text: TextPart, edit: Edit, **said: Any
+    ) -> _Planned:
+        """Return a message with its edit, which is known without it, too, from now on."""
+        self._planner.note_edit(tenant_from_config() or "", [key], edit.encoded())
+        return with_edit(message, text, edit, **said)
+
+    def _edit_of(self, key: bytes) -> Edit | None:
+        return Edit.decoded(self._planner.edit_of(tenant_from_config() or "", key))
+
+    def _request(
         self,
-        blocks: Sequence[ContextBlock],
+        blocks: Sequence[Any],
         query: str,
         history: Sequence[Message],
         scope: RequestScope,
-    ) -> Plan:
-        return self._planner.plan(
-            ContextRequest(
-                blocks,
-                query,
-                history=history,
-                conversation_id=scope.conversation_id,
-                tenant=scope.tenant or "",
-                labels=True,  # what is sent points to them
-            ),
-            **planning_time(self._planner),
+    ) -> ContextRequest:
+        return ContextRequest(
+            blocks,
+            query,
+            history=history,
+            conversation_id=scope.conversation_id,
+            tenant=scope.tenant or "",
+            labels=True,  # what is sent points to them
         )
 
-    def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
-        """Return messages as the model will see them."""
-        return history_as_openai(self._pointing.messages(messages))
+    def _history(
+        self, messages: Sequence[AnyMessage], before: ShownTexts | None = None
+    ) -> list[Message]:
+        """Return messages as the model will see them, behind those before."""
+        sent, _ = sent_messages(messages, self._templates, before, self._way, self._edit_of)
+        return history_as_openai(sent)
 
-    def _with_pointing(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        """Return a request whose model points to blocks; middleware behind may remove messages."""
-        if not any(repeated_blocks(one) or is_cut(one) for one in request.messages):
+    def _as_sent(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
+        """Return a request whose planned messages are sent as they were planned."""
+        return self._fail_open.attempt(lambda: self._planned_request(request), lambda: request)
+
+    def _planned_request(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
+        sent, planned = sent_messages(
+            request.messages, self._templates, way=self._way, edit_of=self._edit_of
+        )
+        tenant = tenant_from_config() or ""
+        for number, one in planned.items():
+            note_sent(tenant, role_of(sent[number]), one.text.text, one.edit)
+        if not planned:
             return request
-        return request.override(model=self._pointing.inside(request.model))
+        if not self._planner.cache.marks:
+            return request.override(messages=sent)  # type: ignore[arg-type]
+        opening = [] if request.system_message is None else [request.system_message]
+        return self._with_marks(request, [*opening, *sent], planned, len(opening))
+
+    def _with_marks(
+        self,
+        request: ModelRequest[ContextT],
+        messages: Sequence[BaseMessage],
+        planned: dict[int, PlannedText],
+        opening: int,
+    ) -> ModelRequest[ContextT]:
+        """Return a request with marks; those of other middleware count."""
+        profile, settings = self._planner.cache, request.model_settings
+        field = mark_field_for(request.model, profile)
+        tools = [getattr(tool, "extras", None) or {} for tool in request.tools]
+        own = sum(1 for one in messages for _ in marks_in({"content": one.content}))
+        spare = profile.marks - own
+        if field == "cache_control" and not settings.get("cache_control") and spare > 0:
+            # middleware behind this one may still mark the end, the system text and the tools
+            mark = {"cache_control": mark_value("cache_control")}
+            settings, tools = {**settings, **mark}, [*tools, *[mark] * min(2, spare - 1)]
+        texts = prompt_texts(messages, {})
+        edits = [
+            None
+            if position is None
+            or (one := planned.get(position.message - opening)) is None
+            or one.text.part != position.part
+            else one.edit
+            for position in texts.positions
+        ]
+        roles = [part.role for part in texts.parts]
+        given = tuple(part.text for part in texts.parts)
+        answers = [number for number, role in enumerate(roles) if role == "assistant"]
+        parts = with_breakpoints(
+            roles,
+            given,
+            edits,
+            first_new=answers[-1] + 1 if answers else 0,
+            in_conversation=True,
+        )
+        at_model = getattr(request.model, "model_kwargs", None) or {}
+        marked, _ = with_marks(
+            messages,
+            texts,
+            PlannedPrompt(0, given, parts=parts),
+            profile,
+            field,
+            tools,
+            marks_end=marks_the_end({**at_model, **settings}),
+        )
+        groups = [one.edit.group for one in planned.values() if one.edit.group][:1]
+        body = settings.get("extra_body") or getattr(request.model, "extra_body", None) or {}
+        known = {**at_model, **settings, **body}
+        added = added_cache_fields(known, groups, profile, "")
+        if added:
+            settings = {**settings, "extra_body": {**added, **body}}
+        return request.override(
+            system_message=marked[0] if opening else None,  # type: ignore[arg-type]
+            messages=marked[opening:],  # type: ignore[arg-type]
+            model_settings=settings,
+        )
 
 
 @cache

@@ -1,29 +1,30 @@
-"""Messages of an agent whose text was planned, once, when they were new.
+"""Messages of an agent that were planned, once, when they were new.
 
-The agent's state holds every block in whole, because not only the model reads it. Metadata in
-`additional_kwargs`, which no model sees and which is equal in all runs, says:
+The agent's state holds what the tools, and the user, have said. Metadata in `additional_kwargs`,
+which no model sees and which is equal in all runs and processes, says how it is sent:
 
-    labels     label -> id, for the blocks that the text shows
-    repeated   for each block that the conversation showed already its label, where in the text it
-               begins and ends, and a digest of what stands there
+    edit       of which pieces, as `Edit` has them, the text is made
     part       which part of a multi-part content holds the text; None if the content is a string
+    digest     of the text; another one is sent as it is
     question   the user's words, where the text is a question behind its context
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
-from ctxreuse.planning.plan import Plan
-from langchain_ctxreuse.messages import TextPart, text_parts, with_text
+from ctxreuse.context.rendering import Templates
+from ctxreuse.pipeline.prompt_turn import message_key
+from ctxreuse.planning.prompt_records import Edit, ShownTexts
+from langchain_ctxreuse.messages import TextPart, role_of, text_parts, with_text
+
+METADATA_KEY = "ctxreuse"
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -40,28 +41,21 @@ class UserQuestion:
         """The query for the retriever."""
         return str(self.message.text)
 
-    @property
-    def text(self) -> str:
-        """The text behind the context in the same part; empty if the content has several parts."""
-        return self.message.content if isinstance(self.message.content, str) else ""
+    def behind(self, context: str, separator: str) -> HumanMessage:
+        """Return the message with a context in front of its text, or of its parts."""
+        content: Any = self.message.content
+        if isinstance(content, str):
+            content = f"{context}{separator}{content}" if content else context
+        else:
+            content = [{"type": "text", "text": context}, *content]
+        return self.message.model_copy(update={"content": content})
 
-    def behind(self, texts: Sequence[str], templates: Templates) -> HumanMessage:
-        """Return the message with texts before it that were not planned."""
-        pieces = [*texts, self.text] if self.text else texts
-        return self.rewritten(templates.separator.join(pieces), {"labels": {}, "repeated": []})
 
-    def planned(self, plan: Plan, registry: ContextRegistry) -> HumanMessage:
-        """Return the message with what its plan shows; the plan's query is `text`."""
-        return self.rewritten(*state_text(plan, registry))
+class PlannedText(NamedTuple):
+    """The text of a message that was planned, and how it is sent."""
 
-    def rewritten(self, text: str, metadata: Mapping[str, Any]) -> HumanMessage:
-        """Return the message with a text in place of its own, or before its parts."""
-        if isinstance(self.message.content, str):
-            message = self.message.model_copy(update={"content": text})
-            return _with_metadata(message, {**metadata, "part": None, "question": self.text})
-        parts = [{"type": "text", "text": text}, *self.message.content]
-        message = self.message.model_copy(update={"content": parts})
-        return _with_metadata(message, {**metadata, "part": 0})
+    text: TextPart
+    edit: Edit
 
 
 def first_unplanned(messages: Sequence[AnyMessage]) -> int:
@@ -83,82 +77,78 @@ def newest_question(messages: Sequence[AnyMessage]) -> UserQuestion | None:
 
 
 def is_planned(message: BaseMessage) -> bool:
-    """Return whether a message's text was planned."""
+    """Return whether a message was planned."""
     return METADATA_KEY in message.additional_kwargs
 
 
-class StateText(NamedTuple):
-    """What a plan shows, as an agent's state holds it."""
-
-    text: str
-    metadata: dict[str, Any]
-
-
-def state_text(plan: Plan, registry: ContextRegistry, offset: int = 0) -> StateText:
-    """Return what a plan shows, for the state; have it remembered, in whole and as it is sent."""
-    templates, unique = plan.templates, plan.request.unique_blocks
-    block_of = {label: unique[key] for key, label in plan.label_of.items()}
-    parts: list[TurnPart] = []
-    repeated = []
-    start = offset
-    for part in plan.parts:
-        if isinstance(part, (Reference, SentBlock)):
-            # trimmed overlaps, too: what they point to may be removed
-            whole: TurnPart = SentBlock(part.label, block_of[part.label])
-        else:
-            whole = part
-        shown = render_turn([whole], None, "", templates)
-        end = start + len(shown)
-        if isinstance(part, Reference):
-            digest = text_digest(shown).hex()
-            repeated.append({"label": part.label, "start": start, "end": end, "digest": digest})
-        parts.append(whole)
-        start = end + len(templates.separator)
-    in_whole = replace(plan, shown=replace(plan.shown, given=tuple(parts)))
-    registry.remember_plan(plan)
-    if in_whole.parts != plan.parts:
-        registry.remember_plan(in_whole)
-    labels = {label: block.id for label, block in block_of.items()}
-    return StateText(in_whole.content, {"labels": labels, "repeated": repeated})
-
-
-def planned_result(
-    message: ToolMessage,
-    old: TextPart,
-    plan: Plan,
-    before: str,
-    after: str,
-    registry: ContextRegistry,
-) -> ToolMessage:
-    """Return a tool's message with what its plan shows in place of a text."""
-    text, metadata = state_text(plan, registry, len(before))
-    new = with_text(message, TextPart(before + text + after, old.part))
-    return _with_metadata(new, {**metadata, "part": old.part})
-
-
-def planned_text(message: BaseMessage) -> TextPart | None:
-    """Return the text that a plan is part of; None if the message no longer has such a part."""
-    carried = message.additional_kwargs.get(METADATA_KEY)
-    number = carried.get("part") if isinstance(carried, Mapping) else None
-    if number is not None and type(number) is not int:
-        return None
-    return next((one for one in text_parts(message) if one.part == number), None)
-
-
-def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    """Return which blocks were shown already, as metadata says; of another form, none."""
-    carried = message.additional_kwargs.get(METADATA_KEY)
-    repeated = carried.get("repeated") if isinstance(carried, Mapping) else None
-    return [one for one in repeated if _is_repeated(one)] if isinstance(repeated, list) else []
-
-
-def _is_repeated(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    kinds = [type(value.get(name)) for name in ("label", "start", "end", "digest")]
-    return kinds == [str, int, int, str] and 0 <= value["start"] <= value["end"]
-
-
-def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:
-    kwargs = {**message.additional_kwargs, METADATA_KEY: dict(metadata)}
+def with_edit(message: _Message, text: TextPart, edit: Edit, **more: Any) -> _Message:
+    """Return a message that says how one of its texts is sent."""
+    metadata = {
+        "edit": json.loads(edit.encoded()),
+        "part": text.part,
+        "digest": text_digest(text.text).hex(),
+        **more,
+    }
+    kwargs = {**message.additional_kwargs, METADATA_KEY: metadata}
     return message.model_copy(update={"additional_kwargs": kwargs})
+
+
+def message_keys(messages: Iterable[BaseMessage], way: bytes) -> list[bytes]:
+    """Return names of messages, each with all before it: without metadata they are the same.
+
+    Args:
+        messages: All from the first on.
+        way: Names the settings by which they are planned.
+    """
+    keys, key = list[bytes](), way
+    for message in messages:
+        texts = [message_key(role_of(message), one.text) for one in text_parts(message)]
+        key = text_digest(b"".join([key, *texts]).hex())
+        keys.append(key)
+    return keys
+
+
+def planned_text(message: BaseMessage) -> PlannedText | None:
+    """Return the text that was planned; None if the message has none, or another one by now."""
+    carried = message.additional_kwargs.get(METADATA_KEY)
+    if not isinstance(carried, Mapping):
+        return None
+    part, digest = carried.get("part"), carried.get("digest")
+    text = next((one for one in text_parts(message) if one.part == part), None)
+    if text is None or text_digest(text.text).hex() != digest:
+        return None
+    edit = Edit.of_json(carried.get("edit"), len(text.text))
+    return None if edit is None else PlannedText(text, edit)
+
+
+def sent_messages(
+    messages: Sequence[BaseMessage],
+    templates: Templates,
+    before: ShownTexts | None = None,
+    way: bytes = b"",
+    edit_of: Callable[[bytes], Edit | None] = lambda key: None,
+) -> tuple[list[BaseMessage], dict[int, PlannedText]]:
+    """Return messages as the model gets them, and which were planned, as they are sent.
+
+    What points to a block that none before shows any more is shown in whole. What is shown is added
+    to `before`. `edit_of` says how messages were sent that have lost their metadata.
+    """
+    answers = [number for number, one in enumerate(messages) if isinstance(one, AIMessage)]
+    keys = message_keys(messages[: answers[-1]], way) if answers else []
+    sent: list[BaseMessage] = []
+    planned: dict[int, PlannedText] = {}
+    before = ShownTexts() if before is None else before
+    for number, message in enumerate(messages):
+        found = planned_text(message)
+        if found is None and number < len(keys):
+            texts, edit = text_parts(message), edit_of(keys[number])
+            found = None if edit is None or len(texts) != 1 else PlannedText(texts[0], edit)
+        if found is not None:
+            text = found.edit.applied(found.text.text, templates, before)
+            new = TextPart(text, found.text.part)
+            message = with_text(message, new)
+            planned[number] = PlannedText(new, found.edit)
+        sent.append(message)
+        for part in text_parts(message):
+            before.add(part.text)
+    return sent, planned

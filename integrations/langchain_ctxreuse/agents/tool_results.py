@@ -3,82 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, memory_ranks, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents.document_plans import planned_document
+from ctxreuse.planning.prompt_records import Slice
 
 _OF_ONE_SEARCH = ("score", "score_details")
 """Fields of a memory that change from one search to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundBlocks:
-    """The text of a tool result, as blocks."""
+class ResultPiece(NamedTuple):
+    """A piece of a tool's result that is one item, and what is shown of it."""
 
-    blocks: tuple[ContextBlock, ...]
-    before: str = ""
-    after: str = ""
-    documents: tuple[Document, ...] = ()
+    block: ContextBlock
+    shown: Slice | str
 
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """A text, cut at separators: `before`, the pieces, `after`."""
-
-    texts: tuple[str, ...]
-    before: str = ""
-    after: str = ""
-
-    def as_blocks(
-        self, ids: Sequence[BlockId | None] = (), order: Sequence[int] | None = None
-    ) -> FoundBlocks:
-        positions = range(len(self.texts)) if order is None else order
-        # without an id, the block's is derived from its text
-        ids = ids or [None] * len(self.texts)
-        blocks = [ContextBlock(id=ids[n], text=self.texts[n]) for n in positions]  # type: ignore[arg-type]
-        return FoundBlocks(tuple(blocks), self.before, self.after)
+    @classmethod
+    def of(cls, text: str, start: int, end: int, block_id: BlockId | None = None) -> ResultPiece:
+        """Return a piece that is shown as it stands."""
+        block = ContextBlock(id=block_id, text=text[start:end])  # type: ignore[arg-type]
+        return cls(block, Slice(start, end))
 
 
-def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBlocks | None:
-    """Return the blocks in a tool result, or None if it is not certain that there are any."""
+def result_pieces(
+    artifact: Any, text: str, separator: str, splits: bool
+) -> list[ResultPiece] | None:
+    """Return the pieces of a tool's result, or None if it is not certain that there are any."""
     documents = _documents(artifact)
     memories = [] if documents else _memories(_parsed(text))
     if memories:
-        return FoundBlocks(tuple(map(_memory_block, memories)))
+        return [
+            ResultPiece(ContextBlock(id=one["id"], text=lasting), lasting)
+            for one in memories
+            for lasting in [json.dumps(_lasting(one), ensure_ascii=False)]
+        ]
     memories = [] if documents else _memories(artifact)
     contents = [document.page_content for document in documents]
     contents += [one["memory"] for one in memories]
-    pieces = _pieces(text, contents, (separator, "\n") if memories else (separator,))
-    if pieces is None:
-        texts = [piece for piece in text.split(separator) if piece.strip()] if splits else []
-        return _Pieces(tuple(texts)).as_blocks() if texts else None
-    if documents:
-        return _shown_documents(pieces, documents)
-    return pieces.as_blocks([one["id"] for one in memories])
-
-
-def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlocks:
-    """Return the blocks of a tool result that shows them under labels."""
-    documents = _documents(artifact)
-    same = [one.page_content for one in documents] == [block.text for block in blocks]
-    return FoundBlocks(tuple(blocks), documents=tuple(documents) if same else ())
-
-
-def joined_documents(
-    lists: Iterable[Sequence[ContextBlock]], text: str, separator: str
-) -> FoundBlocks | None:
-    """Return the blocks of a tool result that is retrieved documents, joined, and nothing else."""
-    for blocks in lists:
-        if text == separator.join(one.text for one in blocks):
-            return FoundBlocks(tuple(blocks))
-    return None
+    ids = [*(document.id for document in documents), *(one["id"] for one in memories)]
+    spans = _spans(text, contents, (separator, "\n") if memories else (separator,))
+    if spans is None and splits:
+        spans, start = [], 0
+        for piece in text.split(separator):
+            if piece.strip():
+                spans.append((start, start + len(piece)))
+            start += len(piece) + len(separator)
+        ids = [None] * len(spans)
+    if not spans:
+        return None
+    return [ResultPiece.of(text, *span, one) for span, one in zip(spans, ids, strict=True)]
 
 
 def _documents(artifact: Any) -> list[Document]:
@@ -97,15 +74,9 @@ def _document(value: Any) -> Document | None:
     return None
 
 
-def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks | None:
-    order = retrievers_order([planned_document(document) for document in documents])
-    if not order:
-        return None
-    found = pieces.as_blocks([document.id for document in documents], order)
-    return replace(found, documents=tuple(documents[position] for position in order))
-
-
-def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
+def _spans(
+    text: str, contents: Sequence[str], separators: Sequence[str]
+) -> list[tuple[int, int]] | None:
     """Cut a text so that each piece holds one content, in order; None if that is not unique."""
     if not contents:
         return None
@@ -130,8 +101,7 @@ def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _P
         last = text.find(separator, spans[-1][1])
         finish = len(text) if last < 0 else last
         starts = [begin, *(cut + len(separator) for cut in cuts)]
-        texts = [text[start:end] for start, end in zip(starts, [*cuts, finish], strict=True)]
-        return _Pieces(tuple(texts), text[:begin], text[finish:])
+        return list(zip(starts, [*cuts, finish], strict=True))
     return None
 
 
@@ -149,8 +119,7 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
     if not isinstance(result, Mapping):
         return []
     memories = result.get("results")
-    known = {"results"} if memory_ranks(result) is None else {"results", METADATA_KEY}
-    beside = [name for name, one in result.items() if name not in known and one]
+    beside = [name for name, one in result.items() if name != "results" and one]
     if beside or not isinstance(memories, list):
         return []
     found = [
@@ -163,6 +132,5 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
     return found if len(found) == len(memories) else []
 
 
-def _memory_block(memory: Mapping[str, Any]) -> ContextBlock:
-    lasting = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
-    return ContextBlock(id=memory["id"], text=json.dumps(lasting, ensure_ascii=False))
+def _lasting(memory: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}

@@ -13,12 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.fixed_settings import split_settings
-from ctxreuse.errors import InvalidRequestError
-from langchain_ctxreuse.chat_model.model_view import called_through, is_called_through
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
@@ -27,6 +25,13 @@ if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
 
 _log = logging.getLogger("ctxreuse")
+_MADE_BY = {
+    "RunnableRetry": "with_retry(...)",
+    "RunnableWithFallbacks": "with_fallbacks([...])",
+    "RunnableSequence": "with_structured_output(...)",
+    "RunnableConfigurableFields": "configurable_fields(...)",
+    "_ConfigurableModel": "configurable_fields(...)",
+}
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 
 
@@ -38,16 +43,16 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
     """
 
     inner: BaseChatModel
-    _is_shown_as_inner: bool = PrivateAttr(default=False)
 
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> BaseChatModel:
         bare = without_bindings(inner)
         refuse_wrapped("inner", bare, DelegatingChatModel)
-        if is_called_through(bare):
-            raise InvalidRequestError("inner is what as_inner() returned; pass the model itself")
-        remedy = "pass one such as ChatOpenAI(...), and bind tools or config to the wrapper instead"
+        remedy = "pass one such as ChatOpenAI(...)"
+        if isinstance(inner, Runnable):
+            made = _MADE_BY.get(type(inner).__name__, "bind(...)")
+            remedy = f"wrap the model first: {cls.__name__}(inner=model).{made}"
         return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
 
     @model_validator(mode="before")
@@ -105,17 +110,6 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
             **fields: For each field of this model or of the inner one, how a config names it.
         """
         return configurable_around(self, "inner", super().configurable_fields, fields)
-
-    def as_inner(self) -> BaseChatModel:
-        """Return this model as an object of the inner model's class, which has its attributes.
-
-        For frameworks that ask for the class; calls go through this wrapper.
-
-        Raises:
-            TypeError: the inner model's class has slots of its own.
-        """
-        self._is_shown_as_inner = True
-        return called_through(self.inner, self._in_place_of, type(self).as_inner)
 
     # Passthrough: what the inner model says of itself, for frameworks, traces and caches.
 

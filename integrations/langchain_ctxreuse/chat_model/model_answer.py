@@ -9,10 +9,10 @@ from typing import Any
 
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.reported_usage import ReportedTokens, written_by_life
+from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 
 
 class ModelAnswer:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from contextlib import aclosing
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from threading import Event
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
@@ -23,39 +20,27 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import Field, PrivateAttr, StrictBool, field_validator
+from pydantic import Field, PrivateAttr, StrictBool, ValidationInfo, field_validator
 
-from ctxreuse.adapters.engine_options import (
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
     added_cache_fields,
     added_salt,
     added_session,
     marks_the_end,
 )
-from ctxreuse.adapters.environment import default_planner
-from ctxreuse.adapters.leader_first import leaders_needed
-from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.ordered_release import (
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
-    OrderedQueue,
-    Slot,
-    TaskWaiter,
+    as_they_end,
     checked_window,
-    in_event_loop,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_draft import ScopedPrompt
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.scope import RequestScope
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptStatistics, ScopedPrompt
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from langchain_ctxreuse.chat_model.batching import (
-    BatchInput,
-    BatchSlot,
-    PlannedBatch,
-    answers,
-    started,
-)
+from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -69,7 +54,7 @@ from langchain_ctxreuse.messages import (
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
-_GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
+_GATEWAY_FIELDS = ("planner", "window_s", "strategy")
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
@@ -79,10 +64,10 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 class ReuseChatModel(DelegatingChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
-    Planned are contexts that `format_context` rendered for the same tenant, and documents that a
-    retriever returned in the same run, where the prompt shows all of them with the same line breaks
-    between each two. Other texts are left alone; `prompt_statistics` counts both. Answers are the
-    inner model's own.
+    Planned are contexts in new messages: documents that a retriever returned, or that
+    `format_context` put in, at least two, with the same separator between each two. They change
+    places; all else stays. `prompt_statistics` counts what was planned, and why others were not.
+    Messages of earlier turns are sent as they were sent then. Answers are the inner model's own.
 
     Calls that come at the same time, from tasks or threads, are planned together, and so are those
     of a batch, which is answered in the caller's order. They are sent in the planned order. A
@@ -95,7 +80,9 @@ class ReuseChatModel(DelegatingChatModel):
 
     Args:
         inner: Any chat model.
-        planner: Plans the contexts; None makes one.
+        planner: Plans the contexts. None takes the one that this process has for the same engine
+            (class, address and model of `inner`), which all such wrappers share, also those that
+            are made for each call; `ReusePlanner()` is one apart.
         window_s: Seconds for which a call that may show a context waits for others; 0 sends at
             once.
         strategy: "reuse", "paper" or "none".
@@ -105,24 +92,26 @@ class ReuseChatModel(DelegatingChatModel):
             routers; "group" sends the id of the prompt's prefix group instead.
         session_header: The header of the session id, such as "x-smg-routing-key".
         salt_key: A secret for both hashes; processes that share it share the cache.
-        registry: Where `format_context` remembers the contexts that are found; None takes the
-            registry of this process.
-        find_retrieved: Whether documents that a retriever returned in the same run are planned.
+        find_retrieved: Whether documents are planned that a retriever returned, and not only those
+            that `format_context` put in.
     """
 
-    planner: ReusePlanner = Field(default_factory=default_planner, repr=False, frozen=True)
+    planner: ReusePlanner = Field(default=None, validate_default=True, repr=False, frozen=True)
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, strict=True)
     send_session_id: StrictBool | Literal["group"] = False
     session_header: str = Field(default=SESSION_HEADER, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
-    registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True, frozen=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
-    _slot: BatchSlot | None = PrivateAttr(default=None)
+    _batch: PlannedBatch | None = PrivateAttr(default=None)  # whose calls this copy makes
 
-    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    @field_validator("planner", mode="before")
+    @classmethod
+    def _check_planner(cls, planner: object, fields: ValidationInfo) -> object:
+        return planner_for(planner, model=fields.data.get("inner"))
+
     _check_window = field_validator("window_s", mode="before")(checked_window)
 
     @field_validator("strategy", mode="before")
@@ -153,12 +142,12 @@ class ReuseChatModel(DelegatingChatModel):
         return copy
 
     def _build(self) -> None:
+        check_strategy(self.strategy)
         self._gateway = ModelGateway(
-            planner_or_new(self.planner),
+            planner_for(self.planner),
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
-            self.registry,
         )
 
     @property
@@ -180,7 +169,7 @@ class ReuseChatModel(DelegatingChatModel):
     _chat_model_stream_v3 = on_carrying_copy(BaseChatModel._chat_model_stream_v3)
     _achat_model_stream_v3 = on_carrying_copy(BaseChatModel._achat_model_stream_v3)
 
-    # Batches are planned together, and sent in the planned order.
+    # Batches are planned together; LangChain starts their calls in the order in which it gets them.
 
     def batch(
         self,
@@ -190,10 +179,10 @@ class ReuseChatModel(DelegatingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[AIMessage]:
-        """Return the answers in the caller's order; the calls are sent in the planned order."""
-        batch = self._planned_batch(inputs, config, kwargs)
-        answered = answers(batch, partial(self._answer, return_exceptions, kwargs))
-        return [answer for _, answer in sorted(answered, key=itemgetter(0))]
+        """Return the answers in the caller's order; the calls are started in the planned order."""
+        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+        answers = sorted(self.batch_as_completed(inputs, config, **options), key=itemgetter(0))
+        return [answer for _, answer in answers]
 
     async def abatch(
         self,
@@ -204,10 +193,9 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any | None,
     ) -> list[AIMessage]:
         """`batch`, awaited."""
-        work = partial(self._planned_batch, inputs, config, kwargs)
-        batch = await planned_aside(work, len(inputs))
-        tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
-        return [answer for _, answer in sorted(await asyncio.gather(*tasks), key=itemgetter(0))]
+        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+        answers = [pair async for pair in self.abatch_as_completed(inputs, config, **options)]
+        return [answer for _, answer in sorted(answers, key=itemgetter(0))]
 
     def batch_as_completed(
         self,
@@ -217,9 +205,14 @@ class ReuseChatModel(DelegatingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield input positions and answers as they come; the calls are sent as in `batch`."""
-        batch = self._planned_batch(inputs, config, kwargs)
-        yield from answers(batch, partial(self._answer, return_exceptions, kwargs), as_completed)
+        """Yield input positions and answers as they come; the calls are started as in `batch`."""
+        with self._planned_batch(inputs, config, kwargs) as batch:
+            options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+            calling = self._calling(batch)
+            ask = DelegatingChatModel.batch_as_completed  # this class's plans again
+            found: Any = ask(calling, batch.inputs, batch.configs, **options)
+            for number, answer in found:
+                yield batch.positions[number], answer
 
     async def abatch_as_completed(
         self,
@@ -229,17 +222,24 @@ class ReuseChatModel(DelegatingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> AsyncIterator[tuple[int, Any]]:
-        """`batch_as_completed`, awaited."""
+        """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
-        batch = await planned_aside(work, len(inputs))
-        tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
-        try:
-            for task in asyncio.as_completed(tasks):
-                yield await task
-        finally:
-            for one in tasks:
-                one.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with await planned_aside(work, len(inputs)) as batch:
+            calling = self._calling(batch)
+
+            async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
+                try:
+                    return at, await calling.ainvoke(one, its, **kwargs)
+                except Exception as error:
+                    if return_exceptions:
+                        return at, error
+                    raise
+
+            calls = zip(batch.positions, batch.inputs, batch.configs, strict=True)
+            works = [partial(answer, *call) for call in calls]
+            async with aclosing(as_they_end(works, batch.at_a_time)) as answers:
+                async for pair in answers:
+                    yield pair
 
     def _planned_batch(
         self,
@@ -248,9 +248,7 @@ class ReuseChatModel(DelegatingChatModel):
         arguments: Mapping[str, Any],
     ) -> PlannedBatch:
         """Return a batch's inputs, planned together; those that are not planned go last."""
-        if not inputs:
-            return PlannedBatch([], {}, [])
-        configs, gateway = get_config_list(config, len(inputs)), self._gateway
+        configs = get_config_list(config, len(inputs)) if inputs else []
         texts: dict[int, PromptTexts] = {}
         prompts: list[ScopedPrompt] = []
         for position, value in enumerate(inputs):
@@ -258,51 +256,23 @@ class ReuseChatModel(DelegatingChatModel):
                 messages = self._convert_input(value).to_messages()
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
-            found = _texts(messages, arguments, gateway)
+            found = _texts(messages, arguments, self._gateway)
             if found is not None:
                 texts[position] = found
                 request = CarriedRequest(configs[position], scope_from_config(configs[position]))
-                prompts.append(self._scoped(found, gateway, request))
-        positions = list(texts)
-        planned = {positions[one.position]: one for one in gateway.plan_batch(prompts)}
-        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.forget)
-        order = list(dict.fromkeys([*planned, *range(len(inputs))]))
-        slots = [
-            Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
-            for n in order
-        ]
-        sent = [planned.get(n) for n in order]
-        plans = [one.plans[0] if one and one.plans else None for one in sent]
-        leading = leaders_needed(plans, [one.use if one else None for one in sent])
-        return PlannedBatch(slots, configs[0], leading)
+                prompts.append(self._scoped(found, self._gateway, request))
+        said = list(texts.items())
+        planned = {
+            said[one.position][0]: (said[one.position][1], one)
+            for one in self._gateway.plan_batch(prompts)
+        }
+        return PlannedBatch(inputs, configs, planned, self._gateway)
 
-    def _answer(
-        self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
-    ) -> tuple[int, Any]:
-        """Return the position of one input of a batch, and the answer or the exception."""
-        call, (position, value, config, _) = self.model_copy(), slot.item
-        call._slot = slot
-        try:
-            return position, call.invoke(value, config, **arguments)
-        except Exception as error:
-            if return_exceptions:
-                return position, error
-            raise
-        finally:
-            slot.leave()
-
-    async def _aanswer(
-        self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
-    ) -> tuple[int, Any]:
-        """Return what `_answer` does; the slot leaves when the task has ended."""
-        call, (position, value, config, _) = self.model_copy(), slot.item
-        call._slot = slot
-        try:
-            return position, await call.ainvoke(value, config, **arguments)
-        except Exception as error:
-            if return_exceptions:
-                return position, error
-            raise
+    def _calling(self, batch: PlannedBatch) -> Self:
+        """Return a copy that makes the calls of a batch."""
+        copy = self.model_copy()
+        copy._batch = batch
+        return copy
 
     # The private methods send what LangChain hands to them: planned, in the planned order.
 
@@ -415,30 +385,21 @@ class ReuseChatModel(DelegatingChatModel):
         request: CarriedRequest,
         run: BaseRunManager | None = None,
     ) -> ScopedPrompt:
-        """Return a prompt with its scope, and what was retrieved for it."""
-        if not self.find_retrieved:
-            return ScopedPrompt(texts.parts, request.scope)
+        """Return a prompt with its scope, and the run that sends it."""
         around = (run.parent_run_id if run is not None else None) or request.config
-        tenant = request.scope.tenant or ""
-        runs = run_documents()
-        retrieved = gateway.attempt(lambda: runs.of_request(around, tenant), lambda: ())
-        planned = gateway.attempt(lambda: runs.planned_for(around, tenant), lambda: ())
-        return ScopedPrompt(texts.parts, request.scope, retrieved, planned)
+        root = gateway.attempt(lambda: run_documents().root_of(around), lambda: None)
+        return ScopedPrompt(texts.parts, request.scope, root, not self.find_retrieved, texts.beside)
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
-        gateway, request, slot, planned = self._gateway, self._carried, self._slot, None
+        gateway, request = self._gateway, self._carried
         texts = _texts(messages, arguments, gateway)
-        if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
-            if not in_event_loop():  # else those before it could not run while it waits
-                woken = Event()
-                slot.attach(woken.set)
-                woken.wait()
-            planned = slot.take()  # None if the plan was taken before
-            slot.leave()
-        if texts is not None and planned is None:
+        planned = self._planned_before(texts)
+        if planned is not None:
+            planned = gateway.enter(planned)
+        elif texts is not None:
             planned = gateway.plan(self._scoped(texts, gateway, request, run))
         return self._with_plan(messages, arguments, texts, planned, gateway, request)
 
@@ -446,15 +407,18 @@ class ReuseChatModel(DelegatingChatModel):
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
-        gateway, request, slot, planned = self._gateway, self._carried, self._slot, None
+        gateway, request = self._gateway, self._carried
         texts = _texts(messages, arguments, gateway)
-        if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
-            await TaskWaiter(slot).wait()
-            planned = slot.take()
-            slot.leave()
-        if texts is not None and planned is None:
+        planned = self._planned_before(texts)
+        if planned is not None:
+            planned = await gateway.aenter(planned)
+        elif texts is not None:
             planned = await gateway.aplan(self._scoped(texts, gateway, request, run))
         return self._with_plan(messages, arguments, texts, planned, gateway, request)
+
+    def _planned_before(self, texts: PromptTexts | None) -> PlannedPrompt | None:
+        """Return the plan that a batch made for a prompt, once; None for another prompt."""
+        return None if texts is None or self._batch is None else self._batch.take(texts)
 
     def _with_plan(
         self,
@@ -467,7 +431,7 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and the request options."""
         metadata = request.config.get("metadata") or {}
-        if "langgraph_node" in metadata and not self._is_shown_as_inner:
+        if "langgraph_node" in metadata and not self.planner.cache.marks:
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
         return gateway.attempt(
             lambda: self._sent(messages, arguments, texts, planned, request.scope),
@@ -516,9 +480,11 @@ class ReuseChatModel(DelegatingChatModel):
         self, arguments: Mapping[str, Any], scope: RequestScope, planned: PlannedPrompt | None
     ) -> dict[str, Any]:
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
-        groups = () if planned is None else planned.groups
-        by_group = groups if self.send_session_id == "group" else None
         profile, key = self.planner.cache, self.salt_key
+        groups: Sequence[tuple[str, ...]] = ()
+        if planned is not None and (profile.is_routed or self.send_session_id == "group"):
+            groups = planned.groups
+        by_group = groups if self.send_session_id == "group" else None
 
         # what the user has set stays; a call's replaces the model's, so both are merged
         def added_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -563,7 +529,7 @@ def _warn_of_lost_marks(kind: type[BaseChatModel], wrapper: str) -> None:
         _log.warning(
             "in an agent, %s(inner=%s(...)) is not recognised by middleware that asks for the "
             "model's class, such as the one for prompt caching, which then sets no cache_control "
-            "marks; give the agent %s(inner=...).as_inner()",
+            "marks; %s sets its own with planner=ReusePlanner(cache=...)",
             wrapper,
             kind.__name__,
             wrapper,

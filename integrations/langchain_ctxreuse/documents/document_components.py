@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
-from uuid import UUID
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -17,10 +16,10 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializa
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 
-from ctxreuse.adapters.document_planner import RETRIEVALS, RetrievedItems
 from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
 from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
@@ -43,7 +42,7 @@ def checked_retriever(retriever: object) -> object:
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
 
 
-def checked_documents(documents: object) -> list[Document]:
+def retrieved_documents(documents: object) -> list[Document]:
     """Return what a retriever returned as a list."""
     found = list(documents) if isinstance(documents, (list, tuple, Iterator)) else None
     if found is None:
@@ -73,18 +72,22 @@ def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:
 class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
-    No document is lost or altered; if planning fails they go through as retrieved. Callbacks,
-    config and further arguments reach the retriever inside; its errors are not caught. Make it the
-    outermost retriever: inside another one it returns the documents as retrieved. `batch` and
-    `abatch` plan all contexts together, tenants apart, and so do single calls that come at once;
-    none waits for others longer than 5 milliseconds.
+    The order alone is its own: the documents are those of the retriever inside, as many as came, a
+    repeat behind all others. A `ReuseChatModel` around the model does the rest, and saves without
+    it, too; this is for models that are not yours to wrap. What it saves is unknown to
+    `planner.savings`.
+
+    If planning fails the documents go through as retrieved. Callbacks, config and further arguments
+    reach the retriever inside; its errors are not caught. Make it the outermost retriever: inside
+    another one it returns the documents as retrieved. `batch` and `abatch` plan all contexts
+    together, tenants apart, and so do single calls that come at once; none waits for others longer
+    than 5 milliseconds.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
-        planner: Plans the contexts; None makes one.
-        annotation: "append" puts the annotation behind the documents as one more Document;
-            "metadata" keeps it in the metadata, for `format_context` and for chains that list
-            sources or call the model once a document; "off" drops it.
+        planner: Plans the contexts; None takes the one of this process.
+        annotation: Whether the ranking stands behind the documents as one more Document.
+        drop_repeats: Whether documents of the same text are returned once.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -167,7 +170,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
             documents = self.retriever.invoke(query, inside, **kwargs)
         if self._is_planned_elsewhere(run_manager.run_id):
             return documents
-        return self._documents.plan(RetrievedItems(documents, query, self._carried.scope))
+        return self._documents.plan(self._retrieved(documents, query))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
@@ -177,7 +180,11 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
             documents = await self.retriever.ainvoke(query, inside, **kwargs)
         if self._is_planned_elsewhere(run_manager.run_id):
             return documents
-        return await self._documents.aplan(RetrievedItems(documents, query, self._carried.scope))
+        return await self._documents.aplan(self._retrieved(documents, query))
+
+    def _retrieved(self, documents: list[Document], query: str) -> RetrievedItems[Document]:
+        root = run_documents().root_of(self._carried.config)
+        return RetrievedItems(documents, query, self._carried.scope, root)
 
     def _in_batch(self) -> Self:
         """Return a copy whose calls leave the planning to the batch."""
@@ -185,7 +192,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         copy._is_in_batch = True
         return copy
 
-    def _is_planned_elsewhere(self, run_id: UUID) -> bool:
+    def _is_planned_elsewhere(self, run_id: object) -> bool:
         """Return whether the batch plans what a run returns, or the retriever around it."""
         runs = run_documents()
         if self._is_in_batch:
@@ -205,7 +212,9 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         """Return what a batch retrieved in planned order; exceptions stay in their positions."""
         runs = run_documents()
         batch = {
-            position: RetrievedItems(documents, query, scope_from_config(config))
+            position: RetrievedItems(
+                documents, query, scope_from_config(config), runs.root_of(config)
+            )
             for position, (documents, query, config) in enumerate(
                 zip(retrieved, queries, configs, strict=True)
             )
@@ -214,22 +223,20 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         if len(batch) < sum(not isinstance(one, Exception) for one in retrieved):
             log_nested()
         planned = dict(zip(batch, self._documents.plan_batch(list(batch.values())), strict=True))
-        for position, documents in planned.items():
-            runs.note_documents(documents, configs[position])
         return [planned.get(position, given) for position, given in enumerate(retrieved)]
 
 
 class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     """Puts documents into the order in which the engine's prefix cache serves most of them.
 
-    For `ContextualCompressionRetriever` and, as the last one, for `DocumentCompressorPipeline`. No
-    document is lost or altered; if planning fails they go through as they came. A
-    `ContextualCompressionRetriever` that is invoked on its own passes no config on: name tenant and
-    conversation with `ctxreuse.request_context` there.
+    For `ContextualCompressionRetriever` and, as the last one, for `DocumentCompressorPipeline`. As
+    for `ReuseRetriever`, the order alone is its own. A `ContextualCompressionRetriever` that is
+    invoked on its own passes no config on: name the tenant with `ctxreuse.request_context` there.
 
     Args:
-        planner: Plans the contexts; None makes one.
+        planner: Plans the contexts; None takes the one of this process.
         annotation: As for `ReuseRetriever`.
+        drop_repeats: As for `ReuseRetriever`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -237,22 +244,22 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Return copies of the documents in their planned order.
+        """Return the documents in their planned order.
 
         Args:
             documents: What was retrieved, best first.
             query: The question.
             callbacks: Not used: planning calls no model.
         """
-        planned = self._documents.plan(RetrievedItems(documents, query, scope_from_config(None)))
-        run_documents().note_documents(planned)
-        return planned
+        return self._documents.plan(_for_compressor(documents, query))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         """`compress_documents`, awaited."""
-        retrieved = RetrievedItems(documents, query, scope_from_config(None))
-        planned = await self._documents.aplan(retrieved)
-        run_documents().note_documents(planned)
-        return planned
+        return await self._documents.aplan(_for_compressor(documents, query))
+
+
+def _for_compressor(documents: Sequence[Document], query: str) -> RetrievedItems[Document]:
+    root = run_documents().root_of(None)
+    return RetrievedItems(documents, query, scope_from_config(None), root)

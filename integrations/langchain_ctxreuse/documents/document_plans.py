@@ -1,39 +1,32 @@
-"""Documents in their planned order, and as text: what the retriever and the compressor share."""
+"""Documents as text for a prompt, and in planned order: what retriever and compressor share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Self, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
+from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
-from ctxreuse.adapters.document_planner import (
-    AnnotationMode,
-    MetadataPlanner,
-    checked_annotation,
-    shared_names,
-)
-from ctxreuse.adapters.environment import default_planner
-from ctxreuse.adapters.formatting import cited_positions, format_documents
-from ctxreuse.adapters.plan_metadata import (
-    METADATA_KEY,
-    PlannedDocument,
-    marked,
-    ranked_positions,
-    retrievers_order,
-    unmarked,
-)
-from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fixed_settings import split_settings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
+from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
+
+_NEAR = 2
+"""Characters between parts of a document that follow each other; most overlap."""
+
+Label: TypeAlias = str | Callable[[Document], object]
+"""A document's own label: the name of a field of its metadata, or a function."""
 
 
 class DocumentPlanningFields(BaseModel):
@@ -44,12 +37,12 @@ class DocumentPlanningFields(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    planner: ReusePlanner = Field(default_factory=default_planner, repr=False, frozen=True)
-    annotation: AnnotationMode = Field(default="append", frozen=True)
-    _documents: LangChainDocumentPlanner = PrivateAttr()
+    planner: ReusePlanner = Field(default=None, validate_default=True, repr=False, frozen=True)
+    annotation: bool = Field(default=False, frozen=True, strict=True)
+    drop_repeats: bool = Field(default=False, frozen=True, strict=True)
+    _documents: DocumentPlanner[Document] = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(planner_or_new)
-    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+    _check_planner = field_validator("planner", mode="before")(planner_for)
 
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the documents."""
@@ -65,13 +58,18 @@ class DocumentPlanningFields(BaseModel):
         """
         split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
-        if update and not update.keys().isdisjoint(("planner", "annotation")):
+        if update:
             copy._build()
         return copy
 
     def _build(self) -> None:
-        name = type(self).__name__
-        self._documents = LangChainDocumentPlanner(self.planner, self.annotation, name)
+        self._documents = DocumentPlanner(
+            self.planner,
+            _DOCUMENTS,
+            type(self).__name__,
+            annotation=self.annotation,
+            drop_repeats=self.drop_repeats,
+        )
 
     @property
     def faults(self) -> int:
@@ -79,50 +77,66 @@ class DocumentPlanningFields(BaseModel):
         return self._documents.faults
 
 
-class LangChainDocumentPlanner(MetadataPlanner[Document]):
-    """Puts documents into their planned order; if planning fails they go through as retrieved."""
-
-    def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
-        super().__init__(
-            planner,
-            annotation,
-            component,
-            block_of=document_block,
-            without_plan=without_plan,
-            carrying=carrying,
-            annotation_item=_annotation_document,
-            appends=True,
-        )
-
-
 def format_context(
     documents: Sequence[Document],
+    document_prompt: BasePromptTemplate[str] | str | None = None,
+    separator: str = "\n\n",
+    *,
+    labels: bool = False,
+    label: Label | None = None,
     templates: Templates = DEFAULT_TEMPLATES,
-    registry: ContextRegistry | None = None,
 ) -> str:
-    r"""Return documents as text for a prompt: labels, blocks, annotations.
+    r"""Return documents as text for a prompt: the `format_docs` of an application, known to us.
 
-    Documents in the order of one plan are shown as that plan says, even if some were removed since.
-    Any others are shown in the order given; a `ReuseChatModel` plans the text in one prompt of the
-    same tenant. Format the documents for each prompt anew.
+    Whatever `document_prompt` puts around a document moves with it, where a `ReuseChatModel` plans
+    the prompt.
 
     Args:
-        documents: Documents of a `ReuseRetriever`, a `ReuseCompressor` or any other retriever.
-        templates: The words around them; pass the planner's if they are not the default.
-        registry: Where the text is remembered, for a `ReuseChatModel` that has the same registry;
-            None takes the one of this process.
+        documents: Documents of any retriever.
+        document_prompt: How each is shown: a template with `{page_content}` and names of metadata.
+            None shows the text alone.
+        separator: What stands between each two.
+        labels: Whether each stands under a label, for answers that cite it, and for later turns
+            that leave it out; each document is shown once.
+        label: A label of the application's own instead: the name of a field of the metadata, or a
+            function from a document to a number, an id, a title.
+        templates: The words around labels; pass the planner's if they are not the default.
+
+    Raises:
+        InvalidRequestError: wrong type, or a document that lacks what is to be shown of it.
 
     Example:
-        >>> format_context([Document("first text"), Document("second text")])
+        >>> documents = [Document("first text", metadata={"n": 1}), Document("second text")]
+        >>> format_context(documents)
+        'first text\n\nsecond text'
+        >>> format_context(documents, labels=True)
         '[EWUW] first text\n\n[GYJD] second text'
+        >>> format_context(documents[:1], "Number {n}: {page_content}")
+        'Number 1: first text'
     """
-    given = _checked_documents(documents, "format_context")
-    return format_documents(given, templates, registry, tenant_from_config())
+    given = checked_documents(documents, "format_context")
+    texts = [one.page_content for one in given]
+    if document_prompt is not None:
+        texts = _shown_by(document_prompt, given)
+    own = None if label is None else [_own_label(one, label) for one in given]
+    return joined_forms(
+        document_forms(given, texts),
+        [one.page_content for one in given],
+        separator,
+        tenant_from_config() or "",
+        templates,
+        labels=labels,
+        own_labels=own,
+        ids=[one.id for one in given],
+    )
 
 
 def cited_documents(
     answer: str | BaseMessage,
     documents: Sequence[Document],
+    document_prompt: BasePromptTemplate[str] | str | None = None,
+    *,
+    label: Label | None = None,
     templates: Templates = DEFAULT_TEMPLATES,
 ) -> list[Document]:
     """Return the documents that an answer cites by their labels, in its order.
@@ -130,34 +144,34 @@ def cited_documents(
     Where two documents have the same label, both are returned.
 
     Args:
-        answer: The answer of a model that was shown `format_context(documents)`.
+        answer: The answer of a model that was shown `format_context(documents, labels=True)`.
         documents: The documents, those of earlier turns included.
-        templates: The words around them, as for `format_context`.
+        document_prompt: As for `format_context`.
+        label: As for `format_context`.
+        templates: As for `format_context`.
 
     Example:
         >>> documents = [Document("first text"), Document("second text")]
         >>> cited_documents("It is so [GYJD].", documents)
         [Document(metadata={}, page_content='second text')]
     """
-    given = _checked_documents(documents, "cited_documents")
+    given = checked_documents(documents, "cited_documents")
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
-    return [documents[n] for n in cited_positions(text, given, templates)]
+    if label is not None:
+        own = [_own_label(one, label) for one in given]
+    else:
+        texts = [one.page_content for one in given]
+        if document_prompt is not None:
+            texts = _shown_by(document_prompt, given)
+        own = [
+            templates.label_of(labelled_block(Form(shown), one.id, templates))
+            for one, shown in zip(given, texts, strict=True)
+        ]
+    return [given[n] for n in cited_positions(text, own)]
 
 
-def by_rank(documents: Sequence[Document]) -> list[Document]:
-    """Return documents best first, without the annotation behind them: `by_rank(documents)[:3]`.
-
-    Documents that were moved since they were planned keep their order.
-
-    Args:
-        documents: Documents, planned or not.
-    """
-    given = _checked_documents(documents, "by_rank")
-    return [documents[position] for position in ranked_positions(given)]
-
-
-def _checked_documents(documents: object, taker: str) -> list[PlannedDocument]:
-    """Return documents as ones that may carry a plan."""
+def checked_documents(documents: object, taker: str) -> list[Document]:
+    """Return documents as a list."""
     if not isinstance(documents, Sequence) or isinstance(documents, (str, bytes)):
         raise InvalidRequestError(
             f"{taker} takes a list of Documents, not {type(documents).__name__}; "
@@ -169,43 +183,75 @@ def _checked_documents(documents: object, taker: str) -> list[PlannedDocument]:
             f"{taker} takes a list of Documents, not one with {', '.join(sorted(others))} "
             "in it; put Document(page_content=...) into it"
         )
-    return [planned_document(one) for one in documents]
+    return list(documents)
 
 
 def document_block(document: Document) -> ContextBlock:
-    """Return a document as a context block."""
-    return planned_document(document).block
+    """Return what a document is to the index."""
+    return ContextBlock(text=document.page_content)
 
 
-def planned_document(document: Document) -> PlannedDocument:
-    """Return a document as one that may carry a plan."""
-    # without an id, the block's is derived from its text
-    block = ContextBlock(id=document.id, text=document.page_content)  # type: ignore[arg-type]
-    return PlannedDocument(block, document.metadata)
+def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:
+    """Return documents as they are shown, those that follow each other in a source known as such.
+
+    A splitter says so with `add_start_index=True`.
+    """
+    parts: dict[object, list[tuple[int, int, int]]] = {}
+    for place, one in enumerate(documents):
+        start, source = one.metadata.get("start_index"), one.metadata.get("source")
+        if type(start) is int and isinstance(source, str):
+            parts.setdefault(source, []).append((start, start + len(one.page_content), place))
+    follower: dict[int, tuple[object, int]] = {}
+    for source, of_source in parts.items():
+        for (_, end, place), (start, *_) in pairwise(sorted(of_source)):
+            if start <= end + _NEAR:
+                follower[place] = source, start
+    names = {place: (source, start) for source, all_ in parts.items() for start, _, place in all_}
+    return [
+        Form(text, None, names.get(place), follower.get(place)) for place, text in enumerate(texts)
+    ]
 
 
-def without_plan(
-    documents: Sequence[Document], scope: RequestScope | None = None
-) -> list[Document] | None:
-    """Return documents as they were before an earlier plan, so that plans never nest."""
-    order = retrievers_order([planned_document(one) for one in documents], scope)
-    return None if order is None else [_without_metadata(documents[position]) for position in order]
+def seen_forms(documents: Sequence[Document]) -> list[Form]:
+    """Return documents as prompts show them that put in the texts alone."""
+    return document_forms(documents, [one.page_content for one in documents])
 
 
-def _without_metadata(document: Document) -> Document:
-    if METADATA_KEY not in document.metadata:
-        return document
-    return document.model_copy(update={"metadata": unmarked(document.metadata)})
+def _shown_by(prompt: BasePromptTemplate[str] | str, documents: Sequence[Document]) -> list[str]:
+    """Return documents as a template shows them."""
+    try:
+        if isinstance(prompt, str):
+            prompt = PromptTemplate.from_template(prompt)
+        if isinstance(prompt, BasePromptTemplate):
+            return [format_document(one, prompt) for one in documents]
+    except ValueError as error:  # it names what is missing
+        raise InvalidRequestError(f"document_prompt: {error}") from error
+    raise InvalidRequestError(
+        f"document_prompt must be a prompt template or a string with {{page_content}} in it, "
+        f"not {describe(prompt)}"
+    )
 
 
-def carrying(document: Document, carried: Mapping[str, Any]) -> Document:
-    """Return a copy with plan metadata: its rank and label, and the plan if it is a part of one."""
-    return document.model_copy(update={"metadata": marked(document.metadata, carried)})
+def _own_label(document: Document, label: Label) -> str:
+    """Return the application's own label of a document."""
+    if callable(label):
+        return str(label(document))
+    if isinstance(label, str) and label in document.metadata:
+        return str(document.metadata[label])
+    raise InvalidRequestError(
+        f"label is {describe(label)}, which no field of the metadata is called; the document has "
+        f"{describe(sorted(document.metadata))}"
+    )
 
 
-def _annotation_document(
-    text: str, carried: Mapping[str, Any], documents: Sequence[Document]
-) -> Document:
+def _annotation_document(text: str, documents: Sequence[Document]) -> Document:
     """Return the annotation behind documents as a document."""
-    shared = shared_names(document.metadata for document in documents)
-    return Document(page_content=text, metadata={**shared, METADATA_KEY: carried})
+    shared = shared_names([document.metadata for document in documents])
+    return Document(page_content=text, metadata=shared)
+
+
+def _all_forms(documents: Sequence[Document]) -> list[list[Form]]:
+    return [seen_forms(documents)]
+
+
+_DOCUMENTS = ItemKind(document_block, _all_forms, _annotation_document, followed=seen_forms)

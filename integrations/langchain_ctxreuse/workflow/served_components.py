@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -13,20 +14,20 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from ctxreuse.adapters.plan_metadata import copied
-from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import reported_count
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import check_search
-from langchain_ctxreuse.documents.document_components import checked_documents, checked_retriever
-from langchain_ctxreuse.documents.document_plans import document_block, without_plan
+from langchain_ctxreuse.documents.document_components import checked_retriever, retrieved_documents
 from langchain_ctxreuse.messages import text_parts
+from langchain_ctxreuse.scope import tenant_from_config
 
 DocumentOf: TypeAlias = Callable[[BlockId], Document]
 """From a block's id to the document that it was made from."""
@@ -60,7 +61,7 @@ class LangChainLLM:
         except Exception as error:  # LangChain raises of several kinds; its words hold the message
             raise unreadable_messages("LangChain", error) from error
         if isinstance(prompt, Plan):  # a wrapped model leaves alone what the workflow has planned
-            context_registry().remember_plan(prompt)
+            note_planned(prompt.request.tenant, "user", prompt.content, prompt)
         return streamed(self._model, converted, None, params)
 
 
@@ -135,9 +136,13 @@ class RetrieverStage:
         wanted: dict[str, Any] = (
             {"k": k} if isinstance(self._retriever, VectorStoreRetriever) else {}
         )
-        documents = checked_documents(await self._retriever.ainvoke(query, **wanted))
-        unplanned = without_plan(documents)
-        return tuple(map(document_block, (documents if unplanned is None else unplanned)[:k]))
+        found = retrieved_documents(await self._retriever.ainvoke(query, **wanted))
+        texts = [one.page_content for one in found]
+        documents = best_first(found, texts, tenant_from_config() or "")
+        return tuple(
+            ContextBlock(id=one.id, text=one.page_content)  # type: ignore[arg-type]
+            for one in documents[:k]
+        )
 
 
 def as_documents(
@@ -177,7 +182,7 @@ def _document(block: ContextBlock, score: float | None, document_of: DocumentOf 
         raise InvalidRequestError(
             f"document_of must return a Document, not {type(document).__name__}"
         )
-    metadata = copied(document.metadata)
+    metadata = deepcopy(document.metadata)
     if score is not None:
         metadata.setdefault("score", score)
     return document.model_copy(update={"metadata": metadata})

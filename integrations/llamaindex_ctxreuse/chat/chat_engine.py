@@ -30,13 +30,11 @@ from llama_index.core.settings import Settings
 from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
-from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transcript
 from llamaindex_ctxreuse.nodes.node_plans import checked_retriever
@@ -56,7 +54,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     Args:
         retriever: Finds the context of a question.
         llm: Answers. Of `OpenAILike` set `context_window`: its default is 3,900 tokens.
-        planner: Plans the contexts; None makes a new one.
+        planner: Plans the contexts; None takes the one that this process has for the engine.
         system_prompt: The text before everything else.
         node_postprocessors: Applied to what was retrieved, in order.
         skip_condense: False has the model rewrite a follow-up question into one that stands alone.
@@ -99,7 +97,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         if isinstance(condense_prompt, str):
             condense_prompt = PromptTemplate(condense_prompt)
         self._condense_prompt = condense_prompt
-        self._planner = planner_or_new(planner)
+        self._planner = planner_for(planner, model=llm)
         self._turns = ChatTurnPlanner(
             self._planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
@@ -216,10 +214,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
             searched = QueryBundle(self._llm.complete(condensing).text)
         else:
             searched = query
-        with request_context(history=()):  # a planner of ours in there must leave nothing out
-            nodes = self._retriever.retrieve(searched)
-            for postprocessor in self._postprocessors:
-                nodes = postprocessor.postprocess_nodes(nodes, searched)
+        nodes = self._retriever.retrieve(searched)
+        for postprocessor in self._postprocessors:
+            nodes = postprocessor.postprocess_nodes(nodes, searched)
         return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
 
     async def _aturn(
@@ -231,10 +228,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
             searched = QueryBundle((await self._llm.acomplete(condensing)).text)
         else:
             searched = query
-        with request_context(history=()):
-            nodes = await self._retriever.aretrieve(searched)
-            for postprocessor in self._postprocessors:
-                nodes = await postprocessor.apostprocess_nodes(nodes, searched)
+        nodes = await self._retriever.aretrieve(searched)
+        for postprocessor in self._postprocessors:
+            nodes = await postprocessor.apostprocess_nodes(nodes, searched)
         return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
 
     def _begin(
@@ -277,12 +273,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 
     def _response(self, turn: ChatTurn, answer: str) -> AgentChatResponse:
         self._record(turn, answer)
-        return AgentChatResponse(
-            response=answer,
-            sources=_sources(turn),
-            source_nodes=turn.nodes,
-            metadata=None if turn.plan is None else {METADATA_KEY: plan_metadata(turn.plan)},
-        )
+        return AgentChatResponse(response=answer, sources=_sources(turn), source_nodes=turn.nodes)
 
     def _recorded_stream(self, turn: ChatTurn, pieces: ChatResponseGen) -> ChatResponseGen:
         answer: list[str] = []

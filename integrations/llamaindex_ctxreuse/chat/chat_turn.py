@@ -11,24 +11,18 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from ctxreuse.adapters.clock import planning_time
-from ctxreuse.adapters.plan_metadata import document_metadata
-from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, texts_to_show
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
+from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import copied_message, message_as_openai
-from llamaindex_ctxreuse.nodes.node_plans import (
-    checked_metadata_mode,
-    node_block,
-    planned_copy,
-    retrieved_nodes,
-    without_annotations,
-)
+from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, without_annotations
+from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved
 
 _log = logging.getLogger("ctxreuse")
 _TOKENS_OF_AN_ANSWER = 256
@@ -124,21 +118,6 @@ class ChatTurn:
     plan: Plan | None  # None where planning failed
 
 
-@dataclass(frozen=True, slots=True)
-class _Retrieved:
-    """What was retrieved for a turn."""
-
-    nodes: list[NodeWithScore]
-    blocks: list[ContextBlock]
-    question: str
-    can_be_planned: bool = True
-
-    @property
-    def shown(self) -> list[ContextBlock]:
-        """What the prompt shows: no text twice, and nothing of nodes without text, as of images."""
-        return texts_to_show(self.blocks)
-
-
 class ChatTurnPlanner:
     """Plans the turns of one conversation."""
 
@@ -150,7 +129,7 @@ class ChatTurnPlanner:
         token_counter: Any,
         component: str,
     ) -> None:
-        self._planner = planner_or_new(planner)
+        self._planner = planner_for(planner)
         self._system_prompt = ContextRequest((), system=system_prompt).system
         self._metadata_mode = checked_metadata_mode(metadata_mode)
         self._given_count = as_token_counter(token_counter)
@@ -170,29 +149,21 @@ class ChatTurnPlanner:
         self, question: str, nodes: Sequence[NodeWithScore], begun: Transcript, model: LLMMetadata
     ) -> ChatTurn:
         """Return the next turn of a conversation, its history cut to what the model can take."""
-        retrieved = self._fail_open.attempt(
-            lambda: self._retrieved(question, nodes), lambda: self._as_it_is(question, nodes)
-        )
         window = _window(model)
-        planned: tuple[Transcript, Plan] | None = None
-        if retrieved.can_be_planned:
-            planned = self._fail_open.attempt(
-                lambda: self._planned(retrieved, begun, window), lambda: None
-            )
+        planned: tuple[Transcript, Plan] | None = self._fail_open.attempt(
+            lambda: self._planned(question, nodes, begun, window), lambda: None
+        )
         plan = None
-        if planned is None:
-            texts = [block.text for block in retrieved.shown]  # without labels
-            content = "\n\n".join([*texts, retrieved.question])
+        if planned is None:  # without labels
+            texts = [block.text for block in texts_to_show(self._as_it_is(nodes))]
+            content = "\n\n".join([*texts, question])
             history = self._fitting(begun, window, lambda history: content)
         else:
             history, plan = planned
             content = plan.content
-        sources = self._fail_open.attempt(
-            lambda: _with_plan(retrieved, plan), lambda: retrieved.nodes
-        )
         if not len(history):
             self._warn_if_too_long(content, window, model)
-        return ChatTurn(question, content, history, begun, sources, plan)
+        return ChatTurn(question, content, history, begun, list(nodes), plan)
 
     def forget(self, turn: ChatTurn) -> None:
         """Make the planner forget a turn that was not answered."""
@@ -200,48 +171,37 @@ class ChatTurnPlanner:
         if plan is not None:
             self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
 
-    def _retrieved(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
-        """Return nodes without earlier plans, and where those say that others stand."""
-        unplanned, words = retrieved_nodes(nodes)
-        blocks = [node_block(one.node, self._metadata_mode) for one in unplanned]
-        return _Retrieved(unplanned, blocks, "\n\n".join([*words, question]))
-
-    def _as_it_is(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
+    def _as_it_is(self, nodes: Sequence[NodeWithScore]) -> list[ContextBlock]:
         """Return nodes as they came; without metadata if that is what cannot be rendered."""
         given = without_annotations(nodes)
-        blocks = self._fail_open.attempt(
-            lambda: [node_block(one.node, self._metadata_mode) for one in given],
-            lambda: [node_block(one.node, MetadataMode.NONE) for one in given],
+        return self._fail_open.attempt(
+            lambda: _blocks(given, self._metadata_mode), lambda: _blocks(given, MetadataMode.NONE)
         )
-        return _Retrieved(given, blocks, question, can_be_planned=False)
 
     # previews tell the turn's length behind each history, so that only one plan is made
     def _planned(
-        self, retrieved: _Retrieved, begun: Transcript, window: int
+        self, question: str, nodes: Sequence[NodeWithScore], begun: Transcript, window: int
     ) -> tuple[Transcript, Plan]:
         """Return the history that fits, and the plan of the turn behind it."""
-        history = self._fitting(
-            begun,
-            window,
-            lambda history: self._planner.preview(self._request(retrieved, history)).content,
-        )
-        plan = self._planner.plan(self._request(retrieved, history), **planning_time(self._planner))
-        context_registry().remember_plan(plan)
-        return history, plan
-
-    def _request(self, retrieved: _Retrieved, history: Transcript) -> ContextRequest:
-        scope = current_scope()
+        planner, scope = self._planner, current_scope()
+        # no text twice, and nothing of nodes without text, as of images
+        shown = texts_to_show(_blocks(as_retrieved(nodes, planner), self._metadata_mode))
         conversation = scope.conversation_id
-        tenant = scope.tenant or ""
-        shown = retrieved.shown
-        return ContextRequest(
-            shown,
-            retrieved.question,
-            system=self._system_prompt,
-            history=history.as_openai(),
-            conversation_id=self._conversation_id if conversation is None else conversation,
-            tenant=tenant,
-        )
+
+        def request(history: Transcript) -> ContextRequest:
+            return ContextRequest(
+                shown,
+                question,
+                system=self._system_prompt,
+                history=history.as_openai(),
+                conversation_id=self._conversation_id if conversation is None else conversation,
+                tenant=scope.tenant or "",
+            )
+
+        history = self._fitting(begun, window, lambda one: planner.preview(request(one)).content)
+        plan = planner.plan(request(history), **planning_time(planner))
+        note_planned(plan.request.tenant, "user", plan.content, plan)
+        return history, plan
 
     def _fitting(
         self, history: Transcript, window: int, content_behind: Callable[[Transcript], str]
@@ -285,18 +245,9 @@ def _window(model: LLMMetadata) -> int:
     return max(model.context_window - answer, model.context_window // 2)
 
 
-def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
-    """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
-    if plan is None:
-        return retrieved.nodes
-    metadata = document_metadata(plan, with_order=True)
-    label_of = plan.label_of
-    return [
-        planned_copy(one, metadata.position(rank, label_of[block.key]))
-        if block.key in label_of
-        else one
-        for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
-    ]
+def _blocks(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> list[ContextBlock]:
+    """Return nodes as what they are to the index: their texts."""
+    return [ContextBlock(text=one.node.get_content(metadata_mode=metadata_mode)) for one in nodes]
 
 
 def _message_tokens(text: str, count: Callable[[str], int]) -> int:

@@ -16,8 +16,8 @@ from llama_index.core.base.llms.types import (
     TextBlock,
 )
 
-from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.rules.prompt_forms import marked_prompt
 from llamaindex_ctxreuse.llm.planned_prompts import text_positions
@@ -43,7 +43,6 @@ def with_cache_points(
     planned: PlannedPrompt,
     profile: CacheRules,
     model: object,
-    cache_idx: int | None = None,
 ) -> list[ChatMessage]:
     """Add cache points to all but system messages; drop those that a provider would refuse."""
     cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
@@ -51,6 +50,7 @@ def with_cache_points(
         for place, parts in zip(text_positions(messages), planned.parts, strict=True)
         if place is not None and messages[place[0]].role not in _SYSTEM
     }
+    last_marked = getattr(model, "cache_idx", None)  # of those that it marks itself
     contents: list[list[Any]] = []
     prompt: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
@@ -66,7 +66,7 @@ def with_cache_points(
                 content.append({"block": block})
         contents.append(content)
         one: dict[str, Any] = {"content": content}
-        if cache_idx is not None and (number <= cache_idx or cache_idx == -1):
+        if isinstance(last_marked, int) and (number <= last_marked or last_marked == -1):
             one["cache_control"] = {"type": "ephemeral"}
         elif message.additional_kwargs.get("cache_control"):
             one["cache_control"] = message.additional_kwargs["cache_control"]

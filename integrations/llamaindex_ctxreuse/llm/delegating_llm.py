@@ -100,7 +100,7 @@ class DelegatingLLM(FunctionCallingLLM):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state of a copy in another process; see `pickled_state`."""
-        return pickled_state(self, {"registry", *_DELEGATED})
+        return pickled_state(self, _DELEGATED)
 
     @property
     def metadata(self) -> LLMMetadata:

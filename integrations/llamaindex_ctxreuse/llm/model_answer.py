@@ -9,9 +9,9 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 
-from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.reported_usage import ReportedTokens, usage_of
+from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 
 
 class ModelAnswer:

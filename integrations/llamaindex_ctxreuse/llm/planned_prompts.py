@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
-from ctxreuse.adapters.context_cuts import PlannedTexts
-from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
-from ctxreuse.context.blocks import ContextBlock, Message
-from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.blocks import Message
+from ctxreuse.pipeline.prompt_turn import PromptPart
 
 _OPENAI_ROLES = {
     MessageRole.DEVELOPER: "system",  # what OpenAI's reasoning models call it
@@ -21,6 +27,8 @@ _OPENAI_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
+_BESIDE_THE_MESSAGES = ("model", "tools", "functions", "response_format")
+"""Arguments of a call that change what stands before its messages."""
 
 
 def openai_role(role: MessageRole) -> str:
@@ -53,15 +61,21 @@ def message_as_openai(message: ChatMessage) -> Message:
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
 
-def prompt_of_messages(
-    messages: Iterable[ChatMessage],
-    scope: RequestScope,
-    retrieved: tuple[tuple[ContextBlock, ...], ...] = (),
-    planned: tuple[PlannedTexts, ...] = (),
-) -> ScopedPrompt:
-    """Return chat messages as a prompt: a part for each block, and for tool calls beside them."""
-    parts = tuple(part for message in messages for _, part in _parts(message))
-    return ScopedPrompt(parts, scope, retrieved, planned)
+def prompt_parts(messages: Iterable[ChatMessage]) -> tuple[PromptPart, ...]:
+    """Return what chat messages say: a part for each block, and for tool calls beside them."""
+    return tuple(part for message in messages for _, part in _parts(message))
+
+
+def said_beside(arguments: Mapping[str, Any]) -> str:
+    """Return what a call has beside its messages, as JSON: tools, and the schema of its answer."""
+    beside = {name: arguments[name] for name in _BESIDE_THE_MESSAGES if arguments.get(name)}
+    return json.dumps(beside, sort_keys=True, default=_as_json) if beside else ""
+
+
+def _as_json(value: Any) -> Any:
+    """Return the schema of a model's class; of anything else its class: texts have addresses."""
+    is_model = isinstance(value, type) and issubclass(value, BaseModel)
+    return value.model_json_schema() if is_model else str(type(value))
 
 
 def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | None]:
@@ -80,18 +94,41 @@ def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list
 
 
 def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
-    """Return a message's parts, the texts among them with the positions of their blocks."""
+    """Return a message's parts, the texts among them with the positions of their blocks.
+
+    A message that was stored and loaded says the same: its tool calls count as they are sent.
+    """
     role = openai_role(message.role)
     parts: list[tuple[int | None, PromptPart]] = []
     for position, block in enumerate(message.blocks):
-        if isinstance(block, TextBlock):
-            parts.append((position, PromptPart(role, block.text)))
-        else:
+        if not isinstance(block, (TextBlock, ToolCallBlock)):
             parts.append((None, PromptPart.of_value(role, block.model_dump())))
-    calls = message.additional_kwargs.get("tool_calls")
-    if calls:
-        parts.append((None, PromptPart.of_value(role, calls)))
+        elif isinstance(block, TextBlock) and block.text:
+            parts.append((position, PromptPart(role, block.text)))
+    calls = [one for one in message.blocks if isinstance(one, ToolCallBlock)]
+    beside = calls or message.additional_kwargs.get("tool_calls")  # as LlamaIndex sends them
+    if beside:
+        told = list(map(_as_sent, beside)) if isinstance(beside, list) else beside
+        parts.append((None, PromptPart.of_value(role, told)))
     return parts or [(None, PromptPart(role, ""))]
+
+
+def _as_sent(call: Any) -> Any:
+    """Return id, name and arguments of a tool call: an object's, a dict's, or a block's."""
+    if isinstance(call, ToolCallBlock):
+        told = {"id": call.tool_call_id, "name": call.tool_name, "arguments": call.tool_kwargs}
+    else:
+        function = _field(call, "function") or call
+        told = {name: _field(function, name) for name in ("name", "arguments")}
+        told["id"] = _field(call, "id")
+    if isinstance(told["arguments"], str):
+        with suppress(ValueError):  # half a call, as a model may end
+            told["arguments"] = json.loads(told["arguments"])
+    return told
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:

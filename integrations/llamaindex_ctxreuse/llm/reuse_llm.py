@@ -21,43 +21,43 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
-from pydantic import StrictBool
+from pydantic import StrictBool, ValidationInfo
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from ctxreuse.adapters.context_cuts import PlannedTexts
-from ctxreuse.adapters.engine_options import (
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
     added_cache_fields,
     added_salt,
     added_session,
 )
-from ctxreuse.adapters.leader_first import LeaderFirst, leaders_needed
-from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.ordered_release import (
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
-    OrderedQueue,
-    Slot,
+    as_they_end,
     checked_window,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.checks import checked_integer
-from ctxreuse.context.fixed_settings import split_settings
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.pipeline.prompt_turn import (
+    PlannedPrompt,
+    PromptPart,
+    PromptStatistics,
+    ScopedPrompt,
+)
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.serving.aio.concurrency import all_in_order
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.model_answer import ModelAnswer
 from llamaindex_ctxreuse.llm.planned_prompts import (
     PlannedTemplate,
     messages_with,
-    prompt_of_messages,
+    prompt_parts,
+    said_beside,
 )
-from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, planned_in_run, retrieved_in_run
+from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, root_of_call
 
 _ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
@@ -76,9 +76,10 @@ class _ModelCall(Generic[_Answer_co]):
 class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
-    Planned are contexts that `format_context` rendered for the same tenant, and nodes that a
-    retriever returned in the same run; `prompt_statistics` counts both. Other texts and all answers
-    are left as they are; `cited_nodes` returns the nodes that an answer cites by their labels.
+    Planned are contexts in new messages: nodes that a retriever returned, or that `format_context`
+    put in, at least two, with the same separator between each two. They change places; all else
+    stays. `prompt_statistics` counts what was planned, and why others were not. Messages of earlier
+    turns are sent as they were sent then. Answers are the inner model's own.
 
     Calls that come within `window_s` from any tasks and threads are planned together and sent in
     the planned order. All else is the inner model's. A planning fault lets prompts through as
@@ -87,7 +88,7 @@ class ReuseLLM(DelegatingLLM):
     Args:
         inner: The model to wrap. Of `OpenAILike` set `context_window`: its default of 3,900 tokens
             makes query engines split a context over several calls.
-        planner: Plans the contexts; None makes a new one.
+        planner: Plans the contexts; None takes the one that this process has for the engine.
         window_s: Seconds for which a call that may show a context waits for others; 0 sends at
             once. A synchronous call on a running event loop never waits.
         strategy: "reuse", "paper" or "none".
@@ -97,13 +98,16 @@ class ReuseLLM(DelegatingLLM):
             sends the id of the prompt's prefix group instead. For models that take `extra_headers`.
         session_header: The header of the session id, such as "x-smg-routing-key".
         salt_key: A secret for both hashes; processes that share it share the cache.
-        registry: Where `format_context` remembers the contexts that are found; None takes the
-            registry of this process.
-        find_retrieved: Whether nodes are planned that a retriever returned in the same run.
+        find_retrieved: Whether nodes are planned that a retriever returned, and not only those that
+            `format_context` put in.
     """
 
-    planner: ReusePlanner | None = Field(
-        default=None, validate_default=True, exclude=True, repr=False, frozen=True
+    planner: ReusePlanner = Field(
+        default=None,
+        validate_default=True,
+        exclude=True,
+        repr=False,
+        frozen=True,
     )
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
@@ -111,14 +115,17 @@ class ReuseLLM(DelegatingLLM):
     send_session_id: StrictBool | Literal["group"] = Field(default=False, frozen=True)
     session_header: str = Field(default=SESSION_HEADER, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
-    registry: ContextRegistry | None = Field(default=None, exclude=True, repr=False, frozen=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
+
+    @field_validator("planner", mode="before")
+    @classmethod
+    def _check_planner(cls, planner: object, fields: ValidationInfo) -> object:
+        return planner_for(planner, model=fields.data.get("inner"))
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -152,16 +159,15 @@ class ReuseLLM(DelegatingLLM):
     def _build(self) -> None:
         """Build what plans the calls, and what they are sent with."""
         self._gateway = ModelGateway(
-            planner_or_new(self.planner),
+            planner_for(self.planner),
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
-            self.registry,
         )
         if self.find_retrieved:
             follow_runs()
         self._model, self._always_sent = self.inner, {}
-        has_key = planner_or_new(self.planner).cache.is_routed
+        has_key = self.planner.cache.is_routed
         if self.send_cache_salt or self.send_session_id or has_key:
             self._model, self._always_sent = _without_engine_options(self.inner)
 
@@ -337,20 +343,18 @@ class ReuseLLM(DelegatingLLM):
         scope = current_scope()  # a stream may be read outside of it
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent, options = given, self._options(arguments, planned.groups, scope)
+            sent, options = given, self._options(arguments, planned, scope)
             if planned.texts:
                 sent = messages_with(given, planned.texts)
             if planned.parts and takes_cache_points(self.inner):
-                profile = planner_or_new(self.planner).cache
-                index = getattr(self.inner, "cache_idx", None)  # the last one that it marks itself
-                index = index if isinstance(index, int) else None
+                profile = self.planner.cache
                 sent = self._gateway.attempt(
-                    lambda: with_cache_points(sent, planned, profile, self.inner, index),
-                    lambda: sent,
+                    lambda: with_cache_points(sent, planned, profile, self.inner), lambda: sent
                 )
             return method(sent, **options)
 
-        return _ModelCall(self._prompt(given), send)
+        parts = self._gateway.attempt(lambda: prompt_parts(given), lambda: ())
+        return _ModelCall(self._prompt(parts, arguments), send)
 
     def _completion(
         self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
@@ -358,10 +362,9 @@ class ReuseLLM(DelegatingLLM):
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
-            return method(planned.texts[0], **self._options(arguments, planned.groups, scope))
+            return method(planned.texts[0], **self._options(arguments, planned, scope))
 
-        part, retrieved = PromptPart("user", text), self._retrieved()
-        return _ModelCall(ScopedPrompt((part,), scope, retrieved, self._planned_before()), send)
+        return _ModelCall(self._prompt((PromptPart("user", text),), arguments), send)
 
     def _structured(
         self,
@@ -372,59 +375,49 @@ class ReuseLLM(DelegatingLLM):
         arguments: dict[str, Any],
     ) -> _ModelCall[_Answer]:
         bare = template.model_copy(update={"output_parser": None})  # it adds its words later
-        prompt = self._prompt(bare.format_messages(llm=self.inner, **arguments))
+        messages = bare.format_messages(llm=self.inner, **arguments)
+        parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
+        prompt = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
             texts = zip(prompt.parts, planned.texts, strict=True)
             replacements = [(part.text, text) for part, text in texts if part.text]
-            options = self._options(llm_kwargs or {}, planned.groups, scope)
+            options = self._options(llm_kwargs or {}, planned, scope)
             return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
         return _ModelCall(prompt, send)
 
-    def _prompt(self, messages: Sequence[ChatMessage]) -> ScopedPrompt:
-        return self._gateway.attempt(
-            lambda: prompt_of_messages(
-                messages, current_scope(), self._retrieved(), self._planned_before()
-            ),
-            lambda: ScopedPrompt(()),
+    def _prompt(self, parts: tuple[PromptPart, ...], arguments: Mapping[str, Any]) -> ScopedPrompt:
+        attempt, scope = self._gateway.attempt, current_scope()
+        root, beside = attempt(root_of_call, lambda: None), lambda: said_beside(arguments)
+        return ScopedPrompt(
+            parts, scope, root, not self.find_retrieved, attempt(beside, lambda: "")
         )
 
-    def _retrieved(self) -> tuple[tuple[ContextBlock, ...], ...]:
-        """Return what the run at hand has retrieved; streams are read when it is over."""
-        if not self.find_retrieved:
-            return ()
-        return self._gateway.attempt(retrieved_in_run, tuple)
-
-    def _planned_before(self) -> tuple[PlannedTexts, ...]:
-        """Return the planned nodes of the run at hand, for their marks."""
-        if not self.find_retrieved:
-            return ()
-        return self._gateway.attempt(planned_in_run, tuple)
-
     def _options(
-        self, given: dict[str, Any], groups: Sequence[tuple[str, ...]], scope: RequestScope
+        self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
         return self._gateway.attempt(
-            lambda: self._with_engine_options(given, groups, scope),
+            lambda: self._with_engine_options(given, planned, scope),
             lambda: {**given, **self._always_sent},
         )
 
     def _with_engine_options(
-        self, given: dict[str, Any], groups: Sequence[tuple[str, ...]], scope: RequestScope
+        self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
-        key = self.salt_key
+        key, profile = self.salt_key, self.planner.cache
+        by_group = self.send_session_id == "group"
+        groups = planned.groups if by_group or profile.is_routed else ()
         if self.send_cache_salt:
             body = {**added_salt(body, scope, key), **body}
         if self.send_session_id:
-            of_group = groups if self.send_session_id == "group" else None
+            of_group = groups if by_group else None
             added = added_session(headers, scope, key, of_group, self.session_header)
             headers = {**added, **headers}
-        profile = planner_or_new(self.planner).cache
         if groups and profile.is_routed:
             fields = added_cache_fields({**given, **body}, groups, profile, key)
             fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
@@ -471,30 +464,29 @@ class ReuseLLM(DelegatingLLM):
         checked_integer("workers", workers, 1)
         prompts = [call.prompt for call in calls]
         planned = await planned_aside(lambda: self._gateway.plan_batch(prompts), len(prompts))
-        queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.forget)
-        slots = [Slot(queue, one.position, one) for one in planned]
-        plans = [one.plans[0] if one.plans else None for one in planned]
-        needed = leaders_needed(plans, [one.use for one in planned])
-        leading = LeaderFirst(queue, slots, needed)
+        waiting = {one.position: one for one in planned}
         answers: dict[int, Any] = {}
-        with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
-            async def ask(slot: Slot[int, PlannedPrompt]) -> None:
-                one = slot.take()
-                assert one is not None, "a prompt of a batch is planned"
-                try:
-                    with self._gateway.forget_on_failure(one):
-                        answer = await calls[slot.item].send(one)
-                    answers[slot.item] = ModelAnswer(one, self._gateway).whole(answer)
-                except Exception as error:
-                    if not return_exceptions:
-                        raise
-                    answers[slot.item] = error
-                finally:
-                    leading.release(slot)
-                bar.update()
+        async def ask(position: int) -> None:
+            one = await self._gateway.aenter(waiting.pop(position))
+            try:
+                with self._gateway.forget_on_failure(one):
+                    answer = await calls[position].send(one)
+                answers[position] = ModelAnswer(one, self._gateway).whole(answer)
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                answers[position] = error
 
-            await all_in_order(slots, ask)
+        works = [partial(ask, position) for position in waiting]
+        with tqdm(total=len(works), desc=progress, disable=progress is None) as bar:
+            try:
+                async with aclosing(as_they_end(works, workers)) as ended:
+                    async for _ in ended:
+                        bar.update()
+            finally:
+                for one in waiting.values():
+                    self._gateway.forget(one)
         return [answers[position] for position in range(len(calls))]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple, Self
 from uuid import UUID
@@ -27,20 +27,6 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 
-from ctxreuse.adapters.clock import planning_time
-from ctxreuse.adapters.memories import (
-    ENTITIES,
-    KnownMemories,
-    Placement,
-    ShownMemories,
-    checked_placement,
-    forgotten,
-    is_not_found,
-    tenant_of,
-)
-from ctxreuse.adapters.plan_metadata import memory_ranks
-from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, texts_to_show
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
@@ -48,35 +34,47 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.scope import RequestScope, current_scope, request_context
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
+from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.memories import (
+    ENTITIES,
+    Placement,
+    ShownMemories,
+    checked_placement,
+    forgotten,
+    is_not_found,
+    note_memories,
+    store_name,
+    tenant_of,
+)
+from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
-from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block, retrieved_nodes
+from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block
+from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, root_of_call
 
 _REMEMBERED_CONTENTS = 256
 _REMEMBERED_CHARACTERS = 16_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
+class _Content(NamedTuple):
     """A text that the block returned."""
 
     text: str
-    request: ContextRequest
-    request_id: str | int
-    left_out: tuple[str, ...]  # where memories stand that the text lacks
-    characters: int  # of all this
+    plan: Plan
 
-    @classmethod
-    def of(cls, plan: Plan, left_out: tuple[str, ...]) -> _Content:
-        """Return the content that shows a plan."""
-        text, request = _rendered(plan, left_out), plan.request
+    @property
+    def characters(self) -> int:
+        """How many characters it holds."""
+        request = self.plan.request
         said = (part for message in request.history or () for part in message_texts(message))
-        texts = [text, *(block.text for block in request.blocks), *said, *left_out]
-        return cls(text, request, plan.request_id, left_out, sum(map(len, texts)))
+        texts = [self.text, *(block.text for block in request.blocks), *said]
+        return sum(map(len, texts))
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -92,7 +90,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     Args:
         memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
             vector store that stores texts, a `VectorStoreIndex`, or any retriever.
-        planner: Plans the contexts; None makes a new one.
+        planner: Plans the contexts; None takes the one of this process.
         top_k: How many memories to ask for; a retriever asks for its own number.
         filters: Mem0's filters. The user in them is the tenant, unless `ctxreuse.request_context`
             says another.
@@ -130,10 +128,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], _Content] = PrivateAttr()
-    _known: KnownMemories = PrivateAttr(default_factory=KnownMemories)
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
+    _store: Hashable = PrivateAttr()  # names its memories' store
 
-    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_placement = field_validator("placement", mode="before")(checked_placement)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
@@ -148,13 +146,13 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._planner = planner_or_new(self.planner)
+        self._planner = planner_for(self.planner)
         self._contents = TenantLRUMap(
             _REMEMBERED_CONTENTS,
             max_weight=_REMEMBERED_CHARACTERS,
             weight_of=lambda content: content.characters,
         )
-        self._source = _memory_source(self)
+        self._source, self._store = _memory_source(self, self._planner), store_name(self.memory)
         name = type(self).__name__
         self._planning = FailOpen(
             name, "memories go through as found", tell=self._planner.note_failure
@@ -195,7 +193,6 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return {
                 "contents": self._contents.size,
                 "content_characters": self._contents.weight_size,
-                **self._known.parts,
             }
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
@@ -204,8 +201,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         if not query:
             return ""
         try:
-            with request_context(history=()):  # a planner of ours in there must leave nothing out
-                found = await self._source.search(query, block_kwargs.get("session_id"))
+            found = await self._source.search(query, block_kwargs.get("session_id"))
         except Exception as error:
             self._searching.note(error)
             return ""
@@ -215,7 +211,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         shown = await self._shown(found.blocks)
         outdated = shown.outdated(found.blocks)
         if not blocks and not outdated:
-            return "\n\n".join(found.left_out)
+            return ""
         scope = current_scope()
         return self._planning.attempt(
             lambda: self._planned(
@@ -226,10 +222,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
                     tenant=self._tenant(scope),
                     outdated=outdated,
                     labels=self.labels,
-                ),
-                found.left_out,
+                )
             ),
-            lambda: "\n\n".join([*(block.text for block in blocks), *found.left_out]),
+            lambda: "\n\n".join(block.text for block in blocks),
         )
 
     async def _shown(self, found: Sequence[ContextBlock]) -> ShownMemories:
@@ -242,7 +237,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             tenant=self._tenant(scope),
         )
         shown = self._planning.attempt(
-            lambda: ShownMemories.of(self._planner, self._known, request, found), ShownMemories
+            lambda: ShownMemories.of(self._store, self._planner, request, found), ShownMemories
         )
         get = self._source.get
         for memory_id in shown.to_look_up:
@@ -262,14 +257,14 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return content
-        return "\n\n".join([*(block.text for block in made.request.blocks), *made.left_out])
+        return "\n\n".join(block.text for block in made.plan.request.blocks)
 
     def found_in_front(self, content: str) -> int:
         """Return how many tokens of a `content` a conversation finds that begins with it."""
         made = self._made(content)
         if made is None:
             return 0
-        first = replace(made.request, history=None)
+        first = replace(made.plan.request, history=None)
         return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
 
     def _made(self, content: str) -> _Content | None:
@@ -284,9 +279,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Return a conversation's `content` without the texts of these memories of this block."""
         shown = [{"role": "user", "content": content}]
         tenant = self._tenant(current_scope())
-        [message] = forgotten(
-            shown, memory_ids, self._planner, self._known, conversation_id, tenant
-        )
+        planner = self._planner
+        [message] = forgotten(shown, memory_ids, self._store, planner, conversation_id, tenant)
         return str(message["content"])
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -312,13 +306,20 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             lambda: self._truncated(made, tokens_to_truncate), lambda: None
         )
 
-    def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
+    def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
+        """Have the texts among these that show a `content` sent as they are."""
+        made = self._made(content)
+        if made is None:
+            return
+        for text in texts:
+            if content in text:
+                note_planned(current_scope().tenant or "", role, text, made.plan)
+
+    def _planned(self, request: ContextRequest) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
         plan = self._annotated(self._planner.plan(request, **planning_time(self._planner)))
-        self._known.add(request.tenant, request.blocks)
-        made = _Content.of(plan, left_out)
-        # a prompt may show other contexts, too, whose labels have to be others
-        context_registry().remember_plan(plan, current_scope().tenant or "")
+        note_memories(self._store, request.tenant, request.blocks, self._planner.templates)
+        made = _Content(plan.rendered(), plan)
         # two tenants, or two conversations, may have got the same text
         key = (request.conversation_id, made.text)
         with self._lock:
@@ -327,20 +328,20 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _truncated(self, content: _Content, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
-        request = content.request
-        self._planner.forget(content.request_id, request.tenant)
+        request = content.plan.request
+        self._planner.forget(content.plan.request_id, request.tenant)
         target = estimate_tokens(content.text) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made
         def is_too_long(kept: int) -> bool:
             shorter = replace(request, blocks=request.blocks[:kept])
             preview = self._annotated(self._planner.preview(shorter))
-            return estimate_tokens(_rendered(preview, content.left_out)) > target
+            return estimate_tokens(preview.rendered()) > target
 
         kept = bisect_left(range(1, len(request.blocks)), True, key=is_too_long)
         if not kept:
             return None
-        return self._planned(replace(request, blocks=request.blocks[:kept]), content.left_out)
+        return self._planned(replace(request, blocks=request.blocks[:kept]))
 
     def _annotated(self, plan: Plan) -> Plan:
         """Return a plan as its prompt shows it."""
@@ -350,24 +351,24 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         return scope.tenant or self._source.tenant
 
 
-def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
-    further = "\n\n".join(left_out)
-    return plan.rendered(further)
-
-
 class _FoundMemories(NamedTuple):
     """What a search found."""
 
     blocks: tuple[ContextBlock, ...]
-    left_out: tuple[str, ...] = ()  # where an earlier plan put the others, in words
     unread: int = 0  # how many have no text
 
 
 class _Mem0Source:
     """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
 
-    def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
-        self._memory = memory
+    def __init__(
+        self,
+        memory: Any,
+        top_k: int,
+        filters: Mapping[str, Any] | None,
+        planner: ReusePlanner,
+    ) -> None:
+        self._memory, self._planner = memory, planner
         self._top_k = top_k
         self._filters = dict(filters or {})
         self.tenant = tenant_of(self._filters)
@@ -378,9 +379,12 @@ class _Mem0Source:
         found = await _called(
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
-        blocks = list(map(_memory_block, _as_ranked(found)))
-        read = tuple(one for one in blocks if one is not None)
-        return _FoundMemories(read, unread=len(blocks) - len(read))
+        memories = list(found["results"] if isinstance(found, Mapping) else found)
+        read = [one for one in map(_memory_block, memories) if one is not None]
+        texts, tenant = [one.text for one in read], current_scope().tenant or self.tenant
+        # another part of ours may search
+        ranked = best_first(read, texts, tenant, self._planner, root_of_call())
+        return _FoundMemories(tuple(ranked), unread=len(memories) - len(read))
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
@@ -404,14 +408,16 @@ class _RetrieverSource:
         self,
         retriever: Callable[[], BaseRetriever],
         metadata_mode: MetadataMode,
+        planner: ReusePlanner,
         insert: Callable[[list[TextNode]], Any] | None = None,
     ) -> None:
-        self._retriever = retriever
+        self._retriever, self._planner = retriever, planner
         self._metadata_mode = metadata_mode
         self._insert = insert
 
     async def search(self, query: str, session_id: str | None) -> _FoundMemories:
-        return _found_nodes(await self._retriever().aretrieve(query), self._metadata_mode)
+        nodes = as_retrieved(await self._retriever().aretrieve(query), self._planner)
+        return _found_nodes(nodes, self._metadata_mode)
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         node = _messages_node(messages, session_id)
@@ -464,7 +470,9 @@ class _VectorStoreSource:
             await self._store.async_add([node])
 
 
-def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource | _VectorStoreSource:
+def _memory_source(
+    block: ReuseMemoryBlock, planner: ReusePlanner
+) -> _Mem0Source | _RetrieverSource | _VectorStoreSource:
     """Return the source that reads from and writes to the memory of a block."""
     memory, top_k, mode = block.memory, block.top_k, block.metadata_mode
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
@@ -480,12 +488,13 @@ def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource | 
             # a new one for each search, because a retriever knows only the nodes of its creation
             lambda: memory.as_retriever(similarity_top_k=top_k),
             mode,
+            planner,
             memory.ainsert_nodes,
         )
     if isinstance(memory, BaseRetriever):
-        return _RetrieverSource(lambda: memory, mode)
+        return _RetrieverSource(lambda: memory, mode, planner)
     if callable(getattr(memory, "search", None)):
-        return _Mem0Source(memory, top_k, block.filters)
+        return _Mem0Source(memory, top_k, block.filters, planner)
     raise InvalidRequestError(
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
@@ -493,8 +502,7 @@ def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource | 
 
 
 def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> _FoundMemories:
-    found, words = retrieved_nodes(nodes)
-    return _FoundMemories(tuple(node_block(one.node, metadata_mode) for one in found), tuple(words))
+    return _FoundMemories(tuple(node_block(one.node, metadata_mode) for one in nodes))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
@@ -526,12 +534,3 @@ def _memory_block(memory: Any) -> ContextBlock | None:
     # without an id, the block's is derived from its text
     known = str(name) if isinstance(name, (str, int, UUID)) else None
     return ContextBlock(id=known, text=text)  # type: ignore[arg-type]
-
-
-def _as_ranked(found: Any) -> list[Any]:
-    """Return memories best first, even if an earlier plan has put them into another order."""
-    memories = list(found["results"] if isinstance(found, Mapping) else found)
-    ranks = memory_ranks(found) if isinstance(found, Mapping) else None
-    if ranks is None:
-        return memories
-    return [memory for _, memory in sorted(zip(ranks, memories, strict=True), key=lambda p: p[0])]

@@ -12,11 +12,11 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from ctxreuse.adapters.memories import Placement, checked_growth_limit, is_too_long
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.checks import checked_each, checked_list, checked_number
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.memories import Placement, checked_growth_limit, is_too_long
 from llamaindex_ctxreuse.llm.planned_prompts import (
     copied_blocks,
     copied_message,
@@ -237,11 +237,17 @@ class ReplayMemory(Memory):
             place: tuple(self.memory_blocks_template.format_messages(memory_blocks=some)[0].blocks)
             for place, some in by_place.items()
         }
+        for place, shown in rendered.items():
+            role = "system" if place == "system" else "user"
+            texts = [one.text for one in shown if isinstance(one, TextBlock)]
+            with request_context(conversation_id=self._conversation_id()):
+                for block in blocks:  # a wrapped model leaves alone what is planned
+                    block.note_shown(content.get(block.name, ""), role, texts)
         if own := rendered.get("after_history"):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
-        texts = tuple(said for name, said in content.items() if name in asked and said)
+        said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
         within = rendered.get("before_question", ())
-        return _Addition(rendered.get("system", ()), tuple(messages), within, texts)
+        return _Addition(rendered.get("system", ()), tuple(messages), within, said_by_ours)
 
     async def _content(
         self,

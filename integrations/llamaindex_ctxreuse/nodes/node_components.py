@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,112 +12,40 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, fie
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import (
-    ImageNode,
-    MetadataMode,
-    Node,
-    NodeWithScore,
-    QueryBundle,
-    TextNode,
-)
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from ctxreuse.adapters.document_planner import (
-    AnnotationMode,
-    MetadataPlanner,
-    RetrievedItems,
-    checked_annotation,
-)
-from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.checks import refuse_wrapped
+from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.fixed_settings import FixedSettings, split_settings
-from ctxreuse.context.scope import current_scope
+from ctxreuse.pipeline.document_turn import DocumentPlanner
+from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
 from llamaindex_ctxreuse.nodes.node_plans import (
-    annotation_node,
     checked_metadata_mode,
     checked_retriever,
-    node_block,
-    planned_copy,
-    without_plan,
+    node_kind,
 )
-from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, note_retrieved
-from llamaindex_ctxreuse.nodes.synthesis import PlannedNode, show_words_in_syntheses
+from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, retrieved_items
 
 _log = logging.getLogger("ctxreuse")
-
-
-class NodePlanner(MetadataPlanner[NodeWithScore]):
-    """Puts nodes into their planned order; an internal error lets them through as they came."""
-
-    def __init__(
-        self,
-        planner: ReusePlanner | None,
-        annotation: AnnotationMode,
-        metadata_mode: MetadataMode,
-        component: str,
-    ) -> None:
-        self._metadata_mode = checked_metadata_mode(metadata_mode)
-        self._shows_words = annotation == "append"
-        self._templates = planner_or_new(planner).templates
-        super().__init__(
-            planner,
-            annotation,
-            component,
-            block_of=self._identity,
-            without_plan=without_plan,
-            carrying=self._carrying,
-            annotation_item=annotation_node,
-            appends=False,
-        )
-
-    def plan_nodes(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-        """Return copies of the nodes in their planned order."""
-        return self.plan(self._retrieved(nodes, query))
-
-    async def aplan_nodes(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-        """Do what `plan_nodes` does."""
-        return await self.aplan(self._retrieved(nodes, query))
-
-    def _retrieved(
-        self, nodes: Sequence[NodeWithScore], query: str
-    ) -> RetrievedItems[NodeWithScore]:
-        if self._shows_words:
-            show_words_in_syntheses()
-        note_retrieved()
-        return RetrievedItems(nodes, query, current_scope())
-
-    def _carrying(self, scored: NodeWithScore, plan_metadata: dict[str, Any]) -> NodeWithScore:
-        planned = planned_copy(scored, plan_metadata)
-        return PlannedNode.of(planned, self._templates) if self._shows_words else planned
-
-    def _identity(self, scored: NodeWithScore) -> ContextBlock:
-        """Return a block that tells a node from others: its text as rendered, and its media."""
-        node = scored.node
-        block = node_block(node, self._metadata_mode)
-        if isinstance(node, Node):
-            has_media = bool(node.image_resource or node.audio_resource or node.video_resource)
-        else:
-            has_media = isinstance(node, ImageNode) or not isinstance(node, TextNode)
-        # no text in a prompt shows an image, so no text may stand for one
-        return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
 class ReusePostprocessor(BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
-    For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. Node
-    ids, scores and texts are kept; no node is lost or added; a planning fault lets nodes through as
-    they came. Scores rank the nodes, and the given order those that have none.
-    `ctxreuse.request_context` says tenant, conversation and history. Queries of a tenant that are
+    For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. The
+    order alone is its own: the nodes are those that came, as many as came, a repeat behind all
+    others. A `ReuseLLM` around the model does the rest, and saves without it, too; this is for
+    models that are not yours to wrap. What it saves is unknown to `planner.savings`.
+
+    Scores rank the nodes, and the given order those that have none. A planning fault lets nodes
+    through as they came. `ctxreuse.request_context` says the tenant. Queries of a tenant that are
     asked at once are planned together; none waits for others longer than 5 milliseconds.
 
     Args:
-        planner: Plans the contexts; None makes a new one.
-        annotation: "append" has an unchanged query engine say the ranking behind the nodes, where
-            one prompt shows all of them. "metadata" keeps it for `format_context` alone; "off"
-            drops it.
+        planner: Plans the contexts; None takes the one of this process.
+        annotation: Whether the ranking stands behind the nodes as one more node.
+        drop_repeats: Whether nodes of the same text are returned once.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it: LLM in
             query engines and chat engines, NONE in `VectorMemoryBlock`.
     """
@@ -128,12 +55,12 @@ class ReusePostprocessor(BaseNodePostprocessor):
     planner: ReusePlanner | None = Field(
         default=None, validate_default=True, exclude=True, repr=False, frozen=True
     )
-    annotation: AnnotationMode = Field(default="append", frozen=True)
+    annotation: bool = Field(default=False, frozen=True, strict=True)
+    drop_repeats: bool = Field(default=False, frozen=True, strict=True)
     metadata_mode: MetadataMode = Field(default=MetadataMode.LLM, frozen=True)
-    _nodes: NodePlanner = PrivateAttr()
+    _nodes: DocumentPlanner[NodeWithScore] = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(planner_or_new)
-    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+    _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -155,8 +82,12 @@ class ReusePostprocessor(BaseNodePostprocessor):
         return copy
 
     def _build(self) -> None:
-        self._nodes = NodePlanner(
-            self.planner, self.annotation, self.metadata_mode, type(self).__name__
+        self._nodes = DocumentPlanner(
+            planner_for(self.planner),
+            node_kind(self.metadata_mode),
+            type(self).__name__,
+            annotation=self.annotation,
+            drop_repeats=self.drop_repeats,
         )
         follow_runs()
 
@@ -177,13 +108,14 @@ class ReusePostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return self._nodes.plan_nodes(nodes, "" if query_bundle is None else query_bundle.query_str)
+        query = "" if query_bundle is None else query_bundle.query_str
+        return self._nodes.plan(retrieved_items(nodes, query))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         query = "" if query_bundle is None else query_bundle.query_str
-        return await self._nodes.aplan_nodes(nodes, query)
+        return await self._nodes.aplan(retrieved_items(nodes, query))
 
 
 class ReuseRetriever(FixedSettings, BaseRetriever):
@@ -197,6 +129,7 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         retriever: Any retriever.
         planner: As for `ReusePostprocessor`.
         annotation: As for `ReusePostprocessor`.
+        drop_repeats: As for `ReusePostprocessor`.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
         callback_manager: Where events go; None takes that of the retriever inside.
     """
@@ -208,14 +141,21 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         retriever: BaseRetriever,
         *,
         planner: ReusePlanner | None = None,
-        annotation: AnnotationMode = "append",
+        annotation: bool = False,
+        drop_repeats: bool = False,
         metadata_mode: MetadataMode = MetadataMode.LLM,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._retriever = checked_retriever(retriever)
         refuse_wrapped("retriever", retriever, ReuseRetriever)
-        self._planner = planner_or_new(planner)
-        self._nodes = NodePlanner(self._planner, annotation, metadata_mode, type(self).__name__)
+        self._planner = planner_for(planner)
+        self._nodes = DocumentPlanner(
+            self._planner,
+            node_kind(checked_metadata_mode(metadata_mode)),
+            type(self).__name__,
+            annotation=checked_kind("annotation", annotation, bool, "True or False"),
+            drop_repeats=checked_kind("drop_repeats", drop_repeats, bool, "True or False"),
+        )
         # a retriever that does not call its base class's __init__ has none
         inside = getattr(retriever, "callback_manager", None)
         super().__init__(callback_manager=callback_manager or inside)
@@ -262,14 +202,14 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         if is_fused():
             _log_fused()
             return nodes
-        return self._nodes.plan_nodes(nodes, query_bundle.query_str)
+        return self._nodes.plan(retrieved_items(nodes, query_bundle.query_str))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self._retriever.aretrieve(query_bundle)
         if is_fused():
             _log_fused()
             return nodes
-        return await self._nodes.aplan_nodes(nodes, query_bundle.query_str)
+        return await self._nodes.aplan(retrieved_items(nodes, query_bundle.query_str))
 
 
 @cache

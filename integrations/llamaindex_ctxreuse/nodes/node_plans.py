@@ -1,36 +1,39 @@
-"""Nodes as text, and as copies with a plan in metadata that no model and no embedding sees."""
+"""Nodes as text for a prompt, and what of them is known: what retriever and postprocessor share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
-
-from ctxreuse.adapters.document_planner import shared_names
-from ctxreuse.adapters.formatting import cited_positions, format_documents
-from ctxreuse.adapters.plan_metadata import (
-    METADATA_KEY,
-    PlannedDocument,
-    believed,
-    left_out_words,
-    marked,
-    ranked_positions,
-    retrievers_order,
-    unmarked,
+from llama_index.core.schema import (
+    BaseNode,
+    ImageNode,
+    MetadataMode,
+    Node,
+    NodeRelationship,
+    NodeWithScore,
+    RelatedNodeInfo,
+    TextNode,
 )
-from ctxreuse.adapters.rendered_contexts import ContextRegistry
+
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.document_turn import ItemKind, shared_names
+from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
+from ctxreuse.pipeline.known_texts import Form
+
+Label: TypeAlias = str | Callable[[NodeWithScore], object]
+"""A node's own label: the name of a field of its metadata, or a function."""
 
 
 class AnnotationNode(TextNode):
-    """Stands where a conversation shows all nodes already, and says where, in words."""
+    """Stands behind nodes in planned order, and says which are best."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -40,39 +43,66 @@ class AnnotationNode(TextNode):
 
 def format_context(
     nodes: Sequence[NodeWithScore],
+    text_template: str | None = None,
+    separator: str = "\n\n",
+    *,
     metadata_mode: MetadataMode = MetadataMode.LLM,
+    labels: bool = False,
+    label: Label | None = None,
     templates: Templates = DEFAULT_TEMPLATES,
-    registry: ContextRegistry | None = None,
 ) -> str:
-    r"""Return nodes as text for a prompt: labels, blocks, annotations.
+    r"""Return nodes as text for a prompt: as an application joins them, known to us.
 
-    Nodes in the order of one plan are shown as that plan says, even if some were taken away since.
-    Others are shown in the order given, which counts as their ranking; a `ReuseLLM` plans the text
-    in one prompt of the same tenant. Format the nodes for each prompt anew.
+    Whatever `text_template` puts around a node's text moves with it, where a `ReuseLLM` plans the
+    prompt.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
-        metadata_mode: Which metadata is part of a node's text; pass the postprocessor's.
-        templates: The words around the nodes; pass the planner's.
-        registry: Where the text is remembered, for a `ReuseLLM` that has the same registry; None
-            takes the one of this process.
+        text_template: How each is shown: a string with `{content}`, `{metadata_str}` and names of
+            metadata. None shows it as LlamaIndex does.
+        separator: What stands between each two.
+        metadata_mode: Which metadata is part of a node's text, and of `{metadata_str}`.
+        labels: Whether each stands under a label, for answers that cite it, and for later turns
+            that leave it out; each node is shown once.
+        label: A label of the application's own instead: the name of a field of the metadata, or a
+            function from a node to a number, an id, a title.
+        templates: The words around labels; pass the planner's if they are not the default.
+
+    Raises:
+        InvalidRequestError: wrong type, or a node that lacks what is to be shown of it.
 
     Example:
-        >>> from llama_index.core.schema import TextNode
         >>> texts = ["first text", "second text"]
-        >>> format_context([NodeWithScore(node=TextNode(text=text)) for text in texts])
+        >>> nodes = [NodeWithScore(node=TextNode(text=one, metadata={"n": 1})) for one in texts]
+        >>> format_context(nodes, metadata_mode=MetadataMode.NONE)
+        'first text\n\nsecond text'
+        >>> format_context(nodes, metadata_mode=MetadataMode.NONE, labels=True)
         '[EWUW] first text\n\n[GYJD] second text'
+        >>> format_context(nodes[:1], "Number {n}: {content}")
+        'Number 1: first text'
     """
-    mode = checked_metadata_mode(metadata_mode)
     given = checked_nodes(nodes, "format_context")
-    documents = planned_documents(given, mode)
-    return format_documents(documents, templates, registry, current_scope().tenant)
+    texts = _shown(given, text_template, metadata_mode)
+    own = None if label is None else [_own_label(one, label) for one in given]
+    return joined_forms(
+        node_forms(given, texts),
+        [one.node.get_content(metadata_mode=MetadataMode.NONE) for one in given],
+        separator,
+        current_scope().tenant or "",
+        templates,
+        labels=labels,
+        own_labels=own,
+        ids=[one.node.node_id for one in given],
+    )
 
 
 def cited_nodes(
     answer: str | CompletionResponse | ChatResponse,
     nodes: Sequence[NodeWithScore],
+    text_template: str | None = None,
+    *,
     metadata_mode: MetadataMode = MetadataMode.LLM,
+    label: Label | None = None,
     templates: Templates = DEFAULT_TEMPLATES,
 ) -> list[NodeWithScore]:
     """Return the nodes that an answer cites by their labels, in its order.
@@ -80,112 +110,73 @@ def cited_nodes(
     Where two nodes have the same label, both are returned.
 
     Args:
-        answer: The answer of a model that was shown `format_context(nodes)`.
+        answer: The answer of a model that was shown `format_context(nodes, labels=True)`.
         nodes: The nodes, those of earlier turns included.
+        text_template: As for `format_context`.
         metadata_mode: As for `format_context`.
+        label: As for `format_context`.
         templates: As for `format_context`.
     """
     given = checked_nodes(nodes, "cited_nodes")
-    documents = planned_documents(given, checked_metadata_mode(metadata_mode))
     if isinstance(answer, (CompletionResponse, ChatResponse)):
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
-    return [given[n] for n in cited_positions(answer, documents, templates)]
+    if label is not None:
+        own = [_own_label(one, label) for one in given]
+    else:
+        own = [
+            templates.label_of(labelled_block(Form(text), one.node.node_id, templates))
+            for one, text in zip(given, _shown(given, text_template, metadata_mode), strict=True)
+        ]
+    return [given[n] for n in cited_positions(answer, own)]
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
-    """Return a node as a context block, with its text as rendered."""
+    """Return a node as a context block with its id, and its text as rendered."""
     return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
 
 
-def planned_documents(
-    nodes: Iterable[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.NONE
-) -> list[PlannedDocument]:
-    """Return nodes as documents that may carry a plan."""
-    found = [one.node for one in nodes]
-    return [PlannedDocument(node_block(node, metadata_mode), node.metadata) for node in found]
+def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str]) -> list[Form]:
+    """Return nodes as they are shown, those that follow each other in a document known as such."""
+    return [
+        Form(text, None, one.node.node_id, _follower(one.node))
+        for one, text in zip(nodes, texts, strict=True)
+    ]
 
 
-def without_plan(
-    nodes: Sequence[NodeWithScore], scope: RequestScope | None = None
-) -> list[NodeWithScore] | None:
-    """Return nodes as they were before an earlier plan, so that plans never nest."""
-    order = retrievers_order(planned_documents(nodes), scope)
-    if order is None:
-        return None
-    return [_unplanned(nodes[position]) for position in _by_score(nodes, order)]
+def seen_forms(
+    nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.LLM
+) -> list[list[Form]]:
+    """Return nodes as prompts show them: with metadata, as synthesizers do, and without."""
+    modes = dict.fromkeys((metadata_mode, MetadataMode.LLM, MetadataMode.NONE))
+    return [
+        [one._replace(kind=mode.value) for one in node_forms(nodes, _shown(nodes, None, mode))]
+        for mode in modes
+    ]
 
 
-def by_rank(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes best first, such as the `source_nodes` of a response: `by_rank(nodes)[:3]`.
-
-    Scores say the ranking; nodes without any are ranked as retrieved, or keep their places.
-
-    Args:
-        nodes: Nodes, in any order, planned or not.
-    """
-    given = checked_nodes(nodes, "by_rank")
-    order = ranked_positions(planned_documents(given))
-    return [given[position] for position in _by_score(given, order)]
-
-
-def _by_score(nodes: Sequence[NodeWithScore], order: Sequence[int]) -> list[int]:
-    """Return an order in which higher scores stand before lower ones."""
-    scores = {position: nodes[position].score for position in order}
-    scored = {position: one for position, one in scores.items() if one is not None and one == one}
-    best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
-    return [next(best_first) if position in scored else position for position in order]
-
-
-def without_annotations(nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes without the annotations that earlier plans put behind them."""
-    return [one for one in nodes if not isinstance(one.node, AnnotationNode)]
-
-
-def retrieved_nodes(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore], list[str]]:
-    """Return nodes as they were retrieved, and where an earlier plan says that others stand."""
-    unplanned, words = without_plan(nodes), list[str]()
-    if unplanned is None:
-        unplanned, words = list(nodes), left_out_words(believed(planned_documents(nodes)))
-    return without_annotations(unplanned), words
-
-
-def planned_copy(scored: NodeWithScore, plan_metadata: dict[str, Any]) -> NodeWithScore:
-    """Return a copy that carries plan metadata, which is shown nowhere."""
-    return _with_metadata(scored, marked(scored.node.metadata, plan_metadata))
-
-
-def _unplanned(scored: NodeWithScore) -> NodeWithScore:
-    if METADATA_KEY not in scored.node.metadata:
-        return scored
-    return _with_metadata(scored, unmarked(scored.node.metadata))
-
-
-def _with_metadata(scored: NodeWithScore, metadata: dict[str, Any]) -> NodeWithScore:
-    """Return a copy with other metadata; models and embeddings do not see the plan's."""
-    node = scored.node
-    update: dict[str, Any] = {"metadata": metadata, "relationships": dict(node.relationships)}
-    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
-        update[name] = [key for key in getattr(node, name) if key != METADATA_KEY]
-        if METADATA_KEY in metadata:
-            update[name].append(METADATA_KEY)
-    return NodeWithScore(node=node.model_copy(update=update), score=scored.score)
-
-
-def annotation_node(
-    text: str, plan_metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
-) -> NodeWithScore:
-    """Return the annotation on nodes as a node that shows no metadata."""
-    shared = shared_names(one.node.metadata for one in nodes)
-    node = AnnotationNode(
-        text=text,
-        extra_info=shared,
-        excluded_llm_metadata_keys=list(shared),
-        excluded_embed_metadata_keys=list(shared),
+def node_kind(metadata_mode: MetadataMode) -> ItemKind[NodeWithScore]:
+    """Return what is to be known of nodes that a prompt shows with this metadata."""
+    return ItemKind(
+        partial(_identity, metadata_mode=metadata_mode),
+        partial(seen_forms, metadata_mode=metadata_mode),
+        _annotation_node,
+        ranked,
+        _followed,
     )
-    # the lowest score: sorting leaves it at the end, and no cut-off takes it alone
-    score = min((one.score for one in nodes if one.score is not None), default=None)
-    return planned_copy(NodeWithScore(node=node, score=score), plan_metadata)
+
+
+def ranked(nodes: Sequence[NodeWithScore]) -> list[int]:
+    """Return the places of nodes, best first; those without a score keep theirs."""
+    scores = {place: one.score for place, one in enumerate(nodes)}
+    scored = {place: one for place, one in scores.items() if one is not None and one == one}
+    best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
+    return [next(best_first) if place in scored else place for place in scores]
+
+
+def without_annotations(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes without the annotations that earlier plans put behind them."""
+    return [one for one in nodes if not isinstance(getattr(one, "node", None), AnnotationNode)]
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
@@ -205,24 +196,91 @@ def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
 
 
 def checked_metadata_mode(mode: object) -> MetadataMode:
-    """Return the metadata mode if it hides what ctxreuse writes into the metadata."""
+    """Return the metadata mode."""
     for known in MetadataMode:
         if mode in (known, known.value):
-            break
-    else:
-        names = ", ".join(str(one) for one in MetadataMode if one is not MetadataMode.ALL)
-        raise InvalidRequestError(
-            f"there is no metadata mode {describe(mode)}; choose one of {names}"
-        )
-    if known is MetadataMode.ALL:
-        raise InvalidRequestError(
-            "MetadataMode.ALL shows the model the plan that ctxreuse keeps in the metadata; choose "
-            "MetadataMode.LLM, EMBED or NONE"
-        )
-    return known
+            return known
+    names = ", ".join(map(str, MetadataMode))
+    raise InvalidRequestError(f"there is no metadata mode {describe(mode)}; choose one of {names}")
 
 
 def checked_retriever(retriever: object) -> BaseRetriever:
     """Return the retriever."""
     remedy = "a LlamaIndex BaseRetriever; an index gives one with as_retriever()"
     return checked_kind("retriever", retriever, BaseRetriever, remedy)
+
+
+def _shown(
+    nodes: Sequence[NodeWithScore], template: str | None, metadata_mode: MetadataMode
+) -> list[str]:
+    """Return nodes as a template shows them, or as LlamaIndex does."""
+    mode = checked_metadata_mode(metadata_mode)
+    if template is None:
+        return [one.node.get_content(metadata_mode=mode) for one in nodes]
+    checked_kind("text_template", template, str, "a string with {content} in it")
+    return [_filled(template, one.node, mode) for one in nodes]
+
+
+def _filled(template: str, node: BaseNode, mode: MetadataMode) -> str:
+    fields = {
+        **node.metadata,
+        "content": node.get_content(metadata_mode=MetadataMode.NONE),
+        "metadata_str": node.get_metadata_str(mode=mode),
+    }
+    try:
+        return template.format_map(fields)
+    except KeyError as error:
+        raise InvalidRequestError(
+            f"text_template names {error}, which a node's metadata lacks; it has "
+            f"{', '.join(map(repr, node.metadata)) or 'none'}"
+        ) from error
+    except (ValueError, IndexError, AttributeError) as error:
+        raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
+
+
+def _own_label(scored: NodeWithScore, label: Label) -> str:
+    """Return the application's own label of a node."""
+    if callable(label):
+        return str(label(scored))
+    if isinstance(label, str) and label in scored.node.metadata:
+        return str(scored.node.metadata[label])
+    raise InvalidRequestError(
+        f"label is {describe(label)}; pass a function, or the name of a field that the metadata of "
+        f"each node has, such as {', '.join(sorted(scored.node.metadata)) or 'none here'}"
+    )
+
+
+def _followed(nodes: Sequence[NodeWithScore]) -> list[Form]:
+    return node_forms(nodes, [""] * len(nodes))
+
+
+def _follower(node: BaseNode) -> str | None:
+    """Return the id of the node that follows a node in its document."""
+    following = node.relationships.get(NodeRelationship.NEXT)
+    return following.node_id if isinstance(following, RelatedNodeInfo) else None
+
+
+def _identity(scored: NodeWithScore, metadata_mode: MetadataMode) -> ContextBlock:
+    """Return a block that tells a node from others: its text as rendered, and its media."""
+    node = scored.node
+    text = node.get_content(metadata_mode=metadata_mode)
+    if isinstance(node, Node):
+        has_media = bool(node.image_resource or node.audio_resource or node.video_resource)
+    else:
+        has_media = isinstance(node, ImageNode) or not isinstance(node, TextNode)
+    # no text in a prompt shows an image, so no text may stand for one
+    return ContextBlock(text=f"{text}\n{node.hash}" if has_media else text)
+
+
+def _annotation_node(text: str, nodes: Sequence[NodeWithScore]) -> NodeWithScore:
+    """Return the annotation on nodes as a node that shows no metadata."""
+    shared = shared_names([one.node.metadata for one in nodes])
+    node = AnnotationNode(
+        text=text,
+        extra_info=shared,
+        excluded_llm_metadata_keys=list(shared),
+        excluded_embed_metadata_keys=list(shared),
+    )
+    # the lowest score: sorting leaves it at the end, and no cut-off takes it alone
+    score = min((one.score for one in nodes if one.score is not None), default=None)
+    return NodeWithScore(node=node, score=score)

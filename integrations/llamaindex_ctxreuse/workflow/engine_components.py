@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from copy import deepcopy
 from functools import partial
 from types import NoneType
 from typing import Any, TypeAlias
@@ -25,11 +26,10 @@ from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
 
-from ctxreuse.adapters.plan_metadata import copied
-from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
@@ -44,8 +44,8 @@ from llamaindex_ctxreuse.nodes.node_plans import (
     checked_nodes,
     checked_retriever,
     node_block,
-    without_plan,
 )
+from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved
 
 NodeOf: TypeAlias = Callable[[BlockId], BaseNode]
 """From a block's id to the node that it was made from."""
@@ -117,7 +117,7 @@ class WorkflowRetriever(BaseRetriever):
         node = self.node_of(block.id)
         if not isinstance(node, BaseNode):
             raise InvalidRequestError(f"node_of must return a node, not {type(node).__name__}")
-        return node.model_copy(update={"metadata": copied(node.metadata)})
+        return node.model_copy(update={"metadata": deepcopy(node.metadata)})
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return sync_bridge.run(partial(self._aretrieve, query_bundle), lasting=True)
@@ -313,7 +313,7 @@ class LlamaIndexLLM:
         check_params(params)
         told = used = 0
         if isinstance(prompt, Plan):  # a wrapped LLM leaves alone what the workflow has planned
-            context_registry().remember_plan(prompt)
+            note_planned(prompt.request.tenant, "user", prompt.content, prompt)
         given = messages_of(prompt)
         try:
             messages = [ChatMessage(**message) for message in given]
@@ -373,7 +373,5 @@ class RetrieverStage:
             found = await asyncio.to_thread(self._retriever.retrieve, query)
         else:
             found = await self._retriever.aretrieve(query)
-        nodes = checked_nodes(found, type(self).__name__)
-        unplanned = without_plan(nodes)
-        shown = (nodes if unplanned is None else unplanned)[:k]
+        shown = as_retrieved(checked_nodes(found, type(self).__name__), None)[:k]
         return tuple(node_block(one.node, self._metadata_mode) for one in shown)

@@ -1,1 +1,0 @@
-"""What every framework integration shares."""

@@ -1,0 +1,1 @@
+"""What all frameworks share: prompts are read, planned and written back."""

@@ -1,0 +1,203 @@
+"""Finding contexts in a prompt's messages: known texts with one separator between them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownSpan, KnownTexts, TextList
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
+_UNPAIRED = re.compile(r"<(?:br|hr|sep)\b|.*/>", re.IGNORECASE | re.DOTALL)
+_SAID = re.compile(r"[^\W_]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u257f]")  # stars may rate a text
+_RULE = 3  # signs of a rule within a line
+_SENTENCE_ENDS = tuple(".!?:;\"')]\u2026\u201d\u2019\u3002")
+
+
+class Context(NamedTuple):
+    """Known texts that stand in a message one after the other.
+
+    Attributes:
+        message: The text of the message.
+        spans: Where each text stands.
+        held: The list that they came in; None if it is not one.
+    """
+
+    message: str
+    spans: tuple[KnownSpan, ...]
+    held: TextList | None = None
+
+    @property
+    def start(self) -> int:
+        """Where the first text begins."""
+        return self.spans[0].start
+
+    @property
+    def end(self) -> int:
+        """Where the last text ends."""
+        return self.spans[-1].end
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, in order."""
+        return [one.known.form.text for one in self.spans]
+
+    @property
+    def blocks(self) -> list[ContextBlock]:
+        """The texts as blocks, in order; of labelled ones what stands under the label."""
+        return [one.known.block for one in self.spans]
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether each text stands under a label of ours."""
+        return all(one.known.form.block is not None for one in self.spans)
+
+    @property
+    def separator(self) -> str:
+        """What stands between each two."""
+        return self.message[self.spans[0].end : self.spans[1].start]
+
+    def ranked(self) -> list[int]:
+        """Return the places of the texts, best first: as they stand, or as their list ranks them.
+
+        A list ranks them where a plan of ours has given them another order.
+        """
+        places = list(range(len(self.spans)))
+        held = self.held
+        if held is None or held.take_back is None:
+            return places
+        return sorted(places, key=lambda place: self.spans[place].known.rank_in(held) or 0)
+
+    def in_order(self, order: Sequence[int]) -> str:
+        """Return the message with the texts in another order; what is between them stays."""
+        texts, pieces, end = self.texts, list[str](), 0
+        for (start, behind, _), place in zip(self.spans, order, strict=True):
+            pieces += self.message[end:start], texts[place]
+            end = behind
+        return "".join([*pieces, self.message[end:]])
+
+
+class FoundContexts(NamedTuple):
+    """What a message shows of known texts.
+
+    Attributes:
+        contexts: Its contexts, in order.
+        has_others: Whether it shows several other known texts, with words between them.
+        words: What stands outside of known texts.
+    """
+
+    contexts: tuple[Context, ...] = ()
+    has_others: bool = False
+    words: tuple[str, ...] = ()
+
+
+def is_sequence(forms: Sequence[Form]) -> bool:
+    """Return whether neighbours of one document stand in reading order, and none the other way."""
+    at = {form.name: place for place, form in enumerate(forms) if form.name is not None}
+    steps = [
+        at[form.follower] - place
+        for place, form in enumerate(forms)
+        if form.follower is not None and form.follower in at
+    ]
+    return 1 in steps and min(steps) > 0
+
+
+def contexts_in(
+    known: KnownTexts,
+    tenant: str,
+    message: str,
+    root: Hashable = None,
+    *,
+    rendered_only: bool = False,
+) -> FoundContexts | None:
+    """Return the contexts that a message shows; None where that is too much work.
+
+    A list of the run at hand, else the newest one of each text, whose texts stand in more than one
+    run stays where it is: a document would come under another's title.
+
+    Args:
+        known: The texts that this process knows.
+        tenant: Whose message it is.
+        message: Its text.
+        root: The outermost run at hand.
+        rendered_only: Whether texts count that the application has rendered with us, and no others.
+    """
+    spans = known.standing_at(tenant, message)
+    if spans is None:
+        return None
+    if rendered_only:
+        spans = [one for one in spans if one.known.is_ours]
+    ends = [0, *(one.end for one in spans)]
+    starts = [*(one.start for one in spans), len(message)]
+    words = tuple([message[end:start] for end, start in zip(ends, starts, strict=True)])
+    if len(spans) < 2:
+        return FoundContexts(words=words)
+    runs = list(_runs(message, spans))
+    lists = [dict.fromkeys(one.known.list_of(root) for one in run) for run in runs]
+    shown = [frozenset(one.known.form.text for one in run) for run in runs]
+    # that each list stands in; one that stands there twice is whole both times
+    pieces = Counter(chain.from_iterable(dict(zip(shown, lists, strict=True)).values()))
+    contexts: list[Context] = []
+    others: set[str] = set()
+    for run, of_run, texts in zip(runs, lists, shown, strict=True):
+        kinds = {one.known.form.kind for one in run} - {ANY_KIND}
+        if len(texts) > 1 and len(kinds) < 2 and all(pieces[one] == 1 for one in of_run):
+            common = (
+                one for one in of_run if all(span.known.rank_in(one) is not None for span in run)
+            )
+            contexts.append(Context(message, tuple(run), next(common, None)))
+        else:
+            others |= texts
+    return FoundContexts(tuple(contexts), len(others) > 1, words)
+
+
+def _runs(message: str, spans: Sequence[KnownSpan]) -> Iterator[list[KnownSpan]]:
+    """Yield the longest runs of texts with the same separator between them."""
+    run, joint = [spans[0]], None
+    for span in spans[1:]:
+        separator = message[run[-1].end : span.start]
+        if separator == joint or (joint is None and _joins(separator)):
+            run.append(span)
+            joint = separator
+            continue
+        yield _whole(message, run)
+        run, joint = [span], None
+    yield _whole(message, run)
+
+
+def _joins(separator: str) -> bool:
+    """Return whether nobody has said anything between two texts, and they stand apart."""
+    bare = _TAG.sub("", separator)
+    if _SAID.search(bare) or not _is_balanced(_TAG.findall(separator)):
+        return False
+    return "\n" in separator or bare != separator or len(bare.strip()) >= _RULE
+
+
+def _is_balanced(tags: Sequence[str]) -> bool:
+    """Return whether what is closed behind a text is opened before the next one."""
+    paired = [one for one in tags if not _UNPAIRED.match(one)]
+    closed = [one.strip("</ >") for one in paired if one.startswith("</")]
+    return closed[::-1] == [one.strip("< >") for one in paired[len(closed) :]]
+
+
+def _whole(message: str, run: list[KnownSpan]) -> list[KnownSpan]:
+    """Return a run without its last text if that may go on behind it, and without quotations.
+
+    A text at an end of the run that stands in it again may be one in the words around it.
+    """
+    start, end, _ = run[-1]
+    behind = message[end : end + 2]
+    goes_on = behind[:1].isalnum() or (
+        behind[:1] in (" ", "\t") and not message.endswith(_SENTENCE_ENDS, start, end)
+    )
+    texts = [one.known.form.text for one in run]
+    first, last = 0, len(run) - (goes_on and behind.strip() != "")
+    while texts[first] in texts[first + 1 :]:
+        first += 1
+    while texts[last - 1] in texts[first : last - 1]:
+        last -= 1
+    return run[first:last]

@@ -1,0 +1,100 @@
+"""Documents as the text that a prompt shows, and those that an answer cites."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from string import punctuation
+
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.rendering import Templates, render_block
+from ctxreuse.pipeline.known_texts import Form, known_texts
+
+_BRACKETS = re.compile(r"[\[(][^\[\]()\n]{1,400}[\])]")
+_NAME = re.compile(r"[\w.-]+")
+
+
+def joined_forms(
+    forms: Sequence[Form],
+    texts: Sequence[str],
+    separator: str,
+    tenant: str,
+    templates: Templates,
+    *,
+    labels: bool = False,
+    own_labels: Sequence[str] | None = None,
+    ids: Sequence[BlockId | None] = (),
+) -> str:
+    """Return documents as one text, and have each known as it stands.
+
+    Args:
+        forms: The documents, as the application shows them.
+        texts: Their texts, as they were retrieved.
+        separator: What stands between each two.
+        tenant: Whose they are.
+        templates: The words around labelled texts.
+        labels: Whether each stands under its label, once.
+        own_labels: The application's own labels, in place of those of the templates.
+        ids: The documents' ids, for templates whose labels show them.
+    """
+    checked_kind("templates", templates, Templates, "Templates")
+    checked_kind("separator", separator, str, "a string")
+    shown = [
+        form if form.text == text else form._replace(kind="shown")
+        for form, text in zip(forms, texts, strict=True)
+    ]
+    if own_labels is not None:
+        pairs = zip(shown, own_labels, strict=True)
+        shown = [
+            one._replace(text=render_block(label, one.text, templates), kind="labelled")
+            for one, label in pairs
+        ]
+    elif checked_kind("labels", labels, bool, "True or False"):
+        shown = [
+            _labelled(form, labelled_block(form, one, templates), templates)
+            for form, one in zip(shown, ids, strict=True)
+        ]
+        first = {one.text: place for place, one in reversed(list(enumerate(shown)))}
+        places = sorted(first.values())
+        shown, texts = [shown[one] for one in places], [texts[one] for one in places]
+    known_texts().add_rendered(tenant, shown, texts)
+    return separator.join([one.text for one in shown])
+
+
+def _labelled(form: Form, block: ContextBlock, templates: Templates) -> Form:
+    text = render_block(templates.label_of(block), block.text, templates)
+    return form._replace(text=text, block=block, kind="labelled")
+
+
+def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -> ContextBlock:
+    """Return a text as a block; its id counts only where labels show it."""
+    own = block_id if "{id}" in templates.label else None
+    return ContextBlock(id=own, text=form.text)  # type: ignore[arg-type]
+
+
+def cited_positions(text: str, labels: Iterable[str]) -> list[int]:
+    """Return the positions of the labels that an answer names, in its order; of equal ones all."""
+    checked_kind("text", text, str, "an answer's text")
+    at: dict[str, list[int]] = {}
+    for position, label in enumerate(labels):
+        at.setdefault(label, []).append(position)
+    cited = _cited(text.replace("\\_", "_"), at)  # as Markdown has it
+    return [position for label in cited for position in at[label]]
+
+
+def _cited(text: str, labels: Iterable[str]) -> list[str]:
+    """Return the labels that a text names, whole or several in one pair of brackets."""
+    named: dict[str, int] = {}  # in brackets
+    for bracket in _BRACKETS.finditer(text):
+        for name in _NAME.finditer(text, *bracket.span()):
+            named.setdefault(name[0], name.start())
+    first: dict[str, int] = {}
+    for label in labels:
+        left, right = (r"\b" if re.match(r"\w", end) else "" for end in (label[:1], label[-1:]))
+        whole = re.search(f"{left}{re.escape(label)}{right}", text)
+        places = [] if whole is None else [whole.start()]
+        places += [named[one] for one in [label.strip(punctuation)] if one in named]
+        if places:
+            first[label] = min(places)
+    return sorted(first, key=first.__getitem__)

@@ -1,0 +1,321 @@
+"""The texts that this process has seen, by tenant, and where a message shows them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
+from os.path import commonprefix
+from typing import Any, NamedTuple
+
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.planning.prompt_records import Edit
+
+ANY_KIND = "*"
+SHORTEST = 12
+"""Characters; shorter texts may stand anywhere by chance."""
+_MOST_CHARACTERS = 32_000_000
+_ENTRY_CHARACTERS = 200
+_MOST_LISTS = 4  # that a text is known to stand in
+_MOST_MESSAGES = 20_000
+_WORK_A_CHARACTER = 64
+_STARTS = re.compile(r"\n|>|\"|: |- |\* |\u2022 |\. |\) |\] ")  # searched as a set
+_INDENT = re.compile(r"(?:\A|(?<=\n))[ \t]+")
+_LONGEST_START = 2
+_GROWTH = 8  # of what is compared where several texts begin alike
+
+
+class Form(NamedTuple):
+    """A text as a prompt may show it.
+
+    Attributes:
+        text: All of it.
+        block: What of it stands under a label of ours; None for none.
+        name: Its name as a part of a document.
+        follower: The name of the part that follows it in that document.
+        kind: Which kind of form it is; where texts of several kinds stand in a run, a heading is
+            none of ours. `ANY_KIND` goes with all.
+    """
+
+    text: str
+    block: ContextBlock | None = None
+    name: Hashable = None
+    follower: Hashable = None
+    kind: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class TextList:
+    """Texts that came together, best first.
+
+    Attributes:
+        root: The outermost run that they belong to; None for none.
+        is_ours: Whether a part of ours rendered or planned them.
+        take_back: Takes the plan back that gave them another order; None for the given one.
+    """
+
+    root: Hashable = None
+    is_ours: bool = False
+    take_back: Callable[[object], object] | None = None
+
+
+class KnownText(NamedTuple):
+    """A text that may be moved, and the latest lists that held it, the newest first."""
+
+    form: Form
+    block: ContextBlock
+    lists: tuple[tuple[TextList, int], ...]  # with its rank there
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a part of ours rendered or planned it."""
+        return any(held.is_ours for held, _ in self.lists)
+
+    def list_of(self, root: Hashable) -> TextList:
+        """Return the newest list of a run that holds it, else the newest of all."""
+        newest = self.lists[0][0]
+        if root is None:
+            return newest
+        return next((one for one, _ in self.lists if one.root == root), newest)
+
+    def rank_in(self, held: TextList) -> int | None:
+        """Return its rank in a list; None if it does not stand there."""
+        for one, rank in self.lists:
+            if one is held:
+                return rank
+        return None
+
+
+class KnownSpan(NamedTuple):
+    """Where a known text stands in a message."""
+
+    start: int
+    end: int
+    known: KnownText
+
+
+def _longest_at(
+    texts: Sequence[str], message: str, start: int, spend: Callable[[int], bool]
+) -> str | None:
+    """Return the longest of some texts that stands at a place; None for none, or too much work.
+
+    Args:
+        texts: In order; they begin with what the message shows there.
+        message: The text of a message.
+        start: A place in it.
+        spend: Takes note of how many characters are compared; returns whether more may be.
+    """
+    low, high, size, piece = 0, len(texts), SHORTEST, ""
+    while low < high:
+        if high - low == 1 and message.startswith(texts[low], start):
+            return texts[low]  # as it mostly is
+        size *= _GROWTH
+        piece = message[start : start + size]
+        if not spend(len(piece)):
+            return None
+        low = bisect_left(texts, piece, low, high)
+        high = bisect_right(texts, piece, low, high, key=itemgetter(slice(size)))
+        if len(piece) < size:
+            break
+    # what stands here is in order before what follows here
+    while high := bisect_right(texts, piece, 0, high):
+        text = texts[high - 1]
+        if message.startswith(text, start):
+            return text
+        piece, high = commonprefix([text, piece]), high - 1  # noqa: RUF071 - no paths
+        if not spend(len(piece)):
+            return None
+    return None
+
+
+class KnownTexts:
+    """Texts of documents, nodes and memories, in whatever form a prompt may show them.
+
+    Bounded in characters, of which each tenant has a share. Thread-safe.
+    """
+
+    def __init__(self, max_characters: int = _MOST_CHARACTERS) -> None:
+        self._max_characters = max_characters
+        self._lock = ForkSafeLock(self.forget_all)
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Forget all texts."""
+        self._known: TenantLRUMap[str, KnownText] = TenantLRUMap(
+            max_weight=self._max_characters,
+            weight_of=lambda one: len(one.form.text) + _ENTRY_CHARACTERS,
+        )
+        # by tenant and first characters, in order where these are the same
+        self._beginnings: dict[str, dict[str, list[str]]] = {}
+        self._planned: TenantLRUMap[bytes, Edit] = TenantLRUMap(_MOST_MESSAGES)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many characters are known, of all tenants together, and how many may be."""
+        return {
+            "known_characters": self._known.weight_size,
+            "planned_messages": self._planned.size,
+        }
+
+    def knows(self, tenant: str) -> bool:
+        """Return whether any text of a tenant is known."""
+        return tenant in self._beginnings
+
+    def add(
+        self,
+        tenant: str,
+        texts: Iterable[str | Form],
+        held: TextList | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Remember the texts of a list, as they are and stripped.
+
+        Args:
+            tenant: Whose they are.
+            texts: The texts, best first unless ranks are given.
+            held: The list; None is a new one, that a part of ours rendered.
+            ranks: The rank of each text in the list.
+        """
+        held = held or TextList(is_ours=True)
+        given = [one if isinstance(one, Form) else Form(one) for one in texts]
+        with self._lock:
+            for rank, form in zip(ranks or range(len(given)), given, strict=True):
+                self._add(tenant, form, held, rank)
+                bare = form.text.strip()
+                if bare != form.text and form.block is None:
+                    self._add(tenant, form._replace(text=bare), held, rank)
+
+    def add_seen(self, tenant: str, texts: Sequence[Form], root: Hashable = None) -> None:
+        """Remember texts that a retriever returned, unless a plan of ours put them in order."""
+        if self.planned_list(tenant, [one.text for one in texts], root) is None:
+            self.add(tenant, texts, TextList(root))
+
+    def add_rendered(self, tenant: str, forms: Sequence[Form], texts: Sequence[str]) -> None:
+        """Remember what was made of documents' texts: it is as good as they are."""
+        planned = self.planned_list(tenant, texts)
+        self.add(tenant, forms, *((None, None) if planned is None else planned))
+
+    def planned_list(
+        self, tenant: str, texts: Sequence[str], root: Hashable = None
+    ) -> tuple[TextList, list[int]] | None:
+        """Return the list whose plan of ours put texts in order, and their ranks; else None."""
+        with self._lock:
+            known = [self._known.of(tenant).peek(one) for one in texts]
+        if not known or known[0] is None:
+            return None
+        held = known[0].list_of(root)
+        ranks = [None if one is None else one.rank_in(held) for one in known]
+        found = [one for one in ranks if one is not None]
+        return (held, found) if held.take_back and len(found) == len(texts) else None
+
+    def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
+        known = self._known.get(tenant, form.text)
+        if known is None:
+            known = KnownText(form, form.block or ContextBlock(text=form.text), ())
+            if len(form.text) >= SHORTEST:
+                beginnings = self._beginnings.setdefault(tenant, {})
+                insort(beginnings.setdefault(form.text[:SHORTEST], []), form.text)
+        elif known.form.kind != form.kind:
+            known = known._replace(form=known.form._replace(kind=ANY_KIND))
+        if form.name is not None:
+            known = known._replace(form=known.form._replace(name=form.name, follower=form.follower))
+        others = [one for one in known.lists if one[0] is not held]
+        first = known.rank_in(held)
+        lists = ((held, rank if first is None else first), *others)[:_MOST_LISTS]
+        for owner, text, _ in self._known.put(tenant, form.text, known._replace(lists=lists)):
+            if len(text) >= SHORTEST and text not in self._known.of(owner):
+                self._forget(owner, text)
+
+    def _forget(self, tenant: str, text: str) -> None:
+        beginnings = self._beginnings[tenant]
+        same = beginnings[text[:SHORTEST]]
+        del same[bisect_left(same, text)]
+        if not same:
+            del beginnings[text[:SHORTEST]]
+        if not beginnings:
+            del self._beginnings[tenant]
+
+    def add_planned(self, tenant: str, key: bytes, edit: Edit) -> None:
+        """Remember a message that a part of ours planned, whatever wraps the model."""
+        with self._lock:
+            self._planned.put(tenant, key, edit)
+
+    def planned(self, tenant: str, key: bytes) -> Edit | None:
+        """Return how a message is sent that a part of ours planned; None for others."""
+        with self._lock:
+            return self._planned.get(tenant, key)
+
+    def known(self, tenant: str, text: str) -> KnownText | None:
+        """Return what is known of a tenant's text; None if it is not known."""
+        with self._lock:
+            return self._known.get(tenant, text)
+
+    def standing_at(self, tenant: str, message: str) -> list[KnownSpan] | None:
+        """Return where known texts stand in a message, each the longest; None: too much work.
+
+        They begin where the message, a line, a value or a list's item begins, or behind a tag.
+        """
+        left = _WORK_A_CHARACTER * len(message) + 10_000
+
+        def spend(work: int) -> bool:
+            nonlocal left
+            left -= work
+            return left >= 0
+
+        spans: list[KnownSpan] = []
+        with self._lock:
+            beginnings, search = self._beginnings.get(tenant), _STARTS.search
+            if beginnings is None:
+                return spans
+            start = end = 0
+            while True:
+                texts = beginnings.get(message[start : start + SHORTEST])
+                if texts is not None:
+                    text = _longest_at(texts, message, start, spend)
+                    if left < 0:
+                        return None
+                    found = None if text is None else self._known.get(tenant, text)
+                    if text is not None and found is not None:
+                        end = start + len(text)
+                        spans.append(KnownSpan(start, end, found))
+                        # what ends a text may begin the next one
+                        start = max(start, end - _LONGEST_START)
+                indented = start >= end and _INDENT.match(message, start)
+                if indented:  # a text may begin with spaces of its own, or stand behind some
+                    start = indented.end()
+                    continue
+                while begins := search(message, start):
+                    start = begins.end()
+                    if start >= end:
+                        break
+                else:
+                    break
+        return spans
+
+    def __copy__(self) -> KnownTexts:
+        return self
+
+    def __deepcopy__(self, memo: object) -> KnownTexts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return known_texts, ()
+
+
+@cache
+def _shared() -> KnownTexts:
+    return KnownTexts()
+
+
+_sharing = ForkSafeLock()
+
+
+def known_texts() -> KnownTexts:
+    """Return the texts that this process knows."""
+    with _sharing:
+        return _shared()

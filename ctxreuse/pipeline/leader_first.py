@@ -1,0 +1,232 @@
+"""Leader first: requests wait until the one that writes their shared prefix answers, or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from threading import Event, get_ident
+from typing import Any, NamedTuple
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter, in_event_loop
+from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.answers import kept_lengths
+
+LONGEST_WAIT_S = 3.0
+"""A hosted model has mostly begun to answer by then; a longer wait costs more than a read."""
+_MOST_ROOTS = 1_000
+_MOST_LEADERS = 16
+_MOST_WRITTEN = 20_000
+
+
+class LeaderFirst:
+    """Lines up a batch's slots: leaders at once, the others when theirs lets them go."""
+
+    def __init__(
+        self,
+        queue: OrderedQueue[Any, Any],
+        slots: Sequence[Slot[Any, Any]],
+        leaders: Sequence[int | None],
+    ) -> None:
+        self._queue, self._slots = queue, slots
+        self._followers: dict[Slot[Any, Any] | None, list[int]] = defaultdict(list)
+        for position, leader in enumerate(leaders):
+            self._followers[None if leader is None else slots[leader]].append(position)
+        self.release(None)
+
+    def release(self, leader: Slot[Any, Any] | None) -> None:
+        """Let the requests start that follow a leader, once."""
+        for position in self._followers.pop(leader, ()):
+            self._queue.line_up([self._slots[position]], first=position)
+
+
+def leaders(plans: Sequence[Plan]) -> list[int | None]:
+    """Return for each plan the earliest one before it whose prefix it shares longest, or None."""
+    roots: dict[Hashable, _PrefixNode] = {}
+    last_turn: dict[Hashable, int] = {}
+    found: list[int | None] = []
+    for position, plan in enumerate(plans):
+        request = plan.request
+        conversation: Hashable = None
+        if request.conversation_id is not None:
+            conversation = request.tenant, type(request.conversation_id), request.conversation_id
+        leader = last_turn.get(conversation)
+        if not request.history:
+            root = roots.setdefault((request.tenant, request.system), _PrefixNode(position))
+            leader = root.first if request.system else None
+            node = root
+            for block in plan.blocks:
+                below = node.children.setdefault(block.key, _PrefixNode(position))
+                leader = below.first if below.first < position else leader
+                node = below
+            leader = None if leader == position else leader
+        if conversation is not None:
+            last_turn[conversation] = position
+        found.append(leader)
+    return found
+
+
+@dataclass(slots=True)
+class _PrefixNode:
+    """A prefix: which plan had it first, and how it goes on."""
+
+    first: int
+    children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
+
+
+class PrefixUse(NamedTuple):
+    """What a first turn reads and writes in a cache whose followers hit after the first token."""
+
+    root: Hashable  # whose system text it stands behind
+    keys: tuple[BlockKey, ...]
+    lengths: tuple[int, ...]  # in blocks, ascending; 0 is the system text
+
+    @classmethod
+    def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
+        """Return what a plan does; None for other caches, later turns, and plans made by hand."""
+        cache, request, logged = plan.cache, plan.request, plan.logged
+        if waits is None:
+            waits = cache.follower_hits == "first_token"
+        if not waits or request.history or logged is None:
+            return None
+        least = 0 if request.system else cache.least_tokens
+        lengths = kept_lengths(cache, plan.marks, logged.prompt.tokens, least)
+        root = request.tenant, request.system, plan.is_labelled
+        return cls(root, logged.prompt.keys, lengths)
+
+    def names(self) -> dict[int, int]:
+        """Return what stands for each prefix in this process, by its length."""
+        named, name = {0: hash(self.root)}, hash(self.root)
+        for number, key in enumerate(self.keys, start=1):
+            name = hash((name, key))
+            named[number] = name
+        return {length: named[length] for length in self.lengths if length in named}
+
+    def reads(self, leader: PrefixUse, written: Collection[int]) -> bool:
+        """Return whether it reads a prefix that another one writes."""
+        pairs = zip(self.keys, leader.keys, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return any(length <= common and length in self.lengths for length in written)
+
+
+def leaders_needed(plans: Sequence[Plan]) -> list[int | None]:
+    """Return the leaders of requests whose cache lets followers hit after the first token only."""
+    if any(plan.cache.follower_hits == "first_token" for plan in plans):
+        return leaders(plans)
+    return [None] * len(plans)
+
+
+class CallInFlight:
+    """A call from when it is about to be sent until it begins to be answered, or fails."""
+
+    def __init__(
+        self,
+        use: PrefixUse,
+        writes: Collection[int],
+        leader: CallInFlight | None,
+        began: Callable[[PrefixUse], object],
+    ) -> None:
+        self.use = use
+        self.writes = writes
+        self._leader = leader
+        self._began = began
+        self._until = time.monotonic() + LONGEST_WAIT_S
+        self._owner: object = None
+        self._followers: OrderedQueue[None, None] = OrderedQueue(places=0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether followers need not wait any more."""
+        return self._followers.places > 0 or self._seconds_left <= 0
+
+    @property
+    def _seconds_left(self) -> float:
+        return self._until - time.monotonic()
+
+    def begin(self) -> None:
+        """Let the followers go, for it begins to be answered. May be repeated, by any thread."""
+        if not self._followers.places:
+            self._began(self.use)
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the followers go, for it will not be answered, if it has not begun."""
+        with self._followers.lock:
+            self._followers.places = math.inf
+        self._followers.release()
+
+    def wait(self) -> None:
+        """Wait in this thread until the leader has begun; not for long, nor in an event loop."""
+        leader = None if in_event_loop() else self._waits_for(get_ident())
+        if leader is None:
+            return
+        slot, woken = leader._line_up(), Event()
+        try:
+            slot.attach(woken.set)
+            woken.wait(leader._seconds_left)
+        finally:
+            slot.leave()
+
+    async def await_(self) -> None:
+        """Wait in this task as `wait` does."""
+        leader = self._waits_for(asyncio.current_task())
+        if leader is None:
+            return
+        slot = leader._line_up()
+        try:
+            await TaskWaiter(slot).wait(leader._seconds_left)
+        finally:
+            slot.leave()
+
+    def _waits_for(self, owner: object) -> CallInFlight | None:
+        """Return the leader if it is still to be waited for, and has not made this very call."""
+        self._owner = owner
+        leader = self._leader
+        if leader is None or leader.is_over or leader._owner == owner:
+            return None
+        return leader
+
+    def _line_up(self) -> Slot[None, None]:
+        slot = Slot(self._followers, None)
+        self._followers.line_up([slot])
+        return slot
+
+
+class CallsInFlight:
+    """Finds leaders of calls that run at once; who waits leads nobody: no circles. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._leaders: LRUMap[Hashable, tuple[CallInFlight, ...]] = LRUMap(_MOST_ROOTS)
+        self._written: LRUMap[int, bool] = LRUMap(_MOST_WRITTEN)
+
+    def enter(self, use: PrefixUse) -> CallInFlight:
+        """Return a call that is about to be sent."""
+        names = use.names()
+        with self._lock:
+            writes = [length for length, name in names.items() if name not in self._written]
+            known = self._leaders.get(use.root) or ()
+            leaders = tuple(one for one in known if not one.is_over)[-_MOST_LEADERS:]
+            leader = next((one for one in leaders if use.reads(one.use, one.writes)), None)
+            call = CallInFlight(use, writes, leader, self._note_written)
+            if writes and leader is None:
+                leaders = (*leaders, call)
+            if leaders or known:
+                self._leaders.put(use.root, leaders)
+        return call
+
+    def _note_written(self, use: PrefixUse) -> None:
+        names = use.names()
+        with self._lock:
+            for name in names.values():
+                self._written.put(name, True)

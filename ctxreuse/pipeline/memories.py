@@ -1,0 +1,357 @@
+"""Memories in any framework: whose they are (a user is a tenant), and which no longer hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    ContextRequest,
+    Message,
+    copied_message,
+)
+from ctxreuse.context.checks import checked_choice, checked_number
+from ctxreuse.context.rendering import Templates, message_texts, render_block
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+from ctxreuse.planner import ReusePlanner
+
+_log = logging.getLogger("ctxreuse")
+
+Placement: TypeAlias = Literal["system", "before_question", "after_history"]
+"""Where a turn's memories stand: in the system message, behind its text; in the question's message,
+before the question; or in a message of their own between history and question."""
+
+ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
+"""The ids by which mem0 keeps memories apart."""
+
+_LOGICAL = ("AND", "OR", "NOT")
+_DIGEST_BYTES = 16
+_MOST_LOOKED_UP = 64
+_MOST_KNOWN = 200_000
+_MOST_IDS = 4
+_MOST_LENGTHS = 256
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
+_WORK_A_BEGINNING = 64
+_BEGINNING = 20
+_FEW_TOKENS = 64
+
+
+def checked_placement(placement: object) -> Placement:
+    """Return a placement, or raise InvalidRequestError if there is no such one."""
+    checked_choice("placement", placement, get_args(Placement))
+    return placement  # type: ignore[return-value]
+
+
+def checked_growth_limit(limit: float | None) -> float | None:
+    """Return how many times as long memories may make a prompt, or raise InvalidRequestError."""
+    return None if limit is None else checked_number("growth_limit", limit, 1)
+
+
+def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool:
+    """Return whether shown memories make a prompt longer than laying them out anew would cost."""
+    if growth_limit is None or tokens - alone < _FEW_TOKENS:
+        return False
+    return tokens > growth_limit * alone
+
+
+class _Condition(NamedTuple):
+    """A filter on one entity id: `entity relation value`."""
+
+    entity: str
+    relation: str
+    value: str
+
+
+def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> str:
+    """Return the tenant whose memories a search with these filters reads.
+
+    It is the user, within the app if the filters name one; without a user the agent, app and run.
+    Filters that join several users make a tenant of their own.
+
+    Args:
+        filters: As given to Mem0's `search`, with `AND`, `OR`, `NOT` and operators.
+        entity_ids: `user_id` and the like, for memories that take them outside the filters.
+
+    Returns:
+        A digest, which may stand in logs and is a valid `cache_salt`; "" without an entity.
+
+    Raises:
+        InvalidRequestError: filters that are in one another, or no JSON.
+    """
+    try:
+        conditions = set(_conditions(entity_ids)) | set(_conditions(filters))
+    except (RecursionError, ValueError, TypeError) as error:
+        raise InvalidRequestError(
+            f"filters name no tenant: {describe(str(error))}; pass dicts of ids, less deep"
+        ) from error
+    if any(one.entity == "user_id" and one.relation == "is" for one in conditions):
+        conditions = {one for one in conditions if one.entity in ("user_id", "app_id")}
+    if not conditions:
+        return ""
+    canonical = json.dumps(sorted(conditions)).encode()
+    return "mem0-" + hashlib.blake2b(canonical, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
+    """Yield the conditions on entities, at any depth; metadata filters have none."""
+    if isinstance(filters, (list, tuple)):
+        for one in filters:
+            yield from _conditions(one, negated)
+    if not isinstance(filters, Mapping):
+        return
+    for name, value in filters.items():
+        if name in ENTITIES and value is not None:
+            for relation, entity_id in _compared(value):
+                yield _Condition(name, negated + relation, entity_id)
+        elif isinstance(name, str) and name.lstrip("$").upper() in _LOGICAL:
+            below = "not " if name.lstrip("$").upper() == "NOT" else ""
+            yield from _conditions(value, negated + below)
+
+
+def _compared(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield relation and id; to mem0, 7, "7" and " 7 " are the same id."""
+    if isinstance(value, Mapping):
+        for operator, operand in value.items():
+            if operator in ("eq", "in"):
+                yield from _compared(operand)
+            else:
+                yield str(operator), json.dumps(operand, sort_keys=True, default=str)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for one in value:
+            yield from _compared(one)
+    else:
+        yield "is", str(value).strip()
+
+
+def store_name(memory: object) -> Hashable:
+    """Return what names a store, the same for all objects that reach it, as far as these say so."""
+    places = ("collection_name", "host", "org_id", "project_id")
+    told = tuple(place for name in places if isinstance(place := getattr(memory, name, None), str))
+    return (type(memory).__qualname__, *told) if told else id(memory)
+
+
+class MemoryName(NamedTuple):
+    """The name of a memory among known texts."""
+
+    store: Hashable
+    id: BlockId
+
+
+def note_memories(
+    store: Hashable, tenant: str, memories: Iterable[ContextBlock], templates: Templates
+) -> None:
+    """Have a store's memories known that a prompt of a tenant shows, alone or under labels."""
+    shown = [(one, MemoryName(store, one.id)) for one in memories]
+    alone = [Form(one.text, name=name) for one, name in shown]
+    labelled = [
+        Form(render_block(templates.label_of(one), one.text, templates), one, name)
+        for one, name in shown
+    ]
+    held = TextList(is_ours=True)
+    known_texts().add(tenant, alone, held)
+    known_texts().add(tenant, [one._replace(kind="labelled") for one in labelled], held)
+
+
+def standing_memories(
+    store: Hashable, tenant: str, history: Iterable[Message]
+) -> tuple[ContextBlock, ...]:
+    """Return a store's memories whose texts stand in messages, under labels or alone."""
+    found: dict[bytes, ContextBlock] = {}
+    for message in history:
+        for text in message_texts(message) if message.get("role") != "assistant" else ():
+            for span in known_texts().standing_at(tenant, text) or ():
+                name = span.known.form.name
+                is_whole = text[span.end : span.end + 1] in ("", "\n")
+                if is_whole and isinstance(name, MemoryName) and name.store == store:
+                    memory = ContextBlock(id=name.id, text=span.known.block.text)
+                    found[memory.key] = memory
+    return tuple(found.values())
+
+
+def _memories_among(
+    store: Hashable, tenant: str, blocks: Iterable[ContextBlock]
+) -> tuple[ContextBlock, ...]:
+    """Return those blocks of a tenant's prompt that are a store's memories."""
+    known = [(one, known_texts().known(tenant, one.text)) for one in blocks]
+    return tuple(
+        block
+        for block, one in known
+        if one is not None and one.form.name == MemoryName(store, block.id)
+    )
+
+
+def _paragraph_starts(text: str, separator: str) -> Iterator[int]:
+    """Yield where a paragraph may begin; each one, for blocks may end with line breaks."""
+    yield 0
+    at = text.find(separator) if separator else -1
+    while at >= 0:
+        yield at + len(separator)
+        at = text.find(separator, at + 1)
+
+
+@dataclass(slots=True)
+class ShownMemories:
+    """The memories that earlier messages of a conversation show, and what the store has of them."""
+
+    blocks: tuple[ContextBlock, ...] = ()
+    to_look_up: tuple[BlockId, ...] = ()  # those that the search has not found
+    stored: dict[BlockId, str | None] = field(default_factory=dict)  # None: nothing any more
+
+    @classmethod
+    def of(
+        cls,
+        store: Hashable,
+        planner: ReusePlanner,
+        request: ContextRequest,
+        found: Iterable[ContextBlock],
+    ) -> ShownMemories:
+        """Return what the messages before a turn show, to be looked up."""
+        if not request.history:
+            return cls()
+        recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
+        shown = _memories_among(store, request.tenant, recorded.values())
+        standing = standing_memories(store, request.tenant, request.history)
+        shown = tuple({one.key: one for one in (*shown, *standing)}.values())
+        if not recorded:
+            shows_block = planner.templates.shows_block
+            texts = chain.from_iterable(map(message_texts, request.history))
+            if not shown and any(map(shows_block, texts)):
+                log_unknown_history()
+        now = {block.id for block in found}
+        missing = dict.fromkeys(block.id for block in shown if block.id not in now)
+        return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])
+
+    def note(self, memory_id: BlockId, found: Any) -> None:
+        """Take note of what the store has returned for an id; an error is noted by the caller."""
+        text = found.get("memory") if isinstance(found, Mapping) else None
+        if found is None or isinstance(text, str):
+            self.stored[memory_id] = text
+
+    def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
+        """Return those that no longer hold."""
+        now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
+        for block in found:
+            now.setdefault(block.id, set()).add(block.text)
+        return tuple(one for one in self.blocks if one.id in now and one.text not in now[one.id])
+
+
+def without_memories(
+    messages: Iterable[Message],
+    texts: Iterable[str],
+    templates: Templates,
+    *,
+    are_marked: bool = False,
+) -> list[dict[str, Any]]:
+    """Return messages without some memories that they show."""
+    texts = set(texts)
+    quoting = {templates.quoted_outdated(text) for text in texts} if are_marked else set()
+    beginnings: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):  # of two with one beginning the longer
+        beginnings.setdefault(text[:_BEGINNING], []).append(text)
+
+    lengths, separator = sorted({*map(len, beginnings)}, reverse=True), templates.separator
+
+    def words_for(paragraph: str) -> str | None:
+        """Return what stands in place of words on memories; None for another paragraph."""
+        if are_marked:
+            return templates.removed if paragraph in quoting else None
+        return "" if paragraph and templates.is_annotation(paragraph) else None
+
+    def cleaned(content: str) -> str:
+        kept, copied_to = "", 0
+        for start in _paragraph_starts(content, separator):
+            if start < copied_to:  # within what was taken out
+                continue
+            words: str | None = templates.removed if are_marked else ""
+            end = _memory_end(content, start, beginnings, lengths, templates)
+            if end is None:
+                end = content.find(separator, start)
+                end = len(content) if end < 0 else end
+                words = words_for(content[start:end])
+            if words is None:
+                continue
+            kept += content[copied_to:start] + words
+            copied_to = end
+            if not words:  # a separator goes, too
+                copied_to = min(len(content), end + len(separator))
+                kept = kept.removesuffix(separator) if end == len(content) else kept
+        return kept + content[copied_to:]
+
+    copied = [copied_message(message) for message in messages]
+    for message in copied if beginnings and templates.separator else ():
+        content = message.get("content")
+        if message.get("role") == "assistant":
+            continue
+        if isinstance(content, str):
+            message["content"] = cleaned(content)
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                part["text"] = cleaned(part["text"])
+    return copied
+
+
+def forgotten(
+    messages: Iterable[Message],
+    memory_ids: Iterable[BlockId],
+    store: Hashable,
+    planner: ReusePlanner,
+    conversation_id: str | int | None,
+    tenant: str,
+) -> list[dict[str, Any]]:
+    """Return messages of a conversation without the texts of some memories, as copies."""
+    gone = list(memory_ids)
+    if conversation_id is not None:
+        messages = planner.without_blocks(messages, gone, conversation_id, tenant)
+    messages, named = list(messages), {(type(one), one) for one in gone}
+    standing = standing_memories(store, tenant, messages)
+    texts = [block.text for block in standing if (type(block.id), block.id) in named]
+    return without_memories(messages, texts, planner.templates, are_marked=True)
+
+
+def _memory_end(
+    content: str,
+    start: int,
+    beginnings: Mapping[str, Sequence[str]],
+    lengths: Sequence[int],
+    templates: Templates,
+) -> int | None:
+    """Return where the memory ends that stands at the beginning of a paragraph; None for none."""
+    first, after = start, ""
+    label = templates.label_pattern.match(content, start)
+    if label is not None:
+        first, after = label.end(), templates.after_text
+    for length in lengths:  # a short memory is all of its beginning
+        for text in beginnings.get(content[first : first + length], ()):
+            end = first + len(text) + len(after)
+            if content.startswith(text + after, first) and (
+                end == len(content) or content.startswith(templates.separator, end)
+            ):
+                return end
+    return None
+
+
+@cache
+def log_unknown_history() -> None:
+    """Say once that what a history shows is not known, so not looked up."""
+    _log.warning(
+        "a history shows labels, and which memories they stand for is not known: another process "
+        "or another wrapper has shown them. So nothing is said of those that were changed or "
+        "deleted since. Keep a conversation in one process, or leave the memories of earlier turns "
+        "out of its history."
+    )
+
+
+def is_not_found(error: Exception) -> bool:
+    """Return whether a store says by an error that it has no such memory."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status == 404 or "NotFound" in type(error).__name__

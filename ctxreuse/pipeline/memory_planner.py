@@ -1,0 +1,535 @@
+"""Plans the results of memory searches, and puts them into prompts, for wrappers of any store."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from ctxreuse.context.blocks import (
+    ContextBlock,
+    ContextRequest,
+    Message,
+    OpenAIMessage,
+    texts_to_show,
+)
+from ctxreuse.context.checks import checked_id, checked_kind, checked_list
+from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
+    Templates,
+    message_texts,
+    render_messages,
+)
+from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, RetrievedItems
+from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.memories import (
+    ENTITIES,
+    Placement,
+    ShownMemories,
+    checked_growth_limit,
+    checked_placement,
+    forgotten,
+    is_not_found,
+    is_too_long,
+    note_memories,
+    store_name,
+    tenant_of,
+    without_memories,
+)
+from ctxreuse.pipeline.prompt_turn import note_planned
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE
+from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
+
+MemoryRecord: TypeAlias = Mapping[str, Any]
+"""One memory: `id`, `memory` (its text), and other fields of mem0."""
+
+_RESULTS = "results"
+_ESTIMATED = 1.05
+"""Estimates of memories, full of names and dates, are too low by some percent of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryContext:
+    """The memories found for a question, as text; `str()` of it is text, then annotation.
+
+    Attributes:
+        text: The memories in planned order; of what the conversation shows already, its place
+            there.
+        annotation: The order in which mem0 ranked them, in words; None if the text has that order.
+        request: System text, history, question, and the planned memories, exact duplicates once.
+        plan: The plan, with `labels`; None where planning failed and the text is as mem0 ranked it.
+        placement: Where `messages` puts this turn's memories; "system" in no later turn.
+        opens: Whether they stand where a first turn has them, and the conversation behind.
+    """
+
+    text: str
+    annotation: str | None
+    request: ContextRequest
+    plan: Plan | None = None
+    placement: Placement = "before_question"
+    opens: bool = False
+
+    def __str__(self) -> str:
+        """Return text and annotation."""
+        if self.plan is None:
+            return self.text
+        return self.plan.rendered()
+
+    def messages(self) -> list[OpenAIMessage]:
+        """Return OpenAI chat messages: system text, history, question, and memories."""
+        request = self.request
+        if not self.opens:
+            return self._turn(request.history or (), request.query)
+        first, *behind = self._said
+        turn = self._turn((), first["content"])
+        return [*turn[:-1], {**first, "content": turn[-1]["content"]}, *behind]
+
+    def _turn(self, history: Sequence[Message], query: str) -> list[OpenAIMessage]:
+        """Return the messages of a turn that asks something behind a history."""
+        system, memories = self.request.system, str(self)
+        if not memories:
+            return render_messages(system, history, query)
+        if self.placement == "before_question":
+            content = self._joined(self.text, query)
+            if self.plan is not None:
+                content = self.plan.content
+            return render_messages(system, history, content)
+        if self.placement == "system":
+            return render_messages(self._joined(system or "", memories), history, query)
+        own = {"role": "user", "content": memories}
+        return render_messages(system, [*history, own], query)
+
+    @property
+    def _said(self) -> list[dict[str, Any]]:
+        """What is said in the conversation: the messages before this turn, and its question."""
+        return render_messages(None, self.request.history, self.request.query)
+
+    def body(
+        self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Return the fields of a request that carry the prompt, with content parts and marks.
+
+        They say what `messages` says; see `Plan.body`. Without a plan nothing is cut.
+        """
+        plan, request = self.plan, self.request
+        if plan is None:
+            return prompt_body(self.messages(), DEFAULT_CACHE, form, tools, citations=citations)
+        history: list[Any] = list(request.history or ())
+        query: Any = request.query
+        behind: list[dict[str, Any]] = []
+        if self.opens:
+            first, *behind = self._said
+            history, query = [], first["content"]
+        elif self.placement == "before_question" or not str(self):
+            return plan.body(form, citations=citations, tools=tools)
+        if behind and plan.cache.marks:  # the next turn begins with this one
+            behind[-1] = {**behind[-1], "content": [ContentPart(request.query, is_marked=True)]}
+        system, separator = request.system, plan.templates.separator
+        opening = [] if not system else [ContentPart(system, is_marked=0 in plan.marks)]
+        if self.placement == "system":
+            parts = list(plan.content_parts(""))
+            if opening:
+                parts[0] = parts[0]._replace(text=separator + parts[0].text)
+            before = [{"role": "system", "content": [*opening, *parts]}, *history]
+        else:
+            before = [{"role": "system", "content": opening}] if opening else []
+            before += history
+            if self.placement == "after_history":
+                before.append({"role": "user", "content": list(plan.content_parts(""))})
+        content: Any = query
+        if self.placement == "before_question":
+            content = list(plan.content_parts())
+        asking = self._said[0] if self.opens else {"role": "user"}
+        messages = [*before, {**asking, "content": content}, *behind]
+        key = plan.prompt_cache_key
+        return prompt_body(messages, plan.cache, form, tools, citations=citations, key=key)
+
+    def _joined(self, *texts: str) -> str:
+        templates = DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
+        return _joined(texts, templates)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearch:
+    """A call of a memory's `search`."""
+
+    method: Callable[..., Any]
+    query: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> Any:
+        """Return what the method does; its errors are raised."""
+        return self.method(self.query, *self.args, **self.kwargs)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose memories the search reads, however the arguments are given."""
+        arguments = dict(self.kwargs)
+        if self.args:
+            signature = inspect.signature(self.method)
+            arguments = dict(signature.bind(self.query, *self.args, **self.kwargs).arguments)
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    arguments.update(arguments.pop(parameter.name, {}))
+        options = arguments.get("options")
+        if options is not None and "filters" not in arguments:
+            given = options if isinstance(options, Mapping) else vars(options)
+            arguments["filters"] = given.get("filters")
+        ids = {name: arguments[name] for name in ENTITIES if name in arguments}
+        return tenant_of(arguments.get("filters"), **ids)
+
+
+class MemoryPlanner:
+    """Plans the results of searches; an internal error lets the memories through as found."""
+
+    def __init__(
+        self,
+        planner: ReusePlanner | None,
+        tenant: str | None,
+        component: str,
+        *,
+        labels: bool = False,
+        annotate: bool = False,
+        growth_limit: float | None = 2.0,
+        placement: Placement = "before_question",
+        store: object = None,
+    ) -> None:
+        self.planner = planner_for(planner)
+        self._labels = checked_kind("labels", labels, bool, "True or False")
+        self._annotates = checked_kind("annotate", annotate, bool, "True or False")
+        self._growth_limit = checked_growth_limit(growth_limit)
+        self._placement = checked_placement(placement)
+        self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
+        self._fail_open = FailOpen(
+            component, "memories go through as retrieved", tell=self.planner.note_failure
+        )
+        self._component, self._store = component, store_name(store)
+        self._searches = self.searches_of(_MEMORIES)
+
+    def searches_of(self, kind: ItemKind[Any]) -> DocumentPlanner[Any]:
+        """Return what puts items that a search found into planned order."""
+        return DocumentPlanner(self.planner, kind, self._component, fail_open=self._fail_open)
+
+    @property
+    def faults(self) -> int:
+        """How often planning, or looking up what is shown, has failed."""
+        return self._fail_open.faults
+
+    def look_up(self, shown: ShownMemories, get: Callable[[Any], Any] | None) -> None:
+        """Look up what earlier messages show and the search has not found."""
+        if not callable(get):
+            return
+        for memory_id in shown.to_look_up:
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                self._note(shown, memory_id, error)
+
+    async def alook_up(
+        self, shown: ShownMemories, get: Callable[[Any], Awaitable[Any]] | None
+    ) -> None:
+        """Do what `look_up` does, all at once."""
+
+        async def look_up_one(get: Callable[[Any], Any], memory_id: Any) -> None:
+            try:
+                stored = get(memory_id)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
+            except Exception as error:
+                self._note(shown, memory_id, error)
+
+        if callable(get):
+            await asyncio.gather(*(look_up_one(get, one) for one in shown.to_look_up))
+
+    def _note(self, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
+        """Note that a memory is gone, or could not be looked up."""
+        if is_not_found(error):
+            shown.note(memory_id, None)
+        else:
+            self._fail_open.note(error)
+
+    def reordered(self, result: Any, search: MemorySearch) -> Any:
+        """Return a search's result with its memories in planned order, none left out."""
+        return self._fail_open.attempt(lambda: self._reordered(result, search), lambda: result)
+
+    def shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        """Return the memories that earlier messages show and that have not been found now."""
+        return self._fail_open.attempt(
+            lambda: self._shown_memories(result, search, asked), ShownMemories
+        )
+
+    def context(
+        self,
+        result: Any,
+        search: MemorySearch,
+        asked: ContextRequest,
+        shown: ShownMemories,
+    ) -> MemoryContext:
+        """Return a search's memories as text."""
+        opened = self._opened(asked)
+        return self._fail_open.attempt(
+            lambda: self._context(result, search, opened, shown),
+            # without labels, because earlier turns may use these
+            lambda: MemoryContext(
+                _joined(texts_as_found(result)),
+                None,
+                opened,
+                placement=self._placement_in(opened),
+            ),
+        )
+
+    def _opened(self, asked: ContextRequest) -> ContextRequest:
+        """Return a request whose system text stands once: as `system`, or in the history."""
+        history = asked.history or ()
+        opening = _system_text(history)
+        if self._placement != "system" or opening is None:
+            return asked
+        if len(history) == 1 and asked.system is None:
+            return replace(asked, system=opening, history=())
+        said = f"{asked.system}{self.planner.templates.separator}"
+        is_said = asked.system is not None and opening.startswith(said)
+        return replace(asked, system=None) if is_said else asked
+
+    def _placement_in(self, request: ContextRequest, *, anew: bool = False) -> Placement:
+        """Return where this turn's memories stand; what was sent already keeps its place."""
+        if self._placement == "system" and request.history and not anew:
+            return "before_question"
+        return self._placement
+
+    def _reordered(self, result: Any, search: MemorySearch) -> Any:
+        found = found_memories(result)
+        scope = RequestScope(self.tenant_of(search))
+        shown_to = current_scope().tenant or ""
+        retrieved = RetrievedItems(found, search.query, scope, shown_to=shown_to)
+        [memories] = self._searches.plan_batch([retrieved])
+        if list(map(id, memories)) == list(map(id, found)):
+            return result
+        return {**result, _RESULTS: memories} if isinstance(result, Mapping) else memories
+
+    def without(
+        self,
+        ids: Iterable[str | int],
+        history: Iterable[Message],
+        scope: RequestScope,
+    ) -> list[dict[str, Any]]:
+        """Return messages of a conversation without the texts of memories, as copies."""
+        gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
+        request = ContextRequest((), history=history, tenant=scope.tenant or "")
+        conversation = scope.conversation_id
+        messages = request.history or ()
+        return forgotten(messages, gone, self._store, self.planner, conversation, request.tenant)
+
+    def _shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        if not asked.history:
+            return ShownMemories()
+        request = replace(asked, tenant=self.tenant_of(search))
+        found = map(memory_block, found_memories(result))
+        return ShownMemories.of(self._store, self.planner, request, found)
+
+    def _context(
+        self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
+    ) -> MemoryContext:
+        memories = list(map(memory_block, found_memories(result)))
+        blocks = [*memories, *relation_blocks(result)]
+        # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
+        unique = tuple(texts_to_show(blocks))
+        outdated = shown.outdated(memories)
+        request = replace(
+            asked,
+            blocks=unique,
+            tenant=self.tenant_of(search),
+            outdated=outdated,
+            labels=self._labels,
+        )
+        anew = self._laid_out_anew(request, shown) if shown.blocks else request
+        is_anew = self._is_too_long(request, anew, shown)
+        request = anew if is_anew else request
+        placement = self._placement_in(request, anew=is_anew)
+        planned = request
+        if placement == "system" and request.blocks:  # other bytes than before a user's message
+            opening = f"{request.system or ''}{self.planner.templates.separator}"
+            planned = replace(request, system=opening)
+        first = self._first_turn(planned, placement) if is_anew else None
+        planned = first or planned
+        plan = self.planner.plan(planned, **planning_time(self.planner))
+        if not self._annotates:
+            plan = plan.with_order_annotation(None)
+        note_memories(self._store, request.tenant, memories, self.planner.templates)
+        text = plan.rendered(with_order=False)
+        context = MemoryContext(
+            text, plan.order_annotation, request, plan, placement, first is not None
+        )
+        self._note_planned(context, plan)
+        return context
+
+    @staticmethod
+    def _note_planned(shown: MemoryContext, plan: Plan) -> None:
+        """Have the message that shows memories sent as it is, by whatever wraps the model."""
+        memories = str(shown)
+        for message in shown.messages() if memories else ():
+            for text in message_texts(message):
+                if memories in text:
+                    for tenant in {plan.request.tenant, current_scope().tenant or ""}:
+                        note_planned(tenant, message["role"], text, plan)
+
+    def _laid_out_anew(self, request: ContextRequest, shown: ShownMemories) -> ContextRequest:
+        """Return a turn whose history shows no memories, so that it shows all that it has found."""
+        texts = [block.text for block in shown.blocks]
+        before = request.history or ()
+        history = without_memories(before, texts, self.planner.templates)
+        if self._placement == "after_history":  # nothing is left of messages of memories alone
+            history = [
+                one
+                for one, was in zip(history, before, strict=True)
+                if one == was or one["content"]
+            ]
+        system, opening = request.system, _system_text(history)
+        if system is None and opening is not None:
+            system, history = opening or None, history[1:]
+        return replace(request, system=system, history=tuple(history), outdated=())
+
+    def _first_turn(self, request: ContextRequest, placement: Placement) -> ContextRequest | None:
+        """Return the first turn of a conversation whose memories are laid out anew in it."""
+        said = request.history
+        if not said or not request.blocks:
+            return None
+        if placement == "system":
+            return replace(request, history=None)
+        opening = said[0].get("content")
+        if said[0].get("role") != "user" or not isinstance(opening, str):
+            return None
+        first = replace(request, query=opening, history=None)
+        texts = [text for message in said for text in message_texts(message)]
+        found = self.planner.cached_tokens(first)
+        # what is found in front has to outweigh what was said since, which is computed anew
+        return first if found > sum(map(self.planner.count_tokens, texts)) else None
+
+    def _is_too_long(
+        self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories
+    ) -> bool:
+        """Return whether a prompt with all memories shown so far would be too long."""
+        if anew is request:
+            return False
+        standing = {block.text for block in shown.blocks}
+        found = {block.text for block in request.blocks}
+        alone = self._tokens(anew, found)
+        tokens = self._tokens(request, found - standing)
+        if self._labels:  # of new memories, and in the line that names the others
+            tokens += len(found) * self.planner.templates.label_tokens
+        return is_too_long(tokens * _ESTIMATED, alone, self._growth_limit)
+
+    def _tokens(self, request: ContextRequest, memories: Collection[str]) -> int:
+        """Return about how many tokens a prompt has that shows some memories in this turn."""
+        said = (text for message in request.history or () for text in message_texts(message))
+        texts = [request.system or "", request.query, *said, *memories]
+        return sum(map(self.planner.count_tokens, texts)) + len(memories)  # and what is between
+
+    def tenant_of(self, search: MemorySearch) -> str:
+        """Return the tenant of a search: the surrounding one, the wrapper's, or the filters'."""
+        for tenant in (current_scope().tenant, self._tenant):
+            if tenant is not None:
+                return tenant
+        return search.tenant
+
+
+class PlansMemories:
+    """What a wrapper of a store of memories says of its planning."""
+
+    _memory_planner: MemoryPlanner
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; it has to learn what the engine evicts."""
+        return self._memory_planner.planner
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and memories went through as they were found."""
+        return self._memory_planner.faults
+
+
+def asked(
+    query: str, system: str | None, history: Any, conversation_id: str | int | None
+) -> ContextRequest:
+    """Return a request without its memories, which are searched for later."""
+    given = ContextRequest(
+        (), query, system=system, history=history, conversation_id=conversation_id
+    )
+    scope = current_scope().inside(None, conversation_id, given.history)
+    return replace(given, history=scope.history, conversation_id=scope.conversation_id)
+
+
+def _system_text(history: Sequence[Message]) -> str | None:
+    """Return the text of the system message that a history begins with; None if it has none."""
+    if not history or history[0].get("role") != "system":
+        return None
+    content = history[0].get("content")
+    return content if isinstance(content, str) else None
+
+
+def found_memories(result: Any) -> Sequence[MemoryRecord]:
+    """Return the memories of a search, best first."""
+    memories = result.get(_RESULTS) if isinstance(result, Mapping) else result
+    if not isinstance(memories, list):
+        raise InvalidRequestError(
+            f"a search must return a dict with a list under 'results', or a list, not a "
+            f"{type(result).__name__} with a {type(memories).__name__}"
+        )
+    return memories
+
+
+def texts_as_found(result: Any) -> list[str]:
+    """Return the texts in a result of any kind, without exact duplicates."""
+    memories = result.get(_RESULTS) if isinstance(result, Mapping) else result
+    found = memories if isinstance(memories, (list, tuple)) else ()
+    texts = (memory.get("memory") for memory in found if isinstance(memory, Mapping))
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+
+
+def memory_block(memory: MemoryRecord) -> ContextBlock:
+    """Return a memory as a block; an updated memory is another block."""
+    memory_id = memory.get("id")
+    if memory_id is not None and not isinstance(memory_id, (str, int)):
+        memory_id = str(memory_id)  # a UUID
+    return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
+
+
+def relation_blocks(result: Any) -> list[ContextBlock]:
+    """Return a graph memory's relations as one block, none if there are none."""
+    relations = result.get("relations") if isinstance(result, Mapping) else None
+    lines: set[str] = set()
+    for one in relations if isinstance(relations, (list, tuple)) else ():
+        if isinstance(one, Mapping):
+            end = one.get("destination", one.get("target"))
+            words = [one.get("source"), one.get("relationship"), end]
+            if all(isinstance(word, str) and word for word in words):
+                lines.add(" -- ".join(map(str, words)))
+    return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
+
+
+def _joined(texts: Iterable[str], templates: Templates = DEFAULT_TEMPLATES) -> str:
+    return templates.separator.join(text for text in texts if text)
+
+
+def _found_block(memory: MemoryRecord) -> ContextBlock:
+    return ContextBlock(text=memory["memory"])
+
+
+def _found_forms(memories: Sequence[MemoryRecord]) -> list[list[str]]:
+    return [[memory["memory"] for memory in memories]]
+
+
+_MEMORIES: ItemKind[Any] = ItemKind(_found_block, _found_forms)

@@ -1,0 +1,303 @@
+"""Ordered release: calls wait, are planned together, and go on in the planned order."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from threading import get_ident
+from typing import Any, Generic, TypeVar
+
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.errors import InvalidRequestError, describe
+
+PLANNED_ON_THE_LOOP = 64
+"""More calls than these are planned in a thread, so that the event loop stays responsive."""
+
+DEFAULT_WINDOW_S = 0.005
+_LONGEST_WINDOW_S = 60
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class SlotState(Enum):
+    """How far a call has come."""
+
+    ARRIVED = "has no place in the order yet"
+    WAITING = "has a place, and others are before it"
+    RUNNING = "is released"
+    LEFT = "has ended, or was given up"
+
+
+class Slot(Generic[_Item, _Result]):
+    """One call in an `OrderedQueue`: it arrives, is lined up, is released, and leaves."""
+
+    def __init__(
+        self, queue: OrderedQueue[_Item, _Result], item: _Item, result: _Result | None = None
+    ) -> None:
+        self.item = item
+        self.state = SlotState.ARRIVED
+        self.error: BaseException | None = None
+        self.wake: Callable[[], object] = lambda: None  # `attach` puts the waiter's here
+        self.loop: object = None
+        self.queue = queue
+        self._results = [] if result is None else [result]
+        with queue.lock:
+            queue.present += 1
+            if result is None:
+                queue.arrived[self] = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it has a result that was not taken."""
+        return bool(self._results)
+
+    def set_result(self, result: _Result) -> None:
+        """Keep what was planned for it."""
+        self._results = [result]
+
+    def attach(self, wake: Callable[[], object], loop: object = None) -> None:
+        """Call `wake` when the slot is released or leaves, at once if it has, from any thread."""
+        with self.queue.lock:
+            self.wake, self.loop = wake, loop
+            if self.state in (SlotState.RUNNING, SlotState.LEFT):
+                wake()
+
+    def take(self) -> _Result | None:
+        """Return what was planned, once; None if nothing was, or if it was taken or given up."""
+        if self.error is not None:
+            raise self.error
+        with self.queue.lock:
+            return self._results.pop() if self._results else None
+
+    def leave(self, release: bool = True) -> None:
+        """End, or give up waiting, and free the place. May be repeated."""
+        queue = self.queue
+        with queue.lock:
+            if self.state is not SlotState.LEFT:
+                queue.present -= 1
+                queue.running -= self.state is SlotState.RUNNING
+                self.state = SlotState.LEFT
+                queue.arrived.pop(self, None)
+                queue.moved_at = time.monotonic()
+            results, self._results = self._results, []
+        for result in results:  # without the lock, because planners have locks, too
+            queue.unused(result)
+        if release:
+            queue.release()
+
+
+class TaskWaiter:
+    """Waits in a task of the running event loop until a slot is released, or has left."""
+
+    def __init__(self, slot: Slot[Any, Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._woken = asyncio.Event()
+        slot.attach(self._wake, self._loop)
+
+    def _wake(self) -> None:
+        # not at once: those that were woken before are resumed before
+        if get_ident() == self._thread:  # needs no system call to wake up the loop
+            self._loop.call_soon(self._woken.set)
+        else:
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether it was released, or has left, in time."""
+        if timeout_s is None:
+            return await self._woken.wait()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class OrderedQueue(Generic[_Item, _Result]):
+    """Releases calls in their order, some at a time; passes over those that have left.
+
+    Threads and tasks of any event loop may wait in one queue; hold `lock` to look and act in one
+    step. With one place, calls that leave as soon as they are released go strictly one after the
+    other.
+    """
+
+    def __init__(
+        self,
+        places: int = 1,
+        unused: Callable[[_Result], object] = lambda result: None,
+        lanes: int = 1,
+        by_loop: bool = False,  # whether neighbours of one event loop take one place together
+    ) -> None:
+        # re-entrant: a collected task may leave while this very thread holds it
+        self.lock = ForkSafeLock()
+        self.arrived: dict[Slot[_Item, _Result], None] = {}
+        self.present = 0
+        self.running = 0
+        self.moved_at = time.monotonic()  # in seconds of the monotonic clock
+        self.unused = unused
+        self.places: float = places
+        # heaps of place, order of lining up, and slot
+        self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
+        self._next_lane = 0
+        self._by_loop = by_loop
+        self._numbers = count()
+
+    def has_waiting(self, lane: int = 0) -> bool:
+        """Return whether a call waits in a lane."""
+        with self.lock:
+            line = self._lanes[lane]
+            while line and line[0][2].state is not SlotState.WAITING:  # it was given up
+                heappop(line)
+            return bool(line)
+
+    def take_arrived(self) -> list[Slot[_Item, _Result]]:
+        """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
+        with self.lock:
+            slots = list(self.arrived)
+            self.arrived.clear()
+        return slots
+
+    def plan(
+        self,
+        slots: list[Slot[_Item, _Result]],
+        schedule: Callable[[list[Slot[_Item, _Result]]], list[Slot[_Item, _Result]]],
+    ) -> None:
+        """Plan calls together, and line them up; an error reaches each caller."""
+        line = slots
+        try:
+            line = schedule(slots)
+        except Exception as error:
+            for slot in slots:
+                slot.error = error
+        except BaseException:
+            for slot in slots:
+                slot.error = RuntimeError("planning was interrupted")
+            raise
+        finally:
+            self.line_up(line)
+
+    def line_up(
+        self, slots: Iterable[Slot[_Item, _Result]], lane: int = 0, first: int | None = None
+    ) -> None:
+        """Give calls their places in the order, and release those that may run."""
+        left = []
+        with self.lock:
+            self.moved_at = time.monotonic()
+            for offset, slot in enumerate(slots):
+                self.arrived.pop(slot, None)
+                if slot.state is SlotState.ARRIVED:
+                    slot.state = SlotState.WAITING
+                    number = next(self._numbers)
+                    place = number if first is None else first + offset
+                    heappush(self._lanes[lane], (place, number, slot))
+                elif slot.state is SlotState.LEFT:  # while it was being planned
+                    left.append(slot)
+        for slot in left:
+            slot.leave(release=False)  # gives up its result
+        self.release()
+
+    def release(self) -> None:
+        """Let calls go on as long as there are places."""
+        loop = None
+        while True:
+            with self.lock:
+                may_run = self.running < self.places or self._goes_on(loop)
+                slot = self._first() if may_run else None
+                if slot is None:
+                    return
+                loop = slot.loop if self._by_loop else None
+                slot.state = SlotState.RUNNING
+                self.running += 1
+                try:
+                    slot.wake()
+                    continue
+                except RuntimeError:  # its event loop is closed
+                    pass
+            slot.leave(release=False)
+
+    def release_if_stalled(self, timeout_s: float) -> None:
+        """Release all calls if some wait, and none has gone on for the timeout."""
+        with self.lock:
+            if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
+                self.places = math.inf
+        self.release()
+
+    def _goes_on(self, loop: object) -> bool:
+        """Return whether the next call waits in the event loop of the one released last."""
+        if loop is None:
+            return False
+        lane = self._lanes[self._next_lane % len(self._lanes)]
+        while lane and lane[0][2].state is not SlotState.WAITING:
+            heappop(lane)
+        return bool(lane) and lane[0][2].loop is loop
+
+    def _first(self) -> Slot[_Item, _Result] | None:
+        """Take the first waiting call out of its lane; the lanes take turns."""
+        for step in range(len(self._lanes)):
+            number = (self._next_lane + step) % len(self._lanes)
+            lane = self._lanes[number]
+            while lane:
+                *_, slot = heappop(lane)
+                if slot.state is SlotState.WAITING:
+                    self._next_lane = number + 1
+                    return slot
+        return None
+
+
+async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:
+    """Return what planning returns; a large batch is planned in a thread."""
+    if calls > PLANNED_ON_THE_LOOP:
+        return await asyncio.to_thread(work)
+    return work()
+
+
+async def as_they_end(
+    works: Sequence[Callable[[], Awaitable[_Result]]], at_a_time: int | None = None
+) -> AsyncGenerator[_Result, None]:
+    """Yield what works return; they start in order, none after an error or without a reader."""
+    places = asyncio.Semaphore(at_a_time or max(1, len(works)))
+
+    async def run(work: Callable[[], Awaitable[_Result]]) -> _Result:
+        await places.acquire()
+        result = await work()
+        places.release()  # not if it fails: that would let another one start
+        return result
+
+    tasks = [asyncio.create_task(run(work)) for work in works]
+    try:
+        for task in asyncio.as_completed(tasks):
+            yield await task
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread, so that waiting here would stop it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def checked_window(window_s: object) -> float:
+    """Return the window if it is valid."""
+    if isinstance(window_s, bool) or not isinstance(window_s, (int, float)):
+        raise InvalidRequestError(
+            f"the micro-batch window must be a number of seconds, not {describe(window_s)}"
+        )
+    if not 0 <= window_s <= _LONGEST_WINDOW_S:
+        raise InvalidRequestError(
+            f"the micro-batch window is {describe(window_s)}; give seconds from 0 (off) to "
+            f"{_LONGEST_WINDOW_S}, such as {DEFAULT_WINDOW_S}"
+        )
+    return float(window_s)

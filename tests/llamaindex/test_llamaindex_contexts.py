@@ -1,0 +1,240 @@
+"""What an application shows of nodes, and its history: known again, moved as it stands, resent."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from block_labels import label
+from helpers import contexts_in
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
+from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.tools import FunctionTool
+from llamaindex_helpers import (
+    ListChatStore,
+    RecordingLLM,
+    as_prompt,
+    grow,
+    labelled,
+    letter_nodes,
+    letter_text,
+    ranked,
+)
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from openai_models import clients_of, openai_like
+
+from ctxreuse import ReusePlanner, Templates, request_context
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
+from ctxreuse.serving.emulation.openai_replies import ToolCall
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, cited_nodes, format_context
+
+PLAIN = MetadataMode.NONE
+FOUND = "Read documents 3, 2, 1 first."
+
+
+def texts(letters: str) -> list[str]:
+    return [letter_text(letter) for letter in letters]
+
+
+class TestFormatContext:
+    def test_nodes_are_shown_as_llamaindex_shows_them_or_as_a_template_says(self):
+        nodes = letter_nodes("ab")
+        a, b = texts("ab")
+        headed = f"source: a.txt\n\n{a}\n\nsource: b.txt\n\n{b}"
+        assert format_context(nodes) == format_context(nodes, metadata_mode="all") == headed
+        assert format_context(nodes, metadata_mode=PLAIN) == f"{a}\n\n{b}"
+        assert format_context(nodes, "<{source}>{content}", "\n") == f"<a.txt>{a}\n<b.txt>{b}"
+        template = "{metadata_str}: {content}"
+        assert format_context(nodes[:1], template) == f"source: a.txt: {a}"
+        assert format_context(nodes[:1], template, metadata_mode=PLAIN) == f": {a}"
+        assert format_context([]) == ""
+
+    def test_labels_are_shown_for_who_asks_for_them_each_text_once(self):
+        nodes = letter_nodes("aba")
+        text = format_context(nodes, metadata_mode=PLAIN, labels=True)
+        assert text == labelled("ab")
+        [found] = contexts_in(f"Context:\n{text}\nQuestion?")
+        assert [block.text for block in found.blocks] == texts("ab")
+        shown = f"source: a.txt\n\n{letter_text('a')}"
+        assert format_context(nodes[:1], labels=True) == f"{label(shown)} {shown}"
+        own = format_context(nodes[:2], "{content}", label="source")
+        assert own == f"a.txt {letter_text('a')}\n\nb.txt {letter_text('b')}"
+        ids = Templates(label="[{id}]")
+        named = format_context(nodes[:1], "{content}", labels=True, templates=ids)
+        assert named == f"[id-a] {letter_text('a')}"
+
+    def test_cited_nodes_are_those_that_the_same_arguments_show(self):
+        nodes = letter_nodes("ab")
+        shown = f"From b.txt: {letter_text('b')}"
+        assert cited_nodes(label(shown), nodes, "From {source}: {content}") == nodes[1:]
+        assert cited_nodes(label(shown), nodes) == []
+        assert cited_nodes("(b.txt)", nodes, label="source") == nodes[1:]
+        assert cited_nodes("See a!", nodes, label=lambda one: one.text[0]) == nodes[:1]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"text_template": "{page}: {content}"}, r"'page'.*'source'"),
+            ({"text_template": "{content} {"}, "text_template"),
+            ({"text_template": "{}"}, "text_template"),
+            ({"text_template": 3}, "text_template must be a string"),
+            ({"separator": None}, "separator"),
+            ({"labels": "yes"}, "labels"),
+            ({"label": "page"}, "label is 'page'.*source"),
+            ({"metadata_mode": "some"}, r"MetadataMode\.ALL"),
+        ],
+    )
+    def test_what_cannot_be_shown_is_named(self, arguments, message):
+        with pytest.raises(InvalidRequestError, match=message):
+            format_context(letter_nodes("a"), **arguments)
+
+    @pytest.mark.parametrize("nodes", ["text", None, [TextNode(text="no score")]])
+    def test_something_else_than_nodes_is_refused(self, nodes):
+        with pytest.raises(InvalidRequestError, match="takes a list of NodeWithScore"):
+            format_context(nodes)
+
+
+SHOWN: dict[str, Callable[[list[NodeWithScore]], str]] = {
+    "a title": lambda nodes: format_context(nodes, "# {source}\n{content}"),
+    "tags": lambda nodes: format_context(
+        nodes, "<document title='{source}'>\n{content}\n</document>", "\n"
+    ),
+    "a rule": lambda nodes: format_context(nodes, separator="\n---\n"),
+}
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
+    def test_what_a_template_puts_around_a_text_moves_with_it(self, shown):
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        for letters in ("abc", "cba"):
+            llm.complete(f"Context:\n{shown(letter_nodes(letters))}\n\nWhich?")
+        as_planned = shown(letter_nodes("abc"))
+        before, after = inner.prompts[1].split(FOUND)
+        assert (before.rstrip(), after) == (f"Context:\n{as_planned}", "\n\nWhich?")
+        assert llm.prompt_statistics.planned == 2
+
+    def test_planned_nodes_that_are_rendered_keep_their_ranking(self):
+        inner, planner = RecordingLLM(), ReusePlanner()
+        llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
+        postprocessor = ReusePostprocessor(planner=planner)
+        for letters in ("abc", "cba"):
+            nodes = postprocessor.postprocess_nodes(letter_nodes(letters))
+            shown = format_context(nodes, "# {source}\n{content}", labels=True)
+            llm.complete(f"Context:\n{shown}\n\nWhich?")
+        c, b, a = (label(f"# {one}.txt\n{letter_text(one)}") for one in "cba")
+        assert f"Read documents {c}, {b}, {a} first." in inner.prompts[1]
+        assert planner.savings.requests == planner.statistics().requests == 2
+
+    def test_it_can_be_had_for_rendered_nodes_alone(self):
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0, find_retrieved=False)
+        for letters in ("abc", "cba"):
+            llm.complete(format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True))
+        assert inner.prompts[1] == f"{labelled('abc')}\n\n{ranked('cba')}"
+
+    def test_each_tenants_nodes_are_known_to_it_alone(self):
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        with request_context(tenant="one"):
+            for letters in ("abc", "cba"):
+                prompt = format_context(letter_nodes(letters))
+                llm.complete(prompt)
+        llm.complete(prompt)
+        assert inner.prompts[1] != inner.prompts[2] == prompt
+
+
+def call(form: str) -> dict[str, Any]:
+    """Return the fields of a message that calls a tool, as models and stores write it."""
+    function = {"name": "search", "arguments": '{"text": "abc", "k": 3}'}
+    sent = {"id": "call_1", "type": "function", "function": function}
+    if form == "block":
+        kwargs = json.loads(function["arguments"])
+        block = ToolCallBlock(tool_call_id="call_1", tool_name="search", tool_kwargs=kwargs)
+        return {"blocks": [block]}
+    if form == "object":
+        made: Any = ChatCompletionMessageFunctionToolCall.model_validate(sent)
+        return {"blocks": [TextBlock(text="")], "additional_kwargs": {"tool_calls": [made]}}
+    return {"additional_kwargs": {"tool_calls": [{**sent, "index": 0}]}}
+
+
+class TestHistory:
+    @pytest.mark.parametrize("before", ["block", "object", "dict"])
+    @pytest.mark.parametrize("later", ["block", "object", "dict"])
+    def test_a_message_is_the_same_by_what_goes_over_the_wire(self, before, later):
+        def chat(form: str) -> list[ChatMessage]:
+            return [
+                ChatMessage(role="user", content=f"{shown}\n\nWhich?"),
+                ChatMessage(role="assistant", **call(form)),
+                ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "c"}),
+            ]
+
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        llm.complete(f"{format_context(letter_nodes('abc'))}\n\nWhich?")
+        shown = format_context(letter_nodes("cba"))
+        llm.chat(chat(before)[:1])
+        assert FOUND in inner.prompts[-1]
+        planned = inner.prompts[-1]
+        edits = llm.planner.prompt_records
+        llm.chat(chat(before))
+        answered = ChatMessage(role="assistant", content="So.")
+        llm.chat([*chat(later), answered, ChatMessage(role="user", content="And?")])
+        assert inner.prompts[-2].startswith(planned)
+        assert as_prompt(inner.chats[-1])[: len(planned)] == planned
+        assert edits.counts() == {"planned": 2, "in_history": 2}
+
+    def test_a_history_that_was_saved_as_json_is_sent_as_it_was_sent(self):
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        history: list[ChatMessage] = []
+        for letters in ("abc", "cba", "bca"):
+            shown = format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True)
+            history.append(ChatMessage(role="user", content=f"{shown}\n\n{letters}?"))
+            history.append(llm.chat(history).message)
+            saved = [one.model_dump_json() for one in history]
+            history = [ChatMessage.model_validate_json(one) for one in saved]
+        assert grow(inner.prompts)
+        assert all(inner.prompts[-1].count(text) == 1 for text in texts("abc"))
+
+    @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+    @pytest.mark.parametrize("kind", ["buffer", "memory", "saved"])
+    def test_each_prompt_of_an_agent_begins_with_the_one_before(self, kind):
+        def answer(body: dict[str, Any]) -> Any:
+            said = body["messages"][-1]
+            asked = json.dumps({"letters": str(said["content"])[:3]})
+            return ToolCall("search", asked) if said["role"] == "user" else "So."
+
+        def search(letters: str) -> str:
+            """Search."""
+            return format_context(letter_nodes(letters))
+
+        async def talk() -> None:
+            memory: Any = ChatMemoryBuffer.from_defaults(token_limit=30_000)
+            if kind == "memory":
+                memory = Memory.from_defaults(chat_store=ListChatStore(), token_limit=30_000)
+            for letters in ("abc", "cba", "bac"):
+                if kind == "saved":
+                    saved = [one.model_dump_json() for one in memory.get_all()]
+                    known = list(map(ChatMessage.model_validate_json, saved))
+                    memory = ChatMemoryBuffer.from_defaults(token_limit=30_000, chat_history=known)
+                agent = FunctionAgent(
+                    tools=[FunctionTool.from_defaults(search)], llm=llm, streaming=False
+                )
+                await agent.run(f"{letters}?", memory=memory)
+
+        engine = EmulatedEngine(answer=answer)
+        bare = openai_like(*clients_of(engine.transport()), is_function_calling_model=True)
+        llm = ReuseLLM(inner=bare, window_s=0)
+        asyncio.run(talk())
+        sent = [one["messages"] for one in engine.requests]
+        assert len(sent) == 6
+        for earlier, one in pairwise(sent):
+            assert one[: len(earlier)] == earlier
+        assert sum(one["role"] == "tool" for one in sent[-1]) == 3

@@ -1,0 +1,248 @@
+"""What was retrieved comes back in planned order: the same objects, as many as came."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from adapter_conformance import FaultyPlanner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from ctxreuse.pipeline.document_turn import (
+    DocumentPlanner,
+    ItemKind,
+    RetrievedItems,
+    shared_names,
+)
+from ctxreuse.pipeline.known_texts import Form, known_texts
+from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
+from virtual_clock import run_in_virtual_time
+
+SECRET = "a secret text"
+
+
+@dataclass(eq=False)
+class Item:
+    """A document as frameworks have them: changeable, with values of its own."""
+
+    name: str
+    score: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return f"{self.name.upper()} is a river. " + f"It flows through {self.name}. " * 20
+
+
+def by_score(items: Sequence[Item]) -> list[int]:
+    return sorted(range(len(items)), key=lambda place: -items[place].score)
+
+
+def kind(**options: Any) -> ItemKind[Item]:
+    return ItemKind(
+        block_of=lambda one: ContextBlock(text=one.text),
+        forms_of=lambda items: [[one.text for one in items]],
+        annotation_of=lambda words, items: Item(words, metadata={"of": len(items)}),
+        **options,
+    )
+
+
+def documents(planner: ReusePlanner | None = None, **options: Any) -> DocumentPlanner[Item]:
+    ranked = options.pop("ranked", None)
+    made = ReusePlanner() if planner is None else planner
+    return DocumentPlanner(made, kind(ranked=ranked), "ReuseRetriever", **options)
+
+
+def items_of(names: str) -> list[Item]:
+    return [Item(name) for name in names]
+
+
+def retrieved(items: Sequence[Item], tenant: str = "") -> RetrievedItems[Item]:
+    return RetrievedItems(items, "Which?", RequestScope(tenant))
+
+
+def plan(made: DocumentPlanner[Item], names: str, tenant: str = "") -> str:
+    return names_of(made.plan(retrieved(items_of(names), tenant)))
+
+
+def names_of(items: Sequence[Item]) -> str:
+    return "".join(one.name for one in items)
+
+
+def test_the_applications_own_objects_come_back_in_planned_order():
+    made = documents()
+    assert plan(made, "abc") == "abc"
+    given_items = items_of("cab")
+    planned = made.plan(retrieved(given_items))
+    assert names_of(planned) == "abc"
+    assert {id(one) for one in planned} == {id(one) for one in given_items}
+    assert all(one.metadata == {} for one in planned), "nothing is written on them"
+    assert names_of(given_items) == "cab", "the list that came is as it was"
+
+
+@given(st.lists(st.lists(st.sampled_from("abcde"), max_size=7), max_size=5), st.booleans())
+def test_as_many_come_back_as_came(contexts, drop_repeats):
+    made = documents(drop_repeats=drop_repeats)
+    for names in contexts:
+        given_items = items_of("".join(names))
+        planned = made.plan(retrieved(given_items))
+        unique = len(set(names))
+        assert len(set(names_of(planned[:unique]))) == unique, "repeats stand behind"
+        assert {id(one) for one in planned} <= {id(one) for one in given_items}
+        assert len({id(one) for one in planned}) == len(planned)
+        assert len(planned) == (unique if drop_repeats else len(names))
+
+
+def test_a_repeat_stands_behind_all_others_or_is_dropped():
+    assert plan(documents(), "abacb") == "abcab"
+    assert plan(documents(drop_repeats=True), "abacb") == "abc"
+
+
+def test_the_ranking_is_one_more_item_where_that_is_asked_for():
+    made = documents(annotation=True)
+    assert plan(made, "abc") == "abc"
+    [*planned, words] = made.plan(retrieved(items_of("cab")))
+    assert names_of(planned) == "abc"
+    assert (words.name, words.metadata) == ("Read documents 3, 1, 2 first.", {"of": 3})
+    assert shared_names([{"a": 1, "b": 2}, {"b": 3}]) == {"b": ""}
+    assert shared_names([]) == {}
+
+
+def test_items_that_do_not_come_best_first_are_ranked_as_they_say():
+    made = documents(annotation=True, ranked=by_score)
+    names, scores = "abc", (0.1, 0.9, 0.5)
+    planned = made.plan(retrieved([Item(*one) for one in zip(names, scores, strict=True)]))
+    assert names_of(planned) == "bca"
+    planned = made.plan(retrieved([Item("c", 0.1), Item("a", 0.9), Item("b", 0.5)]))
+    assert names_of(planned) == "bcaRead documents 3, 1, 2 first."
+
+
+def test_a_plan_is_provisional_and_saves_nothing():
+    planner = ReusePlanner()
+    made = documents(planner)
+    before = planner.savings
+    for names in ("abc", "cab"):
+        plan(made, names)
+    assert planner.savings == before
+    assert planner.statistics().requests == 2
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_wrapper_of_the_model_plans_the_same_texts_anew(is_own):
+    planner = ReusePlanner()
+    made = documents(planner)
+    plan(made, "abc")
+    model = planner if is_own else ReusePlanner()
+    items = made.plan(retrieved(items_of("cab")))
+    text = "Facts:\n" + "\n\n".join(one.text for one in items) + "\n\nWhich?"
+    [planned] = PromptPlanner(model).plan([ScopedPrompt((PromptPart("user", text),))])
+    assert planner.statistics().requests == 2, "its own plan stands in place of the retriever's"
+    assert model.savings.requests == 1
+    [own] = planned.plans
+    assert [block.text[0] for block in own.request.blocks] == ["C", "A", "B"], "best first"
+
+
+def test_tenants_are_planned_apart():
+    made = documents()
+    plan(made, "abc", "one")
+    assert plan(made, "cab", "two") == "cab"
+    assert plan(made, "cab", "one") == "abc"
+    assert known_texts().known("two", Item("a").text) is not None
+    assert known_texts().known("", Item("a").text) is None
+
+
+def test_several_queries_are_planned_together():
+    batch = [retrieved(items_of(names)) for names in ("abx", "cdy", "bza", "wdc")]
+    planned = [names_of(one) for one in documents().plan_batch(batch)]
+    assert [one[:2] for one in planned] == ["ab", "cd", "ab", "cd"]
+    assert list(map(sorted, planned)) == list(map(sorted, ("abx", "cdy", "bza", "wdc")))
+
+
+@pytest.mark.parametrize("names", [("abx", "bza"), ("cdy", "wdc")])
+def test_calls_at_the_same_time_are_planned_together(names):
+    made = documents()
+
+    async def both() -> list[list[Item]]:
+        return list(await asyncio.gather(*(made.aplan(retrieved(items_of(one))) for one in names)))
+
+    planned = [names_of(one) for one in run_in_virtual_time(both())]
+    assert planned[0][:2] == planned[1][:2]
+    assert list(map(sorted, planned)) == list(map(sorted, names))
+
+
+def test_threads_get_what_they_have_retrieved():
+    made = documents()
+    names = ["abc", "cab", "dab", "eba"] * 5
+    with ThreadPoolExecutor(8) as pool:
+        planned = list(pool.map(lambda one: plan(made, one), names))
+    assert list(map(sorted, planned)) == list(map(sorted, names))
+
+
+def test_a_fault_gives_items_as_they_came_and_is_counted(caplog):
+    made = documents(FaultyPlanner())
+    given_items = items_of("baba")
+    with caplog.at_level(logging.WARNING, "ctxreuse"):
+        for _ in range(2):
+            retrieved_items = RetrievedItems(given_items, SECRET, NO_SCOPE)
+            assert made.plan(retrieved_items) == given_items
+            assert made.plan_batch([retrieved_items] * 2) == [given_items] * 2
+    assert made.faults == 4
+    [record] = caplog.records
+    assert record.getMessage().startswith("ReuseRetriever: planning failed with RuntimeError at ")
+    assert SECRET not in repr(vars(record))
+
+
+def test_what_is_no_text_goes_through_as_it_came():
+    made = documents()
+    broken = [Item("a"), Item(7)]  # type: ignore[arg-type]
+    assert made.plan(retrieved(broken)) == broken
+    assert made.faults == 1
+    assert plan(made, "ab") == "ab"
+
+
+def test_in_shadow_mode_items_come_back_as_they_came():
+    planner = ReusePlanner(mode="shadow")
+    made = documents(planner, annotation=True, drop_repeats=True)
+    plan(made, "abc")
+    assert plan(made, "cabb") == "cabb"
+    assert not known_texts().knows("")
+
+
+def test_what_can_be_read_once_only_is_read_once():
+    made = documents()
+    assert names_of(made.plan(retrieved(iter(items_of("abc"))))) == "abc"  # type: ignore[arg-type]
+    assert made.plan(retrieved([])) == []
+
+
+def test_what_ends_the_program_is_not_held_up():
+    class Interrupted(ReusePlanner):
+        def plan(self, request: ContextRequest, *args: Any, **options: Any) -> Any:
+            raise KeyboardInterrupt
+
+    made = documents(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        plan(made, "ab")
+    assert made.faults == 0
+
+
+def test_neighbours_of_a_document_stay_in_reading_order():
+    def followed(items: Sequence[Item]) -> list[Form]:
+        follower = {"f": "g", "b": "c"}
+        return [Form(one.text, None, one.name, follower.get(one.name)) for one in items]
+
+    kind = ItemKind(
+        lambda item: ContextBlock(text=item.text),
+        lambda items: [[one.text for one in items]],
+        followed=followed,
+    )
+    documents = DocumentPlanner[Item](ReusePlanner(), kind, "Test")
+    for names in ("gbfc", "fgbc"):
+        items = [Item(name) for name in names]
+        planned = documents.plan_batch([RetrievedItems(items, "?", NO_SCOPE)])[0]
+    assert [one.name for one in planned] == list("fgbc")

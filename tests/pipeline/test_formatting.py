@@ -1,0 +1,131 @@
+"""Documents as the text of a prompt, and those that an answer cites."""
+
+from typing import Any
+
+import pytest
+
+from ctxreuse import PAPER_TEMPLATES, ContextBlock
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.context_finder import contexts_in
+from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
+from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+
+BY_ID = Templates(label="[Doc_{id}]")
+ALL_TEMPLATES = [DEFAULT_TEMPLATES, PAPER_TEMPLATES, BY_ID]
+TEXTS = {letter: f"{letter.upper()} is a river that is known." for letter in "abc"}
+
+
+def join(letters: str, separator: str = "\n\n", tenant: str = "", **options: Any) -> str:
+    texts = [TEXTS[letter] for letter in letters]
+    templates = options.pop("templates", DEFAULT_TEMPLATES)
+    forms = [Form(f"Title: {letter}\n{TEXTS[letter]}") for letter in letters]
+    options.setdefault("ids", list(letters))
+    return joined_forms(forms, texts, separator, tenant, templates, **options)
+
+
+def label_of(letter: str, templates: Templates) -> str:
+    return templates.label_of(ContextBlock(id=letter, text=f"Title: {letter}\n{TEXTS[letter]}"))
+
+
+def found(message: str, tenant: str = "") -> list[list[str]]:
+    """Return the texts of the contexts of a message as the index sees them."""
+    shown = contexts_in(known_texts(), tenant, message)
+    assert shown is not None
+    return [[block.text for block in one.blocks] for one in shown.contexts]
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n", "\n---\n"])
+def test_documents_are_joined_and_known_as_they_stand(separator):
+    text = join("cab", separator)
+    shown = [f"Title: {letter}\n{TEXTS[letter]}" for letter in "cab"]
+    assert text == separator.join(shown)
+    assert found(f"Facts:\n{text}\n\nWhich?") == [shown]
+    assert found(text, "other") == []
+    join("ab", tenant="other")
+    assert found(text, "other") == [shown[1:]]
+
+
+@pytest.mark.parametrize("templates", ALL_TEMPLATES)
+def test_each_stands_under_its_label_once_where_that_is_asked_for(templates):
+    text = join("caba", labels=True, templates=templates)
+    shown = {letter: f"Title: {letter}\n{TEXTS[letter]}" for letter in "abc"}
+    labels = {letter: label_of(letter, templates) for letter in "abc"}
+    assert text == "\n\n".join(f"{labels[letter]} {shown[letter]}" for letter in "cab")
+    assert found(text) == [[shown[letter] for letter in "cab"]], "what stands under the label"
+    again = join("bc", labels=True, templates=templates)
+    assert again.startswith(labels["b"]), "the same text has the same label in every prompt"
+
+
+def test_the_applications_own_labels_stand_in_their_place():
+    text = join("ab", own_labels=["<1>", "<2>"])
+    assert text == f"<1> Title: a\n{TEXTS['a']}\n\n<2> Title: b\n{TEXTS['b']}"
+    assert found(text) == [text.split("\n\n")], "with their labels: another one is another text"
+
+
+def test_an_id_makes_a_block_another_one_only_where_labels_show_it():
+    form = Form(TEXTS["a"])
+    same = labelled_block(form, None, DEFAULT_TEMPLATES)
+    assert labelled_block(form, "fresh-uuid", DEFAULT_TEMPLATES).key == same.key
+    assert labelled_block(form, "x", BY_ID).key != labelled_block(form, "y", BY_ID).key
+
+
+def test_what_was_planned_is_as_good_when_it_is_rendered():
+    held = TextList("run", is_ours=True, take_back=print)
+    known_texts().add("", [TEXTS[letter] for letter in "bca"], held)
+    shown = contexts_in(known_texts(), "", join("abc"))
+    assert shown is not None
+    [context] = shown.contexts
+    assert context.ranked() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"templates": "[{id}]"}, "templates"),
+        ({"separator": 3}, "separator"),
+        ({"labels": "yes"}, "labels"),
+    ],
+)
+def test_settings_of_another_type_are_refused(options, said):
+    with pytest.raises(InvalidRequestError, match=f"^{said} "):
+        join("ab", **options)
+
+
+@pytest.mark.parametrize(
+    ("says", "cited"),
+    [
+        ("{a} and {c}, but {a}.", "ac"),
+        ("{c}{b}", "cb"),
+        ("[{a_}, {b_}; {c_}]", "abc"),
+        ("So it is ({b_}), ({c_} and {a_}).", "bca"),
+        ("{a}.pdf", "a"),
+        ("[{a_}x] {b_} c", ""),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("templates", ALL_TEMPLATES)
+def test_all_ways_to_cite_are_read_in_the_answers_order(says, cited, templates):
+    labels = {letter: label_of(letter, templates) for letter in "abc"}
+    names = {f"{letter}_": label.strip("[]") for letter, label in labels.items()}
+    text = says.format(**labels, **names)
+    for answer in (text, text.replace("_", "\\_")):  # as Markdown has it
+        places = cited_positions(answer, [labels[letter] for letter in "cab"])
+        assert ["cab"[place] for place in places] == list(cited)
+
+
+def test_a_label_that_begins_another_ones_is_not_cited_with_it():
+    labels = ["Doc_1", "Doc_12"]
+    assert cited_positions("As Doc_12 says.", labels) == [1]
+    assert cited_positions("(Doc_1, Doc_12)", labels) == [0, 1]
+
+
+def test_all_documents_with_a_label_are_cited_by_it():
+    assert cited_positions("So it is [x].", ["[x]", "[x]", "[y]"]) == [0, 1]
+    assert cited_positions("[y] and [x]", ["[x]", "[y]", "[x]"]) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("answer", [5, None, b"a"])
+def test_an_answer_of_another_type_is_refused(answer):
+    with pytest.raises(InvalidRequestError, match="an answer's text"):
+        cited_positions(answer, ["[x]"])

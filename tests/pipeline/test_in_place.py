@@ -1,0 +1,94 @@
+"""Which words of an application say what the order of its documents means."""
+
+import pytest
+
+from ctxreuse import ContextBlock
+from ctxreuse.pipeline.context_finder import Context, contexts_in
+from ctxreuse.pipeline.in_place import have_own_numbers, reason_in_place
+from ctxreuse.pipeline.known_texts import Form, KnownTexts
+
+TEXTS = [f"{name} is a river. It flows to the sea." for name in ("Seine", "Tiber", "Rhine")]
+
+
+def context(*forms: Form) -> Context:
+    known = KnownTexts()
+    known.add("", forms or TEXTS)
+    found = contexts_in(known, "", "\n\n".join([one.text for one in forms] or TEXTS))
+    assert found is not None
+    [one] = found.contexts
+    return one
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Use the following pieces of retrieved context to answer the question. If you do not know "
+        "the answer, just say so. Use three sentences maximum.",
+        "Context information is below.\n---------------------",
+        "Context information from multiple sources is below.",
+        "Answer the question based only on the following context:",
+        "Article 5 of the first contract, in order to be clear:",
+        "You are a helpful assistant. Think step by step.",
+        "Given the context information and not prior knowledge, answer the query.",
+        "Use the documents. In which order were they built?",
+    ],
+)
+def test_the_usual_templates_say_nothing(words):
+    assert reason_in_place(context(), [words]) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Cite what you use:",
+        "Give the number of the passage.",
+        "Sources: a.txt, b.txt, c.txt",
+        "Main document (best match):",
+        "What does document 2 say?",
+        "Mark statements with [1] and so on.",
+        "Zitiere genau:",
+        "Name the first document.",
+        "Return the index of each chunk.",
+        "Refer to them by their number.",
+    ],
+)
+def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
+    assert reason_in_place(context(), [words]) == "numbers"
+    labelled = [Form(f"[{one[:5]}] {one}", ContextBlock(text=one)) for one in TEXTS]
+    assert reason_in_place(context(*labelled), [words]) is None
+    numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
+    assert have_own_numbers(context(*numbered).texts)
+    assert reason_in_place(context(*numbered), [words]) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "The passages are sorted by relevance.",
+        "Memories in chronological order:",
+        "Read the chunks in this order:",
+        "Oldest first:",
+        "Conversation so far:",
+        "Transcript:",
+        "Ranked results:",
+        "The most relevant ones come first.",
+        "Follow these steps:",
+    ],
+)
+def test_words_on_the_order_keep_it_whatever_the_texts_show(words):
+    assert reason_in_place(context(), [words]) == "order"
+    labelled = [Form(f"[{one[:5]}] {one}", ContextBlock(text=one)) for one in TEXTS]
+    assert reason_in_place(context(*labelled), [words]) == "order"
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ('{"type": "integer"}', "numbers"),
+        ('{"title": "source_index", "type": "string"}', "numbers"),
+        ('{"title": "cited_ids"}', "numbers"),
+        ('{"title": "answer", "type": "string"}', None),
+    ],
+)
+def test_the_schema_of_an_answer_may_ask_for_places(schema, reason):
+    assert reason_in_place(context(), [], schema=schema) == reason

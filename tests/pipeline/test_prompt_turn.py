@@ -1,0 +1,634 @@
+"""What becomes of a prompt: its new contexts are planned once, and sent again as they were sent."""
+
+import gc
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from statistics import median
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ReusePlanner
+from ctxreuse.context.content_parts import joined
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.pipeline import in_place, prompt_turn
+from ctxreuse.pipeline.formatting import joined_forms
+from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
+from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.prompt_turn import (
+    PlannedPrompt,
+    PromptPart,
+    PromptPlanner,
+    ScopedPrompt,
+    as_given,
+    note_planned,
+)
+
+TEXTS = {
+    letter: f"{letter.upper()} is a river. "
+    + " ".join(f"It flows through {letter}{number}." for number in range(12))
+    for letter in "abcdefgh"
+}
+LONG = {letter: " ".join([text] * 12) for letter, text in TEXTS.items()}
+"""Long enough for providers, which keep prefixes from 1,024 tokens on."""
+
+
+def letters_in(text: str) -> str:
+    """Return the documents that a text shows, in order."""
+    return "".join(dict.fromkeys(found[1].lower() for found in re.finditer(r"(\w) is a r", text)))
+
+
+class World:
+    """A planner that is asked with documents of one letter."""
+
+    def __init__(self, *, labels: bool = False, strategy: Any = "reuse", **settings: Any) -> None:
+        self.planner = ReusePlanner(**settings)
+        self.prompts = PromptPlanner(self.planner, strategy)
+        self.labels = labels
+        self.texts = TEXTS if self.planner.cache.marks == 0 else LONG
+
+    def context(self, letters: str, separator: str = "\n\n", tenant: str = "") -> str:
+        texts = [self.texts[letter] for letter in letters]
+        forms, templates = [Form(one) for one in texts], self.planner.templates
+        none = [None] * len(texts)
+        return joined_forms(
+            forms, texts, separator, tenant, templates, labels=self.labels, ids=none
+        )
+
+    def plan(self, *parts: PromptPart, **scope: Any) -> PlannedPrompt:
+        [planned] = self.prompts.plan([ScopedPrompt(parts, RequestScope(**scope))])
+        return planned
+
+    def user(self, text: str, **scope: Any) -> str:
+        """Plan a prompt of one message; return what is sent."""
+        [sent] = self.plan(PromptPart("user", text), **scope).texts
+        return sent
+
+    def counts(self) -> dict[str, Any]:
+        counted = self.prompts.statistics()
+        own = {"planned": counted.planned, "in_history": counted.in_history}
+        return {
+            name: number
+            for name, number in {**own, "not_found": counted.not_found, **counted.in_place}.items()
+            if number
+        }
+
+
+def said(*texts: str) -> tuple[PromptPart, ...]:
+    """Return messages of user and assistant, one after the other."""
+    return tuple(PromptPart(("user", "assistant")[n % 2], one) for n, one in enumerate(texts))
+
+
+def test_a_context_is_planned_where_it_stands():
+    world = World()
+    world.user(f"Facts:\n{world.context('abc')}\n\nWhich?")
+    sent = world.user(f"Facts:\n{world.context('cab')}\n\nWhere?")
+    assert sent == (f"Facts:\n{world.context('abc')}\n\nRead documents 3, 1, 2 first.\n\nWhere?")
+    sent = world.user(f"Others:\n{world.context('cab')}\n\nWhere?")
+    assert letters_in(sent) == "cab", "other words in front: another prefix"
+
+
+def test_unknown_texts_and_other_tenants_texts_stay():
+    world = World()
+    text = "\n\n".join(TEXTS.values())
+    assert world.user(text) == text
+    context = world.context("abc", tenant="other")
+    assert world.user(context) == context
+    assert world.counts() == {"not_found": 2}
+    assert world.prompts.plan([]) == []
+    assert world.plan() == PlannedPrompt(0, ())
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself(labels):
+    world = World(labels=labels)
+    world.user(world.context("abcdef"))
+    turns: list[str] = []
+    before: tuple[str, ...] = ()
+    for number, letters in enumerate(["cab", "bad", "fed", "abc"]):
+        turns.append(f"{world.context(letters)}\n\nQuestion {number}?")
+        loaded = [PromptPart(**one) for one in json.loads(json.dumps([*map(asdict, said(*turns))]))]
+        planned = world.plan(*loaded)
+        assert planned.texts[: len(before)] == before
+        turns.append(f"Answer {number}.")
+        before = (*planned.texts, turns[-1])
+    assert letters_in(before[0]) == "abc"
+    assert [letters_in(one) for one in before[2::2]] == (
+        ["d", "fe", ""] if labels else ["bad", "fed", "abc"]
+    ), "what cannot be referred to is shown again"
+    assert world.counts() == {"planned": 5}
+    world.plan(*said(*turns, "Thanks."))
+    assert world.counts() == {"planned": 5, "in_history": 1}
+
+
+def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
+    world = World(labels=True)
+    first, second = f"{world.context('abc')}\n\nWho?", f"{world.context('bd')}\n\nWhy?"
+    assert "See also [" in world.plan(*said(first, "A.", second)).texts[2]
+    planned = world.plan(*said(second, "B.", "So?"))
+    assert letters_in(planned.texts[0]) == "db"
+    assert "See also" not in planned.texts[0]
+    assert planned.texts[0].endswith("\n\nWhy?")
+    again = world.plan(*said(first, "A.", second, "B.", "So?"))
+    assert letters_in(again.texts[2]) == "d", "where it is there again, it is referred to"
+
+
+def test_a_turn_that_the_user_has_edited_is_not_referred_to():
+    world = World(labels=True)
+    world.plan(*said(f"{world.context('abc')}\n\nWhich?"))
+    later = world.plan(*said("Never mind.", "Fine.", f"{world.context('bd')}\n\nWhy?"))
+    assert letters_in(later.texts[2]) == "bd"
+
+
+def test_answers_prefills_and_what_came_from_elsewhere_stay():
+    world = World()
+    world.user(world.context("abc"))
+    context = world.context("cab")
+    parts = (*said("Who?", context), PromptPart("user", "Why?"))
+    assert world.plan(*parts).texts == ("Who?", context, "Why?")
+    assert world.plan(*said(f"{context} Who?", "A.", "Why?")).texts[0] == f"{context} Who?"
+    prefilled = world.plan(*said(f"{context}\n\nWho?", "It is"))
+    assert (letters_in(prefilled.texts[0]), prefilled.texts[1]) == ("abc", "It is")
+
+
+def test_a_system_message_in_front_is_planned_too():
+    world = World()
+    parts = PromptPart("system", f"Facts:\n{world.context('abc')}"), PromptPart("user", "Who?")
+    world.plan(*parts)
+    moved = PromptPart("system", f"Facts:\n{world.context('cab')}")
+    planned = world.plan(moved, *said("Hi.", "Hello.", "Who?"))
+    assert letters_in(planned.texts[0]) == "abc"
+    again = world.plan(moved, *said("Hi.", "Hello.", "Who?", "B.", "Why?"))
+    assert again.texts[0] == planned.texts[0]
+
+
+def test_a_system_message_that_stayed_in_place_stays_for_the_conversation():
+    world = World()
+    shown = PromptPart("system", f"Facts:\n{world.context('cab')}")
+    first = world.plan(shown, *said("Which is the oldest?"))
+    assert world.counts() == {"order": 1}
+    for question in ("Which?", "Who?"):
+        world.plan(PromptPart("system", f"Facts:\n{world.context('abc')}"), *said(question))
+    later = world.plan(shown, *said("Which is the oldest?", "C.", "So?"))
+    assert later.texts[0] == first.texts[0]
+
+
+def test_what_a_tool_returned_keeps_its_order():
+    world = World()
+    world.user(world.context("abc"))
+    parts = (*said("Search.", ""), PromptPart("tool", world.context("cab")))
+    assert world.plan(*parts).texts[2] == world.context("cab")
+    assert world.counts() == {"planned": 1, "behind_changing_words": 1}
+
+
+def test_several_contexts_in_one_message_are_planned():
+    world = World()
+    for second in ("cd", "dc"):
+        text = f"One:\n{world.context('ab')}\n\nTwo:\n{world.context(second)}\n\nWho?"
+        planned = world.plan(*said(text))
+    assert len(planned.plans) == 2
+    assert planned.texts[0] == (
+        f"One:\n{world.context('ab')}\n\n"
+        f"Two:\n{world.context('cd')}\n\nRead documents 2, 1 first.\n\nWho?"
+    )
+    assert world.counts() == {"planned": 2}, "a prompt counts once"
+
+
+def test_contexts_in_several_messages_are_planned():
+    world = World()
+    parts = (PromptPart("system", f"Facts:\n{world.context('ab')}"), *said(world.context("cd")))
+    assert len(world.plan(*parts).plans) == 2
+
+
+def test_the_fronts_of_one_prompt_are_no_changing_words():
+    world = World()
+    contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
+    assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
+
+
+def test_words_on_the_order_stand_inside_of_tags_around():
+    world = World()
+    for letters in ("abc", "cab"):
+        documents = "\n".join(f"<doc>{world.context(letter)}</doc>" for letter in letters)
+        sent = world.user(f"<docs>\n{documents}</docs>\nWhich?")
+    assert sent == f"<docs>\n{documents}</docs>\nWhich?".replace(
+        documents,
+        "\n".join(f"<doc>{TEXTS[letter]}</doc>" for letter in "abc")
+        + "\n\nRead documents 3, 1, 2 first.",
+    )
+
+
+def test_a_repeat_stands_behind_all_others():
+    world = World()
+    world.user(world.context("abcd"))
+    sent = world.user("\n\n".join(TEXTS[letter] for letter in "dbabc"))
+    assert sent.split("\n\n") == [*(TEXTS[one] for one in "abcdb"), "Read documents 4, 2, 1 first."]
+
+
+def test_the_retrievers_order_is_kept_where_that_is_asked_for():
+    world = World(strategy="none")
+    world.user(world.context("abc"))
+    assert world.user(world.context("cab")) == world.context("cab")
+    world = World(annotate=False)
+    world.user(world.context("abc"))
+    assert world.user(world.context("cab")) == world.context("abc")
+
+
+def test_a_list_that_was_planned_before_is_planned_anew_from_its_ranks():
+    world = World()
+    world.user(world.context("abc"))
+    taken: list[object] = []
+    held = TextList("run", is_ours=True, take_back=taken.append)
+    known_texts().add("", [TEXTS[letter] for letter in "cba"], held)
+    shown = "\n\n".join(TEXTS[letter] for letter in "bca")
+    sent = world.user(shown)
+    assert taken == [world.planner]
+    assert letters_in(sent) == "abc"
+    assert "Read documents 3, 2, 1 first." in sent
+
+
+def ask(
+    world: World,
+    documents: Sequence[str] = [TEXTS[letter] for letter in "cab"],
+    separator: str = "\n\n",
+    front: str = "Facts:\n",
+    end: str = "\n\nWhich?",
+    beside: str = "",
+    *,
+    in_sequence: bool = False,
+    others: Sequence[str] = (),
+) -> str:
+    """Ask with documents; return what became of the prompt."""
+    follower = [n + 1 if in_sequence else None for n in range(len(documents))]
+    forms = [Form(one, name=n, follower=follower[n]) for n, one in enumerate(documents)]
+    known_texts().add("", forms)
+    known_texts().add("", others)
+    text = front + separator.join(documents) + end
+    before = Counter(world.counts())
+    prompt = ScopedPrompt((PromptPart("user", text),), beside=beside)
+    [planned] = world.prompts.plan([prompt])
+    [outcome] = Counter(world.counts()) - before
+    assert bool(planned.plans) is (outcome == "planned")
+    assert outcome == "planned" or planned.texts == (text,)
+    return outcome
+
+
+CAB = [TEXTS[letter] for letter in "cab"]
+ALIKE = ["line\n" * number + "x" for number in range(3, 400)]
+REASONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("words_between", {"separator": "\n\nAnd:\n"}, {"separator": "\n\n---\n"}),
+    ("too_short", {"documents": ["The Seine.  ", "The Tiber.  "]}, {"documents": CAB[:2]}),
+    ("sequence", {"in_sequence": True}, {"in_sequence": False}),
+    ("numbers", {"front": "Cite the passages.\n\n"}, {"front": "Read the passages.\n\n"}),
+    ("numbers", {"end": "\n\nName the index of each document."}, {"end": "\n\nName each."}),
+    ("numbers", {"beside": '{"type": "integer"}'}, {"beside": '{"type": "string"}'}),
+    (
+        "numbers",
+        {"front": "Cite like [1].\n\n"},
+        {"front": "Cite like [1].\n\n", "documents": [f"[{n}] {one}" for n, one in enumerate(CAB)]},
+    ),
+    ("order", {"front": "Sorted by date:\n"}, {"front": "Sorts of fish:\n"}),
+    ("order", {"end": "\n\nFollow these steps."}, {"end": "\n\nFollow these rivers."}),
+    ("twice", {"end": "\n\n\n" + "\n".join(CAB)}, {"end": "\n\n\nAgain?"}),
+    (
+        "too_long",
+        {"others": ALIKE, "end": "\nline" * 4_000},
+        {"others": ALIKE, "end": "\nwords" * 4_000},
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "stays", "is_planned"), REASONS)
+def test_a_context_stays_for_a_reason_that_is_counted(reason, stays, is_planned):
+    assert ask(World(), **stays) == reason
+    known_texts().forget_all()
+    assert ask(World(), **is_planned) == "planned"
+
+
+def test_each_reason_has_a_program():
+    shown = {reason for reason, _, _ in REASONS}
+    assert shown | {"behind_changing_words"} == set(get_args(in_place.Reason))
+    assert set(prompt_turn._REMEDIES) == {*get_args(in_place.Reason), "not_found", "in_history"}
+
+
+def test_a_front_that_changes_each_time_keeps_a_context_in_place():
+    world = World()
+    outcomes = [ask(world, front=f"Date: {n}.\n") for n in (1, 2, 3, 4, 2)]
+    assert outcomes == ["planned"] * 2 + ["behind_changing_words"] * 2 + ["planned"]
+
+
+def test_a_users_own_words_do_not_count_once_they_are_told_apart():
+    world = World()
+    assert ask(world, end="\n\nWhich is the oldest?") == "order", (
+        "the application's, for all we see"
+    )
+    assert ask(world, end="\n\nWhich?") == "planned"
+    assert ask(world, end="\n\nWhich is sorted?") == "planned"
+    world = World()
+    for question in ("Where?", "Which?", "Who?"):
+        outcome = ask(world, front="The oldest come first.\n\n", end=f"\n\n{question}")
+        assert outcome == "order"
+
+
+def test_words_of_documents_are_not_the_applications():
+    world = World()
+    dated = [f"{text} The oldest ones are sorted." for text in TEXTS.values()]
+    one, other = dated[:2], dated[2:4]
+    for texts in (one, other):
+        known_texts().add("", texts)
+    for question in ("Which?", "Where?", "Who?"):
+        parts = PromptPart("user", "\n".join(one)), PromptPart("user", "\n".join(other))
+        assert len(world.plan(*parts, PromptPart("user", question)).plans) == 2
+
+
+def test_words_of_an_earlier_plan_keep_the_order_that_they_speak_of():
+    world = World()
+    world.user(world.context("abc"))
+    text = f"{world.context('cab')}\n\nRead documents 2, 3, 1 first."
+    assert world.user(text) == text
+    assert world.counts() == {"planned": 1, "order": 1}
+
+
+def test_numbers_of_the_applications_own_are_not_spoken_of():
+    world = World()
+    numbered = {letter: f"[{letter}1] {TEXTS[letter]}" for letter in "abc"}
+    for letters in ("abc", "cab"):
+        forms = [
+            Form(numbered[letter].replace(f"{letter}1", str(ord(letter)))) for letter in letters
+        ]
+        known_texts().add("", forms)
+        sent = world.user("\n\n".join(form.text for form in forms))
+    assert letters_in(sent) == "abc"
+    assert "Read documents" not in sent
+
+
+def test_prompts_that_wait_together_are_planned_together():
+    world = World()
+    texts = [
+        f"{world.context(letters)}\n\nQ{number}?"
+        for number, letters in enumerate(["abg", "cdh", "bfa", "edc"])
+    ]
+    planned = world.prompts.plan([ScopedPrompt(said(text)) for text in texts])
+    assert [one.position for one in planned] == [0, 2, 1, 3]
+    assert [letters_in(one.texts[0])[:2] for one in planned] == ["ab", "ab", "cd", "cd"]
+    for one in planned:
+        assert sorted(letters_in(one.texts[0])) == sorted(letters_in(texts[one.position]))
+        assert one.texts[0].endswith(f"Q{one.position}?")
+
+
+asked = st.lists(
+    st.tuples(st.sampled_from("AB"), st.lists(st.sampled_from("abcde"), unique=True, max_size=4)),
+    max_size=3,
+)
+
+
+@given(st.lists(asked, max_size=5))
+def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(batches):
+    def sent_to_a(batches: list[list[tuple[str, list[str]]]]) -> list[tuple[str, ...]]:
+        known_texts().forget_all()
+        world, texts = World(), []
+        for batch in batches:
+            prompts = [
+                ScopedPrompt(said(world.context("".join(letters), tenant=who)), RequestScope(who))
+                for who, letters in batch
+            ]
+            planned = world.prompts.plan(prompts)
+            texts += [one.texts for one in planned if batch[one.position][0] == "A"]
+        return texts
+
+    assert sent_to_a(batches) == sent_to_a([[one for one in b if one[0] == "A"] for b in batches])
+
+
+turns = st.lists(
+    st.tuples(
+        st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=5), max_size=2),
+        st.booleans(),  # whether it goes on with the conversation
+    ),
+    max_size=6,
+)
+
+
+@given(turns, st.booleans(), st.sampled_from(["\n\n", "\n", "\n\n---\n\n"]))
+def test_no_document_is_lost_doubled_or_altered(turns, labels, separator):
+    known_texts().forget_all()
+    world = World(labels=labels)
+    history: list[str] = []
+    for contexts, goes_on in turns:
+        if not goes_on:
+            history = []
+        shown = [world.context("".join(one), separator) for one in contexts]
+        text = "\n\nAlso:\n".join(["Facts.", *shown, "Which?"])
+        planned = world.plan(*said(*history, text))
+        sent = planned.texts[-1]
+        earlier = "".join(planned.texts[:-1])
+        for letter in set("".join("".join(one) for one in contexts)):
+            times = sent.count(TEXTS[letter]), text.count(TEXTS[letter])
+            is_left_out = labels and times[0] < times[1] and TEXTS[letter] in earlier
+            assert times[0] == times[1] or is_left_out
+        if not labels:
+            rest = [words_around(one, separator) for one in (text, sent)]
+            assert rest[0] == rest[1]
+        history += [text, "So."]
+        assert world.plan(*said(*history, "And?")).texts[len(history) - 2] == sent
+
+
+def words_around(text: str, separator: str) -> list[str]:
+    """Return what a text says besides documents and words on their order."""
+    for one in TEXTS.values():
+        text = text.replace(one, "#")
+    text = re.sub(r"\s*Read documents [\d, ]+ first\.", "", text)
+    return text.split("#")
+
+
+def marks_of(world: World, planned: PlannedPrompt) -> list[list[bool]]:
+    """Return where the contents of a prompt have breakpoints, as they are sent."""
+    positions = [TextPosition(number, None) for number in range(len(planned.texts))]
+    cache = world.planner.cache
+    field = "cache_control"
+    marked = marked_contents(list(planned.texts), planned, positions, cache, field)
+    return [
+        [field in part for part in content] if isinstance(content, list) else []
+        for content in marked.contents
+    ]
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_breakpoints_stand_where_prompts_fork_and_are_no_more_than_a_request_may_have(labels):
+    world = World(cache="anthropic", labels=labels)
+    turns: list[str] = []
+    for letters in ("abc", "abd", "abe", "abf", "bag", "bah"):
+        planned = world.plan(*said(f"{world.context(letters)}\n\nWhich?"))
+        assert [joined(parts) for parts in planned.parts] == list(planned.texts)
+    assert letters_in(planned.texts[0])[:2] == "ab"
+    [marks] = marks_of(world, planned)
+    assert marks[1], "behind the two that all of them begin with"
+    assert 1 <= sum(marks) <= world.planner.cache.marks
+    before: tuple[str, ...] = ()
+    for number, letters in enumerate(["cab", "bad", "fed", "abc", "hgf", "gab"]):
+        turns.append(f"{world.context(letters)}\n\nQuestion {number}?")
+        planned = world.plan(*said(*turns), conversation_id="c")
+        assert [joined(parts) for parts in planned.parts] == list(planned.texts)
+        assert planned.texts[: len(before)] == before
+        marks_each = marks_of(world, planned)
+        assert 1 <= sum(map(sum, marks_each)) <= world.planner.cache.marks
+        assert marks_each[-1][-1], "the next turn goes on behind it"
+        assert not any(map(any, marks_each[1::2])), "what the model said has none"
+        turns.append(f"Answer {number}.")
+        before = (*planned.texts, turns[-1])
+
+
+def test_caches_without_breakpoints_get_plain_texts():
+    world = World()
+    assert world.plan(*said(f"{world.context('abc')}\n\nWhich?")).parts == ()
+
+
+def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is():
+    world = World()
+    world.user(world.context("abc"))
+    text = world.context("cab")
+    note_planned("", "user", text)
+    assert world.user(text) == text
+    assert world.counts() == {"planned": 2}
+    assert world.plan(PromptPart("system", text)).plans, "nobody has planned this one"
+
+
+def test_a_prompt_that_was_not_sent_can_be_taken_back():
+    world = World()
+    planned = world.plan(*said(world.context("abc")))
+    assert world.planner.statistics().requests == 1
+    for _ in range(2):
+        world.prompts.forget(planned.plans)
+    assert world.planner.statistics().requests == 0
+    assert letters_in(world.user(world.context("cab"))) == "cab"
+
+
+class FailsOnce(ReusePlanner):
+    """A planner that fails when it is asked for the third time."""
+
+    asked = 0
+
+    def plan(self, *args: Any, **options: Any) -> Any:
+        self.asked += 1
+        if self.asked == 3:
+            raise RuntimeError("secret")
+        return super().plan(*args, **options)
+
+
+def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
+    planner, world = FailsOnce(), World()
+    gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel")
+    first, second = world.context("cab"), world.context("def")
+    gateway.plan(ScopedPrompt(said(f"{world.context('abc')}\n\nWhich?")))
+    parts = PromptPart("user", first), PromptPart("user", second)
+    assert gateway.plan(ScopedPrompt(parts)).texts == (first, second)
+    assert (gateway.faults, planner.statistics().requests) == (1, 1)
+    later = gateway.plan(ScopedPrompt((*parts, PromptPart("assistant", "A."), *said("So?"))))
+    assert later.texts[:2] == (first, second), "as they were sent"
+
+
+def test_in_shadow_mode_all_is_sent_as_given():
+    world = World(mode="shadow")
+    world.user(world.context("abc"))
+    assert world.user(world.context("cab")) == world.context("cab")
+    assert world.planner.savings.requests == 2
+
+
+def test_a_prompt_that_cannot_be_planned_is_sent_as_given():
+    calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
+    assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
+
+
+@pytest.mark.parametrize(
+    ("ask_once", "remedy"),
+    [
+        (lambda world: world.user("The Seine flows."), "put the documents in with format_context"),
+        (lambda world: ask(world, separator="\nand\n"), "format_context(document_prompt=...)"),
+        (lambda world: ask(world, front="Cite.\n"), "format_context(labels=True)"),
+    ],
+)
+def test_after_twenty_prompts_one_line_says_what_to_change(caplog, ask_once, remedy):
+    prompt_turn._log_nothing_planned.cache_clear()
+    world = World()
+    for _ in range(19):
+        ask_once(world)
+    assert not caplog.records
+    for _ in range(30):
+        ask_once(world)
+    [record] = caplog.records
+    assert remedy in record.getMessage()
+    assert "river" not in record.getMessage()
+
+
+def test_prompts_in_a_row_are_counted_from_the_last_context_on(caplog):
+    prompt_turn._log_nothing_planned.cache_clear()
+    world = World()
+    for _ in range(3):
+        world.user(world.context("abc"))
+        for _ in range(19):
+            world.user("And?")
+    assert not caplog.records
+    assert world.counts() == {"planned": 3, "not_found": 57}
+    world.user("And?")
+    assert len(caplog.records) == 1
+
+
+def test_a_message_of_very_many_contexts_is_sent_as_given():
+    for number, outcome in ((64, "planned"), (65, "too_long")):
+        known_texts().forget_all()
+        world, pieces = World(annotate=False), []
+        for n in range(number):
+            pair = [f"#{n}# {TEXTS[letter]}" for letter in "ab"]
+            known_texts().add("", pair)
+            pieces.append("\n".join(pair))
+        text = "\n\nAlso:\n".join(pieces)
+        assert world.user(text) == text
+        assert world.counts() == {outcome: 1}
+
+
+def test_texts_that_are_no_unicode_are_planned_too():
+    world, odd = World(), [f"\ud800 {text}" for text in TEXTS.values()]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        known_texts().add("", [odd[place] for place in order])
+        sent = world.user("\udfff\n" + "\n".join(odd[place] for place in order) + "\n\udfff")
+    assert letters_in(sent) == "abc"
+    assert sent.endswith("\n\udfff")
+
+
+def test_a_copied_gateway_plans_as_before():
+    world = World()
+    gateway = pickle.loads(pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model")))
+    for letters in ("abc", "cab"):
+        planned = gateway.plan(ScopedPrompt(said(world.context(letters))))
+    assert letters_in(planned.texts[0]) == "abc"
+
+
+@pytest.mark.usefixtures("new_objects_only")
+def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector():
+    world = World()
+
+    def objects_behind(number: int) -> int:
+        context = world.context("abcdefgh"[number % 3 :])
+        world.user(f"{context}\n\nWhich {number}?")
+        for _ in range(3):  # it finds out from the inside what it need not look into
+            gc.collect()
+        return len(gc.get_objects())
+
+    objects_behind(1)
+    counts = [objects_behind(number) for number in range(2, 12)]
+    # what other tests have left may come and go meanwhile
+    assert median(after - before for before, after in pairwise(counts)) <= 18
+
+
+def test_a_repeat_stays_where_nothing_else_moves():
+    world = World()
+    for letters in ("abbc", "abbd", "ababe"):
+        shown = "\n\n".join(TEXTS[letter] for letter in letters)
+        assert world.user(shown) == shown
