@@ -21,6 +21,24 @@ Reason: TypeAlias = Literal[
 ]
 """Why a context stays in place; see the guide on what happens to a prompt."""
 
+REMEDIES = {
+    "not_found": "they show no text that a retriever returned in the same process and tenant; put "
+    "the documents in with format_context, and leave their texts as they are",
+    "words_between": "they show documents with words between them; put those in with "
+    "format_context(document_prompt=...)",
+    "in_history": "their documents stand in messages of earlier turns",
+    "behind_changing_words": "something else stands in front of the documents each time; put "
+    "{context} before {question}, and no date, name or id in front",
+    "too_short": "their documents are shorter than words on their order",
+    "sequence": "their documents are parts of one text in reading order",
+    "numbers": "the application speaks of citations or numbers, and the documents have none; put "
+    "them in with format_context(labels=True)",
+    "order": "the application says what the order of the documents means",
+    "twice": "they show the same documents twice",
+    "too_long": "their texts begin alike too often to be told apart",
+}
+"""What to change, by what became of prompts."""
+
 _MOST_COMPARED = 64
 _LEAST_LENGTH = 2
 """How long documents have to be, in lengths of the words that rank them."""

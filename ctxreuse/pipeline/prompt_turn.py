@@ -19,15 +19,16 @@ from ctxreuse.context.blocks import (
     encoded,
     text_digest,
 )
-from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
+from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in
-from ctxreuse.pipeline.in_place import have_own_numbers, reason_in_place
+from ctxreuse.pipeline.in_place import REMEDIES, have_own_numbers, reason_in_place
 from ctxreuse.pipeline.known_texts import KnownTexts, known_texts
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
+from ctxreuse.pipeline.marked_contents import with_breakpoints
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.planning.prompt_records import (
@@ -542,66 +543,6 @@ def _closing(context: Context) -> str:
     return closing[0]
 
 
-def with_breakpoints(
-    roles: Sequence[str],
-    sent: Sequence[str],
-    edits: Sequence[Edit | None],
-    *,
-    first_new: int,
-    in_conversation: bool,
-) -> tuple[tuple[ContentPart, ...], ...]:
-    """Return what is sent for each part of a prompt in content parts, with breakpoints.
-
-    Args:
-        roles: Who says each part.
-        sent: What is sent for each.
-        edits: How each was made.
-        first_new: Where the messages begin that are sent for the first time.
-        in_conversation: Whether a later turn is likely to begin with this one.
-    """
-    whole: list[list[ContentPart]] = []
-    shows = False  # whether a context stands before
-    for number, (text, edit) in enumerate(zip(sent, edits, strict=True)):
-        parts = cut(text, () if edit is None else edit.cuts)
-        marks = () if edit is None else edit.marks
-        if number < first_new:
-            marks = () if shows else marks[-1:]  # others may have kept it alive
-        is_spare = shows or number < first_new
-        for mark in marks:
-            if mark < 0:
-                _mark_end(whole, roles, number, is_spare=is_spare)
-            elif mark < len(parts):
-                parts[mark] = parts[mark].as_spare() if is_spare else parts[mark].as_end()
-        whole.append(without_blank_parts(parts))
-        shows = shows or edit is not None
-    answers = [number for number, role in enumerate(roles) if role == "assistant"]
-    if in_conversation or answers:
-        for end in (len(roles), *answers[-1:]):
-            _mark_end(whole, roles, end, is_turn=True)
-    return tuple(
-        tuple(parts) if parts else (ContentPart(text),)
-        for parts, text in zip(whole, sent, strict=True)
-    )
-
-
-def _mark_end(
-    parts: list[list[ContentPart]],
-    roles: Sequence[str],
-    end: int,
-    *,
-    is_turn: bool = False,
-    is_spare: bool = False,
-) -> None:
-    """Mark the last text before a position; of a turn, unless the model has said it."""
-    for number in range(end - 1, -1, -1):
-        if is_turn and roles[number] == "assistant":
-            return
-        if parts[number]:
-            last = parts[number][-1]
-            parts[number][-1] = last.as_spare() if is_spare else last.as_end()
-            return
-
-
 def _first_new(roles: Sequence[str]) -> int:
     """Return where the messages behind the last answer begin; a prefill is no answer."""
     end = len(roles)
@@ -630,24 +571,6 @@ def _digest(*texts: str) -> bytes:
     return whole.digest()
 
 
-_REMEDIES = {
-    "not_found": "they show no text that a retriever returned in the same process and tenant; put "
-    "the documents in with format_context, and leave their texts as they are",
-    "words_between": "they show documents with words between them; put those in with "
-    "format_context(document_prompt=...)",
-    "in_history": "their documents stand in messages of earlier turns",
-    "behind_changing_words": "something else stands in front of the documents each time; put "
-    "{context} before {question}, and no date, name or id in front",
-    "too_short": "their documents are shorter than words on their order",
-    "sequence": "their documents are parts of one text in reading order",
-    "numbers": "the application speaks of citations or numbers, and the documents have none; put "
-    "them in with format_context(labels=True)",
-    "order": "the application says what the order of the documents means",
-    "twice": "they show the same documents twice",
-    "too_long": "their texts begin alike too often to be told apart",
-}
-
-
 @cache
 def _log_nothing_planned(kind: str, outcome: str) -> None:
     """Say once of a kind of wrapper that it finds nothing to do, and what to change."""
@@ -656,5 +579,5 @@ def _log_nothing_planned(kind: str, outcome: str) -> None:
         "given: %s. prompt_statistics says what becomes of each prompt.",
         kind,
         _SILENT_PROMPTS,
-        _REMEDIES[outcome],
+        REMEDIES[outcome],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import (
@@ -19,7 +19,7 @@ from langchain_core.messages import (
 
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
-from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart
+from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
@@ -113,7 +113,7 @@ class PromptTexts:
 def with_marks(
     messages: Sequence[BaseMessage],
     texts: PromptTexts,
-    planned: PlannedPrompt,
+    parts: Sequence[tuple[ContentPart, ...]],
     profile: CacheRules,
     field: MarkField,
     tools: Sequence[Any],
@@ -123,9 +123,9 @@ def with_marks(
     """Return messages in content parts, with marks, and the call's tools."""
     contents = [message.content for message in messages]
     if field == "cachePoint":
-        planned = replace(planned, parts=tuple(_marked_behind(texts, planned)))
+        parts = list(_marked_behind(texts, parts))
     marked = marked_contents(
-        contents, planned, texts.positions, profile, field, tools, marks_end=marks_end
+        contents, parts, texts.positions, profile, field, tools, marks_end=marks_end
     )
     return [
         message if content is message.content else message.model_copy(update={"content": content})
@@ -133,15 +133,17 @@ def with_marks(
     ], marked.tools
 
 
-def _marked_behind(texts: PromptTexts, planned: PlannedPrompt) -> Iterator[tuple[ContentPart, ...]]:
+def _marked_behind(
+    texts: PromptTexts, parts: Sequence[tuple[ContentPart, ...]]
+) -> Iterator[tuple[ContentPart, ...]]:
     """Yield the parts of texts; where cache points go behind a tool's result, one at its end."""
-    for position, parts in zip(texts.positions, planned.parts, strict=True):
+    for position, own in zip(texts.positions, parts, strict=True):
         is_result = position and isinstance(texts.messages[position.message], ToolMessage)
-        if not is_result or not any(part.is_marked for part in parts):
-            yield parts
+        if not is_result or not any(part.is_marked for part in own):
+            yield own
             continue
-        end = parts[-1].as_spare() if all(part.is_spare for part in parts) else parts[-1].as_end()
-        yield (*(part._replace(is_marked=False) for part in parts[:-1]), end)
+        end = own[-1].as_spare() if all(part.is_spare for part in own) else own[-1].as_end()
+        yield (*(part._replace(is_marked=False) for part in own[:-1]), end)
 
 
 def mark_field_for(model: object, profile: CacheRules) -> MarkField:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from block_labels import WAYS_TO_CITE
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
@@ -117,18 +118,7 @@ def test_a_label_names_its_document_in_whatever_order_the_model_sees_it(letters,
     ) == documents("a")
 
 
-@pytest.mark.parametrize(
-    ("says", "cited"),
-    [
-        ("{a} and {c}, but {a}.", "ac"),
-        ("{c}{b}", "cb"),
-        ("[{a_}, {b_}; {c_}]", "abc"),
-        ("So it is ({b_}), ({c_} and {a_}).", "bca"),
-        ("{a}.pdf", "a"),
-        ("[{a_}x] {b_} c", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("says", "cited"), WAYS_TO_CITE)
 @pytest.mark.parametrize("templates", [DEFAULT_TEMPLATES, PAPER_TEMPLATES, BY_ID])
 def test_all_ways_to_cite_are_read_in_the_answers_order(says, cited, templates):
     labels = {letter: label_of(letter, templates) for letter in "abc"}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from block_labels import WAYS_TO_CITE
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
@@ -92,18 +93,7 @@ def test_settings_of_another_type_are_refused(options, said):
         join("ab", **options)
 
 
-@pytest.mark.parametrize(
-    ("says", "cited"),
-    [
-        ("{a} and {c}, but {a}.", "ac"),
-        ("{c}{b}", "cb"),
-        ("[{a_}, {b_}; {c_}]", "abc"),
-        ("So it is ({b_}), ({c_} and {a_}).", "bca"),
-        ("{a}.pdf", "a"),
-        ("[{a_}x] {b_} c", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("says", "cited"), WAYS_TO_CITE)
 @pytest.mark.parametrize("templates", ALL_TEMPLATES)
 def test_all_ways_to_cite_are_read_in_the_answers_order(says, cited, templates):
     labels = {letter: label_of(letter, templates) for letter in "abc"}

@@ -316,7 +316,7 @@ def test_a_context_stays_for_a_reason_that_is_counted(reason, stays, is_planned)
 def test_each_reason_has_a_program():
     shown = {reason for reason, _, _ in REASONS}
     assert shown | {"behind_changing_words"} == set(get_args(in_place.Reason))
-    assert set(prompt_turn._REMEDIES) == {*get_args(in_place.Reason), "not_found", "in_history"}
+    assert set(in_place.REMEDIES) == {*get_args(in_place.Reason), "not_found", "in_history"}
 
 
 def test_a_front_that_changes_each_time_keeps_a_context_in_place():
@@ -453,7 +453,7 @@ def marks_of(world: World, planned: PlannedPrompt) -> list[list[bool]]:
     positions = [TextPosition(number, None) for number in range(len(planned.texts))]
     cache = world.planner.cache
     field = "cache_control"
-    marked = marked_contents(list(planned.texts), planned, positions, cache, field)
+    marked = marked_contents(list(planned.texts), planned.parts, positions, cache, field)
     return [
         [field in part for part in content] if isinstance(content, list) else []
         for content in marked.contents

@@ -31,12 +31,8 @@ from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
 from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
-from ctxreuse.pipeline.prompt_turn import (
-    PlannedPrompt,
-    note_sent,
-    result_edit,
-    with_breakpoints,
-)
+from ctxreuse.pipeline.marked_contents import with_breakpoints
+from ctxreuse.pipeline.prompt_turn import note_sent, result_edit
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 from ctxreuse.rules.cache_marks import mark_value, marks_in
@@ -434,11 +430,10 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             for position in texts.positions
         ]
         roles = [part.role for part in texts.parts]
-        given = tuple(part.text for part in texts.parts)
         answers = [number for number, role in enumerate(roles) if role == "assistant"]
         parts = with_breakpoints(
             roles,
-            given,
+            [part.text for part in texts.parts],
             edits,
             first_new=answers[-1] + 1 if answers else 0,
             in_conversation=True,
@@ -447,7 +442,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         marked, _ = with_marks(
             messages,
             texts,
-            PlannedPrompt(0, given, parts=parts),
+            parts,
             profile,
             field,
             tools,

@@ -284,9 +284,8 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        gateway = self._gateway
-        with gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, gateway)
+        with self._gateway.forget_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = run_manager
             result = self.inner._generate(sent, stop=stop, **arguments)
@@ -301,9 +300,8 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        gateway = self._gateway
-        with gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, gateway)
+        with self._gateway.forget_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = run_manager
             result = await self.inner._agenerate(sent, stop=stop, **arguments)
@@ -457,7 +455,7 @@ class ReuseChatModel(DelegatingChatModel):
             sent, tools = with_marks(
                 sent,
                 texts,
-                planned,
+                planned.parts,
                 profile,
                 mark_field_for(self.inner, profile),
                 arguments.get("tools") or (),
