@@ -279,6 +279,36 @@ def test_a_late_listener_replays_what_has_been(publisher):
     assert (stats.batches, stats.replays, stats.gaps) == (3, 1, 0)
 
 
+class DelayedPublisher(Publisher):
+    """Answers requests for replays once it is told to."""
+
+    def __init__(self):
+        self.may_answer = Event()
+        super().__init__()
+
+    def _answer(self):
+        self.may_answer.wait(20)
+        super()._answer()
+
+
+def test_a_request_is_not_judged_while_its_events_may_come_in_a_replay():
+    with DelayedPublisher() as publisher:
+        app, clock = Application(publisher, blocks=60), Clock()
+        for context in ("abc", "de", "abf"):
+            app.send(context, lost=True)
+        options = {"clock": clock, "replay_timeout_s": 1000.0}
+        with KVEventSync(
+            app.planner, publisher.endpoint, publisher.replay_endpoint, **options
+        ) as sync:
+            for plan, tokens, ends, _ in app.sent:
+                sync.record(plan, tokens, ends)
+            clock.now = 10.0
+            assert not sync.settle(timeout_s=0.2)
+            publisher.may_answer.set()
+            caught_up(sync, publisher)
+            assert app.index_paths() == app.held_paths() != set()
+
+
 def test_a_late_listener_without_replays_learns_from_what_is_built_upon(publisher):
     app = Application(publisher)
     app.send("ab", lost=True)

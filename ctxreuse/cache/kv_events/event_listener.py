@@ -199,9 +199,10 @@ class EventListener:
         self._counts["skipped"] += self._sockets.take_skipped()
         for prompt in self._recorded.take():
             self.requests.add(prompt)
+        if self._sockets.is_replaying:  # a prompt's events may come yet
+            return False
         self.requests.settle(self._clock())
-        is_busy = self._sockets.is_replaying or self.requests.unsettled
-        return batches == self._counts["batches"] and not is_busy
+        return batches == self._counts["batches"] and not self.requests.unsettled
 
     def _take(self, message: Received) -> None:
         """Apply a live message, or let it wait for those that are missing before it."""
