@@ -357,13 +357,16 @@ class ReusePlanner(FixedSettings):
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
+        primes: bool = False,
     ) -> BatchPlan:
         """Plan requests that are known together; return the plans in execution order.
 
         Arguments are those of `plan`. "paper" is Algorithms 4 and 5; "none" keeps the order of the
-        batch. Turns of one conversation have to come in their order.
+        batch. Turns of one conversation have to come in their order. With `primes` it is planned
+        for calls that are sent besides (`BatchPlan.primes`), where states are kept at junctions.
 
         Raises:
+            InvalidRequestError: wrong type, or primes for a cache with prices.
             UnknownStrategyError: there is no such strategy.
             BatchTooLargeError: the papers' algorithm cannot hold the batch.
         """
@@ -378,8 +381,14 @@ class ReusePlanner(FixedSettings):
                 raise _not_a_request(request, f" at position {position}")
         policy = self._policy(strategy)
         _check_now(now)
+        if checked_kind("primes", primes, bool, "True or False") and self.cache.is_hosted:
+            raise InvalidRequestError(
+                f"primes cost money, and {self.cache.name!r} has prices; leave out primes=True"
+            )
         began = time.perf_counter()
-        planned = self._planning.plan_batch(batch, policy, deduplicate, now, self._given_marks)
+        planned = self._planning.plan_batch(
+            batch, policy, deduplicate, now, self._given_marks, primes=primes
+        )
         if self._rates is not None:
             plans = tuple([self._sharded(plan, now) for plan in planned.plans])
             planned = BatchPlan(plans, planned.order)

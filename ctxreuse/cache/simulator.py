@@ -15,17 +15,19 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, get_args
 
 from ctxreuse.context.blocks import BlockKey, text_digest
 from ctxreuse.context.checks import (
+    checked_choice,
     checked_each,
     checked_integer,
     checked_kind,
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.memory.prefix_index import PrefixIndex
+from ctxreuse.memory.prefix_index import Node, Point, PrefixIndex
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, States
 
 ContentHash = NewType("ContentHash", bytes)
 """A full block's tokens, chained over everything before them."""
@@ -86,6 +88,8 @@ class PrefixCacheSimulator:
         capacity_tokens: Size of the cache; whole blocks of it are used. None is unlimited.
         block_size: Tokens of a block.
         null_block: Whether the engine keeps one block back as padding, as vLLM does.
+        states: Where prompts can be read: at each full block, or only at the end of an earlier
+            prompt and where one parted from another ("junctions"); a window's states take no room.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -104,10 +108,14 @@ class PrefixCacheSimulator:
         block_size: int = 16,
         *,
         null_block: bool = False,
+        states: States = "everywhere",
     ) -> None:
         self.block_size = checked_integer("block_size", block_size, 1)
         checked_optional_integer("capacity_tokens", capacity_tokens)
         checked_kind("null_block", null_block, bool, "True or False")
+        checked_choice("states", states, get_args(States))
+        # the last blocks of prefixes that can be read; None is all
+        self._states: set[ContentHash] | None = set() if states == "junctions" else None
         self._block_limit: int | None = None
         if capacity_tokens is not None:
             self._block_limit = max(0, capacity_tokens // block_size - null_block)
@@ -219,12 +227,16 @@ class PrefixCacheSimulator:
     ) -> tuple[list[BlockNumber], int] | None:
         """Take a prompt's blocks; return them and its cached tokens, or None without room."""
         held: list[BlockNumber] = []
-        for content in hashes[: max(0, prompt_tokens - 1) // self.block_size]:
+        most = max(0, prompt_tokens - 1) // self.block_size
+        for content in hashes[:most]:
             copies = self._blocks_with.get(content)
             if copies is None:
                 break
             held.append(next(iter(copies)))
-        hits = len(held)
+        hits = met = len(held)
+        if self._states is not None:
+            hits = max((n for n in range(1, met + 1) if hashes[n - 1] in self._states), default=0)
+            del held[hits:]
         needed = self._needed(prompt_tokens, room_for) - hits
         free = len(self._free) + self._empty - sum(block in self._free for block in held)
         if needed > free:
@@ -234,6 +246,8 @@ class PrefixCacheSimulator:
         taken = [self._take_block() for _ in range(needed)]
         for block, content in zip(taken, hashes[hits:], strict=False):
             self._register(block, content)
+        if self._states is not None:
+            self._states.update(hashes[end - 1] for end in (met, most) if end)
         return held + taken, hits * self.block_size
 
     def finish(
@@ -318,6 +332,8 @@ class PrefixCacheSimulator:
         del copies[block]
         if not copies:
             del self._blocks_with[content]
+            if self._states is not None:
+                self._states.discard(content)
 
 
 def token_array(token_ids: Sequence[int]) -> array[int]:
@@ -336,17 +352,22 @@ class BlockLevelCache:
     """A prefix cache that counts whole context blocks, without engine blocks, labels and questions.
 
     A block is served if it and all before it is cached; the last blocks of the least recently used
-    prompt go first. This is the measure of the papers.
+    prompt go first. This is the measure of the papers. Where the rules keep states at junctions
+    only, a block is served if a prompt ended or parted from another one behind it.
 
     Args:
         capacity_tokens: What the cache holds; None is unlimited.
+        rules: Those of the cache.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
     """
 
-    def __init__(self, capacity_tokens: int | None = None) -> None:
+    def __init__(
+        self, capacity_tokens: int | None = None, rules: CacheRules = DEFAULT_CACHE
+    ) -> None:
         checked_optional_integer("capacity_tokens", capacity_tokens)
+        self._rules = checked_kind("rules", rules, CacheRules, "CacheRules")
         self._index = PrefixIndex(capacity_tokens, max_nodes=2**62)
         self._requests = 0
 
@@ -378,9 +399,23 @@ class BlockLevelCache:
             )
         checked_kind("group", group, Hashable, "hashable, such as a string or a tuple of strings")
         self._requests += 1
-        now = self._requests
-        inserted = self._index.insert(group, blocks, tokens, None, now)
-        return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))
+        index, rules = self._index, self._rules
+        passed = [] if rules.serves_all else [*index.passed(group, blocks)]
+        inserted = index.insert(group, blocks, tokens, None, self._requests)
+        read = inserted.blocks_before
+        if not rules.serves_all:
+            ends = rules.points((), read, len(blocks))
+            kept = [end for node, end, is_whole in passed if is_whole and _is_kept(node)]
+            read = max(kept, default=0)
+            for end, node in index.nodes_to(inserted.end, ends):
+                if end in ends:
+                    node.point = node.point or Point(end)
+                    node.point.keep(0, math.inf)
+        return CacheUsage(sum(tokens), sum(tokens[:read]))
+
+
+def _is_kept(node: Node) -> bool:
+    return node.point is not None and node.point.until > 0
 
 
 def block_key(name: str) -> BlockKey:

@@ -269,10 +269,11 @@ class Points:
     def note(self, index: PrefixIndex, at: Inserted, sent: SentEntry, looked: Looked) -> int:
         """Note what a sent prompt keeps; return after how many blocks it reads, -1 for nothing."""
         marks, now = sent.marks or (), sent.time_s
+        primes: Sequence[int] = ()
         if self.most_marks:  # what is read is marked, too
             blocks_read = max({*looked.readable}.intersection(marks), default=-1)
         else:
-            blocks_read = looked.readable[-1]
+            blocks_read, primes = looked.readable[-1], marks
             marks = tuple(self._rules.points(marks, at.blocks_before, len(sent.keys)))
         read = looked.tokens[blocks_read] if blocks_read >= 0 else 0
         gained = paid = 0
@@ -300,7 +301,7 @@ class Points:
                 point.keep(sent.request_id, until)
                 deepest = max(deepest, tokens)
         self._ledger.note(looked.tokens[-1], read, deepest - read, gained, paid)
-        return blocks_read
+        return max((blocks_read, *primes))  # a prime is sent before its prompt
 
     def _lives(self, until: float, now: float | None) -> bool:
         """Return whether something that ends at a time has not ended yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.checks import checked_kind
@@ -47,6 +47,8 @@ class Plan:
             stands; None for none.
         cache: The rules of the cache that it was planned for.
         shards: Into how many parts its prefix group is divided.
+        primes: After how many of `blocks` a prime ends, ascending: a call with the prompt up to
+            there, to be sent before it.
         read_blocks: After how many blocks ends what is expected to be read, where a cache keeps
             what is marked; negative is nothing. None for other caches, and for later turns.
         logged: The planner's record of it, for `explain`.
@@ -60,6 +62,7 @@ class Plan:
     opening_mark: int | None = None
     cache: CacheRules = DEFAULT_CACHE
     shards: int = 1
+    primes: tuple[int, ...] = ()
     read_blocks: int | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
@@ -290,6 +293,13 @@ class Plan:
         return replace(explanation, reported=reported_miss(response))
 
 
+class Prime(NamedTuple):
+    """A call that makes a fork readable: a plan's prompt up to behind so many blocks."""
+
+    plan: Plan
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The plans of a batch, in the order in which they should be sent.
@@ -301,6 +311,11 @@ class BatchPlan:
 
     plans: tuple[Plan, ...]
     order: tuple[int, ...]
+
+    @property
+    def primes(self) -> tuple[Prime, ...]:
+        """The calls to send besides, each right before its plan's own."""
+        return tuple(Prime(plan, blocks) for plan in self.plans for blocks in plan.primes)
 
     def in_input_order(self) -> tuple[Plan, ...]:
         """Return the plans in the order of the input."""

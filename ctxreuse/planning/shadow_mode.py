@@ -72,8 +72,10 @@ class ShadowPlanner:
         deduplicate: bool | None = None,
         now: float | None = None,
         given_marks: tuple[int, ...] | None = None,
+        *,
+        primes: bool = False,
     ) -> BatchPlan:
-        """Return plans that send the requests as retrieved, in the order given."""
+        """Return plans that send the requests as retrieved, in the order given, without primes."""
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
         arrived = [self._send(request, deduplicate, now) for request in requests]

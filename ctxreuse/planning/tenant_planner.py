@@ -175,11 +175,13 @@ class TenantPlanner:
         deduplicate: bool | None = None,
         now: float | None = None,
         given_marks: tuple[int, ...] | None = None,
+        *,
+        primes: bool = False,
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
-        if not self._settings.cache.worth(1, 2):  # most forks of a batch have no third use
+        if not primes and not self._settings.cache.worth(1, 2):  # most forks have no third use
             plans = [self.plan(one, policy, deduplicate, now, given_marks) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
@@ -195,7 +197,7 @@ class TenantPlanner:
             ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
         marks: Mapping[int, tuple[int, ...]] = dict.fromkeys(views, given_marks or ())
         if given_marks is None:
-            marks = self._marks_together(counted, ranks, arranged.execution, now)
+            marks = self._marks_together(counted, ranks, arranged.execution, now, primes=primes)
         plans = []
         for position in arranged.execution:
             turn = self._open_turn(counted[position], deduplicate)
@@ -446,8 +448,10 @@ class TenantPlanner:
         ranks: Sequence[Ranks],
         execution: Sequence[int],
         now: float | None,
+        *,
+        primes: bool,
     ) -> dict[int, tuple[int, ...]]:
-        """Return the marks of a batch's first turns, by their positions."""
+        """Return the marks or primes of a batch's first turns, by their positions."""
         groups: dict[tuple[str, Root], list[int]] = {}
         for position in execution:
             one = counted[position]
@@ -460,7 +464,7 @@ class TenantPlanner:
             weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
             front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
-                if state.points is None or not state.points.most_marks:
+                if state.points is None or not (state.points.most_marks or primes):
                     return {}
                 looks = partial(state.points.look, state.index, root, front, now=now)
                 readable = [looks(*one).readable[-1] for one in zip(keys, weights, strict=True)]
@@ -546,7 +550,8 @@ class TenantPlanner:
             request_id=recorded.request_id,
             shown=shown,
             expected_cached_tokens=recorded.cached_tokens,
-            marks=recorded.marks.marks,
+            marks=recorded.marks.marks if settings.cache.has_marks else (),
+            primes=recorded.marks.marks if settings.cache.takes_primes else (),
             opening_mark=recorded.marks.opening,
             cache=settings.cache,
             read_blocks=recorded.read,

@@ -79,6 +79,7 @@ class CacheRules:
         step_tokens: Tokens of a block or a step; 1 where a prefix may end anywhere.
         minimum: Tokens of the shortest prefix that is kept.
         states: Where of blocks or steps it can be read: "everywhere" or at "junctions".
+        prime_tokens: How many tokens a prime has to save, to be worth its call; see `worth`.
         marks: How many marks a request may carry; 0 unless prefixes end at marks.
         marks_read: How many marks, the latest of the prompt, are looked at for reading; None is
             all.
@@ -104,6 +105,7 @@ class CacheRules:
     step_tokens: int = 1
     minimum: int = 0
     states: States = "everywhere"
+    prime_tokens: int = 300
     marks: int = 0
     marks_read: int | None = None
     look_back: int = 0
@@ -126,6 +128,7 @@ class CacheRules:
         checked_choice("follower_hits", self.follower_hits, get_args(FollowerHits))
         checked_integer("step_tokens", self.step_tokens, 1)
         checked_integer("minimum", self.minimum)
+        checked_integer("prime_tokens", self.prime_tokens)
         checked_integer("look_back", self.look_back)
         for name in ("marks_read", "key_rate"):
             if getattr(self, name) is not None:
@@ -199,18 +202,24 @@ class CacheRules:
         """What a token saves that is read, as a multiple of an uncached one."""
         return 1 - self.read_factor
 
-    def worth(self, tokens: int, uses: int) -> float:
+    def worth(self, tokens: int, uses: int, *, primed: bool = False) -> float:
         """Return what a common prefix saves that so many prompts use, in uncached tokens.
 
         The first of them pays for writing it, and each other one reads it; but the second only
-        leaves a state there, where states are kept at junctions.
+        leaves a state there, where states are kept at junctions. A prime, a call that ends there,
+        leaves it before: the first prompt reads what it has computed.
 
         Raises:
             InvalidRequestError: wrong type or negative.
         """
-        is_met_first = self.states == "junctions" and not self.has_marks
-        readers = checked_integer("uses", uses) - 1 - is_met_first
-        return checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
+        readers = checked_integer("uses", uses) - 1 - (self.takes_primes and not primed)
+        saved = checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
+        return saved - self.prime_tokens * primed
+
+    @property
+    def takes_primes(self) -> bool:
+        """Whether a call that ends at a fork makes it readable for the next ones."""
+        return self.states == "junctions" and not self.has_marks
 
     @property
     def serves_all(self) -> bool:
@@ -221,7 +230,7 @@ class CacheRules:
         """Return after how many parts a prompt can be read once it was sent, ascending.
 
         Args:
-            marks: After how many parts a mark stands.
+            marks: After how many parts a mark stands, or a prime ended.
             met: How many of its first parts an earlier prompt began with.
             parts: How many parts it has.
 
@@ -233,7 +242,7 @@ class CacheRules:
         if self.has_marks:
             return marks
         if self.states == "junctions":
-            return sorted({met, parts} - {0})
+            return sorted({*marks, met, parts} - {0})
         return range(1, parts + 1)
 
     @property
@@ -265,25 +274,41 @@ class CacheRules:
         return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
 
 
-def vllm(block_tokens: int = ENGINE_BLOCK_TOKENS) -> CacheRules:
-    """Return the profile of vLLM; hybrid attention has blocks of 1,536 to 3,584 tokens."""
+def vllm(
+    block_tokens: int = ENGINE_BLOCK_TOKENS,
+    states: States = "everywhere",
+    prime_tokens: int = 300,
+) -> CacheRules:
+    """Return the profile of vLLM, for models whose layers all have full attention.
+
+    Models with sliding windows have states="junctions" since vLLM 0.29 (unless it is started with
+    `--prefix-cache-retention-interval 64`); so have those with recurrent or linear layers, and
+    blocks of 528 to 3,584 tokens. `ctxreuse doctor` tells which it is.
+    """
     return CacheRules(
         name="vllm",
         granularity="blocks",
         step_tokens=block_tokens,
         minimum=checked_integer("block_tokens", block_tokens, 1),
+        states=states,
+        prime_tokens=prime_tokens,
         follower_hits="scheduled",
         date=_READ,
         source="vLLM 0.32, v1/core",
     )
 
 
-def sglang() -> CacheRules:
-    """Return the profile of SGLang, whose radix tree holds single tokens."""
+def sglang(
+    block_tokens: int = 1, states: States = "everywhere", prime_tokens: int = 300
+) -> CacheRules:
+    """Return the profile of SGLang, whose radix tree holds single tokens; as `vllm` for states."""
     return CacheRules(
         name="sglang",
         granularity="blocks",
-        minimum=1,
+        step_tokens=block_tokens,
+        minimum=checked_integer("block_tokens", block_tokens, 1),
+        states=states,
+        prime_tokens=prime_tokens,
         follower_hits="scheduled",
         date=_READ,
         source="SGLang's documentation of RadixAttention",
@@ -441,6 +466,8 @@ def profile_spec(profile: CacheRules) -> str:
         return profile.name
     known = {
         "block_tokens": profile.step_tokens,
+        "states": profile.states,
+        "prime_tokens": profile.prime_tokens,
         "minimum": profile.minimum,
         "life": profile.time_to_live.name,
         "read_factor": profile.read_factor,

@@ -1,5 +1,7 @@
 """Which prefixes a prompt marks, where a cache keeps only what is marked, and charges for it.
 
+Where an engine keeps states at junctions, the same tree says behind which prefixes a prime ends.
+
 A written token costs `1 + premium`, a read one `1 - saving`. Among `n` requests that share what a
 mark adds, the first pays `premium` more a token, and each other `saving` less.
 """
@@ -33,10 +35,11 @@ def marks_of_batch(
     written: Sequence[int],
     rules: CacheRules,
 ) -> list[tuple[int, ...]]:
-    """Choose the marks of requests that run one after the other, in depth-first order.
+    """Choose the marks or primes of requests that run one after the other, in depth-first order.
 
-    Exact where the first request that has a prefix writes it, as far as it has marks left: dynamic
-    programming over the prefix tree, by the last written prefix above a fork and the marks left.
+    A prime belongs to the first request that has its prefix. Marks are exact where the first
+    request that has a prefix writes it, as far as it has marks left: dynamic programming over the
+    prefix tree, by the last written prefix above a fork and the marks left.
     """
     totals = [_cumulated(one, system_tokens) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]
@@ -47,9 +50,12 @@ def marks_of_batch(
     for key, members in groups.items():
         start = 0 if key is None else len(key)
         read = 0 if key is None else totals[members[0]][start]
+        fork = _fork(sequences, totals, members, start)
+        if rules.takes_primes:
+            _prime(fork, read, rules, marks)
+            continue
         for position in () if key is None else members:
             marks[position].append(start)
-        fork = _fork(sequences, totals, members, start)
         # a written beginning is no fork to write, though several requests part there
         _Chosen(rules).mark(fork, read, key is not None, marks)
     return [tuple(sorted(set(one))) for one in marks]
@@ -92,6 +98,18 @@ def _fork(
                 end += 1
         fork.children.append(_fork(sequences, totals, branch, end, level + 1))
     return fork
+
+
+def _prime(top: _Fork, read: int, rules: CacheRules, primes: list[list[int]]) -> None:
+    """Add the forks below the top one where a prime saves more than its call costs."""
+    stack = [(top, read)]
+    while stack:
+        fork, read = stack.pop()
+        added = rules.readable(fork.tokens) - read
+        if fork.depth and added > 0 and rules.worth(added, len(fork.members), primed=True) >= 0:
+            primes[fork.members[0]].append(fork.depth)
+            read += added
+        stack += [(child, read) for child in fork.children]
 
 
 class _Chosen:

@@ -14,8 +14,9 @@ class ListOfBlocks:
     salt and all tokens from the start of the prompt to the block's end.
     """
 
-    def __init__(self, blocks, block_size):
+    def __init__(self, blocks, block_size, states="everywhere"):
         self.size = block_size
+        self.states = None if states == "everywhere" else set()
         self.total = blocks
         self.queue = list(range(blocks))
         self.holds = []  # (block number, content), in the order in which they were filled
@@ -31,6 +32,11 @@ class ListOfBlocks:
             if not copies:
                 break
             hits.append(copies[0])
+        met = len(hits) * self.size
+        while self.states is not None and hits:
+            if (salt, tokens[: len(hits) * self.size]) in self.states:
+                break
+            hits.pop()
         for number in hits:
             self.queue.remove(number)
         blocks = list(hits)
@@ -42,6 +48,10 @@ class ListOfBlocks:
         for position in range(len(hits), full):
             content = (salt, computed[: (position + 1) * self.size])
             self.holds.append((blocks[position], content))
+        if self.states is not None:
+            self.states &= {content for _, content in self.holds}
+            last = max(0, len(tokens) - 1) // self.size * self.size
+            self.states |= {(salt, tokens[:end]) for end in (met, last) if end}
         self.queue = blocks[full:] + self.queue + blocks[:full][::-1]
         return len(hits) * self.size
 
@@ -50,6 +60,7 @@ def served(cache, *prompts):
     return [cache.serve(list(prompt)).cached_tokens for prompt in prompts]
 
 
+states = st.sampled_from(["everywhere", "junctions"])
 prompts = st.lists(
     st.tuples(
         st.lists(st.integers(0, 1), max_size=12),
@@ -61,14 +72,16 @@ prompts = st.lists(
 
 
 @examples(400)
-@given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30), st.booleans())
-def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity, null_block):
-    cache = PrefixCacheSimulator(capacity, block_size, null_block=null_block)
+@given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30), st.booleans(), states)
+def test_it_serves_what_the_slow_reference_serves(
+    prompts, block_size, capacity, null_block, states
+):
+    cache = PrefixCacheSimulator(capacity, block_size, null_block=null_block, states=states)
     if capacity is None:
         blocks = sum(len(tokens) + len(answer) + 1 for tokens, _, answer in prompts)
     else:
         blocks = max(0, capacity // block_size - null_block)
-    reference = ListOfBlocks(blocks, block_size)
+    reference = ListOfBlocks(blocks, block_size, states)
     for tokens, salt, answer in prompts:
         cached = reference.serve(tuple(tokens), salt, tuple(answer))
         usage = cache.serve(tokens, salt, generated=answer)
@@ -81,10 +94,13 @@ def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity,
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers(0, 2)), max_size=30),
     st.integers(1, 4),
     st.integers(4, 80),
+    states,
 )
-def test_it_serves_what_the_slow_reference_serves_of_prompts_that_grow(turns, block_size, capacity):
-    cache = PrefixCacheSimulator(capacity, block_size)
-    reference = ListOfBlocks(capacity // block_size, block_size)
+def test_it_serves_what_the_slow_reference_serves_of_prompts_that_grow(
+    turns, block_size, capacity, states
+):
+    cache = PrefixCacheSimulator(capacity, block_size, states=states)
+    reference = ListOfBlocks(capacity // block_size, block_size, states)
     sent = [()]
     for earlier, length, token in turns:
         sent.append(sent[earlier % len(sent)] + (token,) * length)
@@ -140,6 +156,13 @@ def test_a_prompt_may_be_any_sequence_of_any_tokens():
     ]
     assert cache.serve([2**62, 2**62, 1]) == CacheUsage(3, 0)
     assert cache.serve([2**62, 2**62, 2]) == CacheUsage(3, 2)
+
+
+def test_states_at_junctions_serve_a_common_beginning_from_its_third_sight_on():
+    cache = PrefixCacheSimulator(block_size=4, states="junctions")
+    common = [0] * 9
+    assert served(cache, *([*common, *[n] * 4] for n in (1, 2, 3, 4))) == [0, 0, 8, 8]
+    assert served(cache, [9] * 12, [*[9] * 12, 1]) == [0, 8]  # the end of a prompt, at once
 
 
 def test_blocks_have_16_tokens_unless_told():

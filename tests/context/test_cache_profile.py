@@ -50,10 +50,11 @@ def test_users_make_their_own():
         ("anthropic(5)", "argument=value"),
         ("anthropic(minimum=1, minimum=2)", "each once"),
         ("anthropic(ttl=5m)", "its arguments: minimum, life"),
-        ("sglang(minimum=5)", "its arguments: none"),
+        ("sglang(minimum=5)", "its arguments: block_tokens, states, prime_tokens"),
         ("anthropic(life=2h)", "choose one of '5m', '1h'"),
         ("anthropic(minimum=many)", "minimum must be an integer from 0, not 'many' (str)"),
         ("openai(minimum=-1)", "minimum must be an integer from 0"),
+        ("vllm(states=window)", "choose one of 'everywhere', 'junctions'"),
         ("vllm(block_tokens=0)", "block_tokens must be an integer from 1"),
     ],
 )

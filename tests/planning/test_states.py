@@ -1,13 +1,17 @@
 """Caches that can be read at the end of a prompt and at junctions that were met before."""
 
+import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import CacheRules, ContextBlock, ContextRequest, ReusePlanner, cache_profile
+from ctxreuse.cache import BlockLevelCache
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
+from ctxreuse.errors import InvalidRequestError
 
 RULES = cache_profile("deepseek")
+ENGINE = cache_profile("vllm(states=junctions, prime_tokens=150)")
 TOKENS = 100
 
 
@@ -36,7 +40,7 @@ def test_a_fork_is_worth_one_use_less_where_states_are_kept_at_junctions():
 def test_each_kind_of_cache_says_where_a_sent_prompt_can_be_read():
     caches = ("vllm", "openai-before-5.6", "deepseek", "anthropic")
     points = [list(cache_profile(name).points((1,), met=2, parts=4)) for name in caches]
-    assert points == [[1, 2, 3, 4], [1, 2, 3, 4], [2, 4], [1]]
+    assert points == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 4], [1]]
 
 
 contexts = st.lists(
@@ -65,3 +69,59 @@ def test_a_batch_is_planned_as_if_it_came_one_by_one(sent):
     alone = batch.sibling()
     plans = batch.plan_batch(requests).in_input_order()
     assert [plan.blocks for plan in plans] == [alone.plan(one).blocks for one in requests]
+
+
+def computed(plans, *, primed=True):
+    """What an engine computes for plans and their primes, and what each plan's prompt hits."""
+    cache, tokens, hits = BlockLevelCache(None, ENGINE), 0, []
+    for plan in plans:
+        keys, lengths = [block.key for block in plan.blocks], [TOKENS] * len(plan.blocks)
+        for end in plan.primes if primed else ():
+            tokens += cache.serve(keys[:end], lengths[:end]).prefilled_tokens
+        usage = cache.serve(keys, lengths)
+        tokens, hits = tokens + usage.prefilled_tokens, [*hits, usage.cached_tokens]
+    return tokens, hits
+
+
+def test_a_primed_batch_reads_each_fork_that_is_worth_a_call_from_its_second_use_on():
+    requests = [asked(letters) for letters in ("abcx", "abcy", "abcz", "dx", "dy")]
+    batch = ReusePlanner(cache=ENGINE).plan_batch(requests, primes=True)
+    assert [(prime.plan.request_id, prime.blocks) for prime in batch.primes] == [
+        (batch.plans[0].request_id, 3)
+    ]
+    tokens, hits = computed(batch.plans)
+    assert hits == [300, 300, 300, 0, 0]
+    assert tokens == 300 + 3 * 100 + 2 * 200
+    assert [plan.expected_cached_tokens for plan in batch.plans] == hits
+    assert computed(batch.plans, primed=False)[0] == tokens + 300
+
+
+@given(contexts)
+@examples(100)
+def test_primes_are_fewer_than_requests_and_expected_is_what_is_hit(sent):
+    requests = [asked(letters) for letters in sent]
+    batch = ReusePlanner(cache=ENGINE).plan_batch(requests, primes=True)
+    assert len(batch.primes) < len(requests)
+    assert all(0 < one.blocks <= len(one.plan.blocks) for one in batch.primes)
+    assert [plan.expected_cached_tokens for plan in batch.plans] == computed(batch.plans)[1]
+
+
+def test_a_second_batch_primes_no_fork_that_can_be_read_already():
+    planner = ReusePlanner(cache=ENGINE)
+    first = planner.plan_batch([asked("abcx"), asked("abcy")], primes=True)
+    second = planner.plan_batch([asked("abcv"), asked("abcw")], primes=True)
+    assert [one.blocks for one in first.primes] == [3]
+    assert second.primes == ()
+    assert [plan.expected_cached_tokens for plan in second.plans] == [300, 300]
+
+
+@pytest.mark.parametrize("cache", ["vllm", "sglang"])
+def test_where_each_block_can_be_read_there_is_nothing_to_prime(cache):
+    requests = [asked("abcx"), asked("abcy")]
+    assert ReusePlanner(cache=cache).plan_batch(requests, primes=True).primes == ()
+
+
+@pytest.mark.parametrize("cache", ["deepseek", "anthropic"])
+def test_primes_are_refused_where_calls_cost_money(cache):
+    with pytest.raises(InvalidRequestError, match="has prices; leave out primes=True"):
+        ReusePlanner(cache=cache).plan_batch([asked("ab")], primes=True)
