@@ -259,15 +259,54 @@ def test_groups_of_layers_must_all_hold_a_prompt():
     assert (held(blocks, "aabb"), blocks.take_lowered()) == (2, {"p": 2})
     assert follow(blocks, "q", "aabb") == 2
     removed(blocks, "y", group=7)
-    assert not stored(blocks, "z", None, "", group=1)  # this group leaves blocks out
-    assert held(blocks, "aabb") == 4
+    assert not stored(blocks, "z", None, "", group=1)  # no engine says so
+    assert held(blocks, "aabb") == 2
 
 
-def test_a_group_known_to_store_parts_is_left_out():
+def test_a_prompt_is_held_where_the_layers_that_keep_states_can_go_on():
     blocks = EngineBlocks()
-    stored(blocks, "x", None, "aa")
-    assert not stored(blocks, "y", None, "aa", group=1, whole_prompts=False)
-    assert held(blocks, "aa") == 2
+    stored(blocks, "wxyz", None, "aabbccdd")
+    assert held(blocks, "aabbccdd") == 8
+    # a window of three tokens: two blocks in a row, or all from the beginning on
+    assert stored(blocks, "yz", None, "aabbccdd", group=1, whole_prompts=False, window=4)
+    assert [held(blocks, tokens) for tokens in ("aabbccdd", "aabbcc", "aabb")] == [8, 0, 0]
+    stored(blocks, "x", "w", "bb", group=1, whole_prompts=False, window=4)
+    assert [held(blocks, tokens) for tokens in ("aabbccdd", "aabbcc", "aabb")] == [8, 6, 0]
+    stored(blocks, "w", None, "aa", group=1, whole_prompts=False, window=4)
+    assert [held(blocks, tokens) for tokens in ("aabbcc", "aabb", "aa")] == [6, 4, 2]
+    # a recurrent layer with larger blocks: one state is enough
+    stored(blocks, "x", None, "aabb", group=2, whole_prompts=False)
+    assert [held(blocks, tokens) for tokens in ("aabbccdd", "aabb", "aa")] == [4, 4, 0]
+    check(blocks)
+
+
+def test_less_is_held_once_a_state_is_gone_and_its_last_copy_counts():
+    blocks = EngineBlocks()
+    stored(blocks, "wxyz", None, "aabbccdd")
+    for _ in range(2):
+        stored(blocks, "xz", "v", "aabbccdd", group=1, whole_prompts=False)
+    stored(blocks, "z", None, "aabbccdd", group=1, whole_prompts=False)  # found there, told again
+    assert [follow(blocks, "p", "aabbccdd"), follow(blocks, "q", "aabb")] == [8, 4]
+    removed(blocks, "z", group=1)
+    assert (blocks.take_lowered(), held(blocks, "aabbccdd")) == ({}, 8)
+    removed(blocks, "z", group=1)
+    assert (blocks.take_lowered(), held(blocks, "aabbccdd")) == ({"p": 4}, 4)
+    removed(blocks, "x", group=1)
+    removed(blocks, "x", group=1)
+    assert blocks.take_lowered()["q"] == 0
+    blocks.cleared()
+    assert len(blocks) == 0
+
+
+def test_states_are_bounded_the_oldest_go_first():
+    blocks = EngineBlocks(max_blocks=3)
+    stored(blocks, "wx", None, "aabb")
+    stored(blocks, "wx", None, "aabb", group=1, whole_prompts=False)
+    follow(blocks, "p", "aabb")
+    stored(blocks, "yz", None, "ccddee", group=1, whole_prompts=False)
+    assert held(blocks, "aabb") == 4
+    stored(blocks, "v", None, "ff", group=1, whole_prompts=False)
+    assert (blocks.take_lowered(), held(blocks, "aabb")) == ({"p": 0}, 0)
 
 
 def test_blocks_without_tokens_are_refused():

@@ -35,6 +35,13 @@ class _Implied:
 _Key: TypeAlias = BlockHash | _Implied
 
 
+class PathEnd(NamedTuple):
+    """A block that a prompt goes through, and where it ends in the prompt."""
+
+    key: Hashable
+    end: int
+
+
 class _Block:
     __slots__ = ("copies", "link", "names", "noted", "parent", "size", "start")
 
@@ -155,9 +162,33 @@ class BlockTree:
         self._epoch += 1
         self._is_late = False
 
-    def held_tokens(self, prompt: PromptBlocks) -> int:
-        """Return how many leading tokens of a prompt are here."""
-        return self._end_of(self._walk(prompt, _ROOT, 0))
+    def path(self, prompt: PromptBlocks) -> list[PathEnd]:
+        """Return the blocks here that a prompt goes through."""
+        steps = self._walk(prompt, _ROOT, 0)
+        return [PathEnd(key, start + self._blocks[key].size) for key, start in steps]
+
+    def path_of(self, name: Name) -> list[PathEnd]:
+        """Return the blocks that a followed prompt goes through, as far as it is attached."""
+        path, key = list[PathEnd](), self._ends.get(name)
+        while key is not None:
+            block = self._blocks[key]
+            assert block.start is not None  # as in `attach`
+            path.append(PathEnd(key, block.start + block.size))
+            key = block.parent
+        return path[::-1]
+
+    def names_near(self, key: BlockHash, tokens: int) -> list[Name]:
+        """Return the names attached to a block or to those of the next tokens below it."""
+        names: list[Name] = []
+        level: list[tuple[_Key, int]] = [(key, tokens)] if key in self._blocks else []
+        while level:
+            here, left = level.pop()
+            block = self._blocks[here]
+            names += block.names
+            if block.start is not None and left > block.size:
+                below = self._children.get(here, {}).values()
+                level += [(child, left - block.size) for child in below]
+        return names
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> int:
         """Follow a prompt under a name, maybe again; return how many leading tokens are here."""
@@ -196,11 +227,9 @@ class BlockTree:
             self._blocks[end].names.discard(name)
         self.lowered.pop(name, None)
 
-    def held_by(self, name: Name) -> int | None:
-        """Return how many leading tokens of a followed prompt are here; None if it is not."""
-        if name not in self._ends:
-            return None
-        end = self._ends[name]
+    def held_by(self, name: Name) -> int:
+        """Return how many leading tokens of a followed prompt are here."""
+        end = self._ends.get(name)
         if end is None:
             return 0
         block = self._blocks[end]

@@ -14,10 +14,12 @@ from ctxreuse.cache.kv_events.block_tree import (
     BlockTree,
     ExtraKeys,
     Name,
+    PathEnd,
     PromptBlocks,
     block_link,
 )
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
+from ctxreuse.cache.kv_events.state_group import StateGroup
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -34,20 +36,20 @@ _MOST_TOKENS = 8_000_000
 class EngineBlocks:
     """Mirrors an engine's cache blocks, and says how much of a prompt the engine holds.
 
-    Blocks are found by their tokens and their parent. A prompt is held as far as all groups of
-    layers hold it; groups that store parts of prompts only (sliding windows, state-space layers)
-    are left out. What is not certain, after a late start, counts as not held.
+    Blocks are found by their tokens and their parent. A prompt is held up to where all groups of
+    layers can go on with it. What is not certain, after a late start, counts as not held.
     """
 
     def __init__(self, max_blocks: int = 500_000) -> None:
         self._max_blocks = checked_integer("max_blocks", max_blocks, 1)
         self._trees: dict[int, BlockTree] = {}
-        self._partial: set[int] = set()
+        self._states: dict[int, StateGroup] = {}
+        self._touched: set[Name] = set()  # followed, and a state before their end is gone
         self._knows_salts = False
         self._looked_up: set[Name] = set()  # followed, and looked up as they would be now
 
     def __len__(self) -> int:
-        return sum(len(tree) for tree in self._trees.values())
+        return sum(len(group) for group in self._groups())
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -69,21 +71,30 @@ class EngineBlocks:
         group: int = 0,
         *,
         whole_prompts: bool = True,
+        window: int = 1,
     ) -> bool:
-        """Note stored blocks behind a parent; return whether they could be used."""
+        """Note stored blocks behind a parent; return whether they could be used.
+
+        Without `whole_prompts` they are some of those behind it, of layers that look back so many
+        tokens.
+        """
         _check_names(block_hashes, group)
         checked_kind("token_ids", token_ids, Sequence, "a list of token ids")
         checked_kind("extra_keys", extra_keys, (Sequence, NoneType), "a list or None")
         checked_kind("block_size", block_size, int, "a number of tokens")
         count = len(block_hashes)
         extras = [None] * count if extra_keys is None else extra_keys
-        fits = block_size > 0 and len(token_ids) == count * block_size and len(extras) == count
-        if not (fits and whole_prompts):
-            self._partial.add(group)
+        rest = len(token_ids) - count * block_size  # of the prompt's blocks that are not kept
+        if block_size < 1 or len(extras) != count or rest < 0 or rest % block_size:
             return False
+        if group not in self._trees.keys() | self._states.keys() and (
+            len(self._trees) + len(self._states) == _MOST_GROUPS
+        ):
+            return False
+        if rest or not whole_prompts or group in self._states:
+            self._store_states(group, block_hashes, block_size, window, parent_hash is None)
+            return True
         if group not in self._trees:
-            if len(self._trees) == _MOST_GROUPS:
-                return False
             self._trees[group] = BlockTree(self._max_blocks)
             for tree in self._trees.values():
                 tree.keep(self._max_blocks // len(self._trees))
@@ -101,25 +112,42 @@ class EngineBlocks:
         self._trees[group].stored(block_hashes, parent_hash, links, block_size)
         return True
 
+    def _store_states(
+        self, group: int, hashes: Sequence[BlockHash], size: int, window: int, is_first: bool
+    ) -> None:
+        self._trees.pop(group, None)
+        states = self._states.get(group)
+        if states is None or states.size != size:
+            states = self._states[group] = StateGroup(size, window, self._max_blocks)
+        for block_hash in states.stored(hashes, is_first=is_first):
+            self._touch(states, block_hash)
+
+    def _touch(self, states: StateGroup, block_hash: BlockHash) -> None:
+        """Note the followed prompts that may have gone on behind a state."""
+        for tree in self._trees.values():
+            self._touched.update(tree.names_near(block_hash, states.reach * states.size))
+
     def removed(self, block_hashes: Sequence[BlockHash], group: int = 0) -> None:
         """Note removed blocks; an unknown one drops all that was only implied."""
         _check_names(block_hashes, group)
-        tree = self._trees.get(group)
-        if tree is not None:
-            for block_hash in block_hashes:
+        tree, states = self._trees.get(group), self._states.get(group)
+        for block_hash in block_hashes:
+            if tree is not None:
                 tree.removed(block_hash)
+            if states is not None and states.removed(block_hash):
+                self._touch(states, block_hash)
 
     def cleared(self) -> None:
         """Note that the engine has dropped everything."""
-        for tree in self._trees.values():
-            tree.clear()
+        for group in self._groups():
+            group.clear()
 
     def held_tokens(
         self, token_ids: Sequence[int], *, cache_salt: str | None = None, lora: str | None = None
     ) -> int:
         """Return how many leading tokens of a prompt the engine holds; whole blocks only."""
         prompt = self._prompt(token_ids, cache_salt, lora)
-        return min((tree.held_tokens(prompt) for tree in self._whole_trees()), default=0)
+        return self._readable([tree.path(prompt) for tree in self._trees.values()])
 
     def follow(
         self,
@@ -135,9 +163,9 @@ class EngineBlocks:
         prompt = self._prompt(token_ids, cache_salt, lora)
         goes_on = goes_on and name in self._looked_up
         self._looked_up.add(name)
-        return min(
-            (tree.attach(name, prompt, goes_on=goes_on) for tree in self._whole_trees()), default=0
-        )
+        for tree in self._trees.values():
+            tree.attach(name, prompt, goes_on=goes_on)
+        return self._held_by(name)
 
     def tell_below(self, name: Name, tokens: int) -> None:
         """Let `take_lowered` tell only when less than this is held of a followed prompt."""
@@ -155,20 +183,28 @@ class EngineBlocks:
             tree.detach(name)
 
     def take_lowered(self) -> dict[Name, int]:
-        """Return the prompts of which less is held than at the last call, and how much is."""
-        names: dict[Name, int] = {}
+        """Return the prompts of which less may be held than at the last call, and how much is."""
+        names, self._touched = self._touched, set()
         for tree in self._trees.values():
             names.update(tree.lowered)
             tree.lowered = {}
-        trees = self._whole_trees()
-        for name in names:
-            held = [tree.held_by(name) for tree in trees]
-            names[name] = min((tokens for tokens in held if tokens is not None), default=0)
-        return names
+        return {name: self._held_by(name) for name in names}
 
-    def _whole_trees(self) -> list[BlockTree]:
-        whole = [tree for group, tree in self._trees.items() if group not in self._partial]
-        return whole or list(self._trees.values())
+    def _groups(self) -> list[BlockTree | StateGroup]:
+        return [*self._trees.values(), *self._states.values()]
+
+    def _held_by(self, name: Name) -> int:
+        if not self._states:  # then nobody asks for the way
+            return min((tree.held_by(name) for tree in self._trees.values()), default=0)
+        return self._readable([tree.path_of(name) for tree in self._trees.values()])
+
+    def _readable(self, paths: Sequence[list[PathEnd]]) -> int:
+        """Return up to where all groups can go on with a prompt that goes through such blocks."""
+        path = min(paths, key=len, default=[])
+        ends = {end for _, end in path}
+        for states in self._states.values():
+            ends = states.readable(path, ends)
+        return max(ends, default=0)
 
     def _prompt(
         self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None
@@ -310,6 +346,7 @@ class HeldRequests:
                 event.extra_keys,
                 event.group,
                 whole_prompts=event.whole_prompts,
+                window=event.window,
             )
         if isinstance(event, BlocksRemoved):
             self._blocks.removed(event.block_hashes, event.group)

@@ -287,6 +287,7 @@ class BlocksStored:
     extra_keys: tuple[ExtraKeys, ...] | None = None
     group: int = 0
     whole_prompts: bool = True
+    window: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +364,7 @@ def _stored(
     if not isinstance(tokens, list) or not all(map(_is_integer, tokens)):
         return None
     kind, extra = raw.get("kv_cache_spec_kind"), raw.get("extra_keys")
-    adapter = raw.get("lora_name")
+    adapter, window = raw.get("lora_name"), raw.get("kv_cache_spec_sliding_window")
     if extra is None and isinstance(adapter, str):
         # engines that do not tell what else is hashed do tell the adapter
         extra = [[adapter]] * len(hashes)
@@ -377,6 +378,7 @@ def _stored(
         None if extra is None else tuple(map(_frozen_keys, extra)),
         group,
         whole_prompts=(isinstance(kind, str) or kind is None) and kind in _WHOLE_PROMPTS,
+        window=window if _is_integer(window) and window else 1,
     )
 
 
