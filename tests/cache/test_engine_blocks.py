@@ -285,7 +285,6 @@ def test_less_is_held_once_a_state_is_gone_and_its_last_copy_counts():
     stored(blocks, "wxyz", None, "aabbccdd")
     for _ in range(2):
         stored(blocks, "xz", "v", "aabbccdd", group=1, whole_prompts=False)
-    stored(blocks, "z", None, "aabbccdd", group=1, whole_prompts=False)  # found there, told again
     assert [follow(blocks, "p", "aabbccdd"), follow(blocks, "q", "aabb")] == [8, 4]
     removed(blocks, "z", group=1)
     assert (blocks.take_lowered(), held(blocks, "aabbccdd")) == ({}, 8)

@@ -122,8 +122,14 @@ class BlockTree:
         parent: BlockHash | None,
         links: Sequence[Link],
         size: int,
+        *,
+        computes_again: bool = False,
     ) -> None:
-        """Add a run of blocks below a parent; None begins a prompt."""
+        """Add a run of blocks below a parent; None begins a prompt.
+
+        An engine that has a prompt's first blocks finds them, and may tell of them again, from the
+        first one on; unless it lacks a state there, and `computes_again`.
+        """
         if size not in self.sizes:
             self.sizes = sorted([*self.sizes, size], reverse=True)
         if parent is not _ROOT:
@@ -134,8 +140,7 @@ class BlockTree:
         for key, link in zip(hashes, links, strict=True):
             block = self._blocks.get(key)
             if block is not None and (block.parent, block.link) == (above, link):
-                # a second copy is removed twice; blocks found in the cache are told from the first
-                block.copies += parent is not _ROOT
+                block.copies += computes_again or parent is not _ROOT  # to be removed as often
             else:
                 self._put(key, above, link, size)
             above = key

@@ -92,7 +92,7 @@ class EngineBlocks:
         ):
             return False
         if rest or not whole_prompts or group in self._states:
-            self._store_states(group, block_hashes, block_size, window, parent_hash is None)
+            self._store_states(group, block_hashes, block_size, window)
             return True
         if group not in self._trees:
             self._trees[group] = BlockTree(self._max_blocks)
@@ -109,17 +109,19 @@ class EngineBlocks:
         if any(extras) and not self._knows_salts:
             self._knows_salts = True
             self._looked_up.clear()
-        self._trees[group].stored(block_hashes, parent_hash, links, block_size)
+        again = bool(self._states)
+        tree = self._trees[group]
+        tree.stored(block_hashes, parent_hash, links, block_size, computes_again=again)
         return True
 
     def _store_states(
-        self, group: int, hashes: Sequence[BlockHash], size: int, window: int, is_first: bool
+        self, group: int, hashes: Sequence[BlockHash], size: int, window: int
     ) -> None:
         self._trees.pop(group, None)
         states = self._states.get(group)
         if states is None or states.size != size:
             states = self._states[group] = StateGroup(size, window, self._max_blocks)
-        for block_hash in states.stored(hashes, is_first=is_first):
+        for block_hash in states.stored(hashes):
             self._touch(states, block_hash)
 
     def _touch(self, states: StateGroup, block_hash: BlockHash) -> None:

@@ -29,12 +29,10 @@ class StateGroup:
     def __len__(self) -> int:
         return len(self._copies)
 
-    def stored(self, hashes: Sequence[BlockHash], *, is_first: bool) -> list[BlockHash]:
-        """Add the blocks of a prompt, maybe its first ones; return those that have to go."""
+    def stored(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Add copies of blocks; return those that have to go."""
         for key in hashes:
-            # found in the cache, the first ones are told again, once
-            copies = self._copies.get(key, 0)
-            self._copies[key] = copies + (not is_first or not copies)
+            self._copies[key] = self._copies.get(key, 0) + 1
         gone = list(self._copies)[: max(0, len(self._copies) - self._most)]
         for key in gone:
             del self._copies[key]
