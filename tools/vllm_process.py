@@ -103,6 +103,8 @@ class ServerOptions:
             *("--max-model-len", str(self.longest_request)),
             "--enable-prompt-tokens-details",
         ]
+        if known_model(self.model).config is not None:
+            arguments += ["--load-format", "dummy"]
         if self.kv_events is not None:
             events = {
                 "enable_kv_cache_events": True,

@@ -117,10 +117,15 @@ class PrefixUse(NamedTuple):
 
 
 def leaders_needed(plans: Sequence[Plan]) -> list[int | None]:
-    """Return the leaders of requests whose cache lets followers hit after the first token only."""
-    if any(plan.cache.follower_hits == "first_token" for plan in plans):
-        return leaders(plans)
-    return [None] * len(plans)
+    """Return the leaders of requests that hit only once a first token or a prime has come."""
+    needed = [one.cache.follower_hits == "first_token" or bool(one.primes) for one in plans]
+    if not any(needed):
+        return [None] * len(plans)
+    found = leaders(plans)
+    for position, leader in enumerate(found):  # that of a leader which nobody waits for is known
+        if leader is not None and not needed[leader]:
+            found[position] = found[leader]
+    return found
 
 
 class CallInFlight:

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
-from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.content_parts import ContentPart, turn_parts, without_blank_parts
+from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.content_parts import (
+    ContentPart,
+    joined,
+    turn_parts,
+    without_blank_parts,
+)
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
     Reference,
@@ -226,6 +231,14 @@ class Plan:
         body = self._form(form, citations=citations)
         written: list[dict[str, Any]] = body["input" if form == "responses" else "messages"]
         return written
+
+    def front(self, blocks: int) -> list[OpenAIMessage]:
+        """Return the prompt up to behind so many blocks, for a prime: the last message is open."""
+        checked_integer("blocks", blocks, 1)
+        parts = turn_parts(self.parts, None, "", self.templates, (), is_labelled=self.is_labelled)
+        ends = [n for n, part in enumerate(parts, start=1) if part.block is not None]
+        text = joined(parts[: ends[min(blocks, len(ends)) - 1]])
+        return render_messages(self.request.system, self.request.history, text)
 
     def body(
         self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()

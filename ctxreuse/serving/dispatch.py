@@ -55,14 +55,16 @@ async def dispatch(
 ) -> list[Outcome]:
     """Send plans to an engine, in their order, and wait for all answers.
 
-    A failed request does not stop the others; a cancelled dispatch cancels them all.
+    A failed request does not stop the others; a cancelled dispatch cancels them all. A plan's
+    primes are sent right before it; those that share its beginning wait for them.
 
     Args:
         client: Where to send them.
         plans: A batch plan, or plans in the order in which to send them.
         concurrency: How many requests run at a time.
         leader_first: Whether a request waits for the first token of the earlier request with which
-            it shares most leading blocks; others overtake it. None: for hosted caches only.
+            it shares most leading blocks; others overtake it. None: for hosted caches, and for
+            primes.
         progress: Called with the number of ended requests and of all, whenever one has ended.
         **params: As in `EngineClient.complete`.
 
@@ -142,6 +144,9 @@ class _Dispatch:
         plan = self.plans[position]
         let_go = partial(self._leading.release, slot)
         try:
+            if plan.primes:
+                await self.client.prime(plan, **self.params)
+                let_go()
             completion = await self.client.complete(
                 plan, on_first_token=let_go, leader_first=False, **self.params
             )

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import (
     check_function,
     checked_choice,
@@ -33,6 +34,7 @@ from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
 from ctxreuse.serving.client.connection import EngineConnection, ModelName, client_library_errors
+from ctxreuse.serving.client.priming import Primer
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
@@ -122,6 +124,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._connection = EngineConnection(
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
+        self._primer = Primer(self._connection)
         self._max_reply_bytes = max_reply_bytes
         self._model = ModelName(lora if model is None else model, self._connection.first_model)
         self._lora = lora
@@ -191,6 +194,33 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         call = self._call(prompt, cache_salt, session_id, params, None, leader_first)
         return CompletionStream(call, self._stream(call), lambda: self._drop(call))
 
+    async def prime(
+        self, plan: Plan, *, cache_salt: str | None = None, **params: Any
+    ) -> list[CacheUsage]:
+        """Send a plan's primes, before the plan itself; what fails costs nothing but itself.
+
+        Args:
+            plan: A plan of `plan_batch(requests, primes=True)`; others have no primes.
+            cache_salt: As in `complete`.
+            **params: As in `complete`; tools are part of a prime, too.
+
+        Returns:
+            The tokens of each call that was answered.
+        """
+        checked_kind("plan", plan, Plan, "a Plan")
+        check_params(params)
+        fields = {
+            "model": params.get("model") or await self.model(),
+            "cache_salt": self._salt_of(plan, cache_salt),
+            "tools": params.get("tools"),
+        }
+        fields = {name: one for name, one in fields.items() if one}
+        sent = [
+            await self._primer.send(plan.messages(), plan.front(blocks), plan.cache, fields)
+            for blocks in plan.primes
+        ]
+        return [usage for usage in sent if usage is not None]
+
     async def model(self) -> str:
         """Return the model's name, given or the engine's first; EngineError if it is silent."""
         return await self._model.get()
@@ -255,13 +285,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         tools = params.get("tools") or ()
         fields, cache = prompt_fields(prompt, self._protocol, tools, self._salt_key)
         plan = prompt if isinstance(prompt, Plan) else None
-        salt = checked_cache_salt(cache_salt)
-        if plan is not None:
-            request = plan.request
-            if salt is None and self._salts_tenants:
-                salt = tenant_salt(request.tenant, self._salt_key)
-            if session_id is None:
-                session_id = self._session(plan)
+        salt = self._salt_of(plan, cache_salt)
+        if plan is not None and session_id is None:
+            session_id = self._session(plan)
         own = {**params, **(params.get("extra_body") or {})}
         body = {name: value for name, value in cache.items() if own.get(name) is None}
         if salt is not None:
@@ -288,6 +314,13 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 )
         use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
         return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads, use)
+
+    def _salt_of(self, plan: Plan | None, given: str | None) -> str | None:
+        """Return a call's own salt, or its tenant's where those are wanted."""
+        salt = checked_cache_salt(given)
+        if plan is not None and salt is None and self._salts_tenants:
+            return tenant_salt(plan.request.tenant, self._salt_key)
+        return salt
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""
