@@ -307,6 +307,7 @@ class ReusePlanner(FixedSettings):
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
+        primes: bool = False,
     ) -> Plan:
         """Plan one request that has just arrived.
 
@@ -318,12 +319,15 @@ class ReusePlanner(FixedSettings):
             now: Seconds on a clock that never goes back, for caches whose entries expire; None
                 takes all as alive. Planners that share a log or a file need one clock:
                 `time.time()`.
+            primes: Whether calls may be sent besides, up to where later requests will likely part
+                from it: `Plan.primes`. Where states are kept at junctions, that saves tokens.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
 
         Raises:
             UnknownStrategyError: there is no such strategy.
+            InvalidRequestError: wrong type, or primes for a cache with prices.
         """
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
@@ -331,7 +335,10 @@ class ReusePlanner(FixedSettings):
         if now is not None:
             checked_number("now", now)
         began = time.perf_counter()
-        plan = self._planning.plan(request, policy, deduplicate, now, self._given_marks)
+        self._check_primes(primes)
+        plan = self._planning.plan(
+            request, policy, deduplicate, now, self._given_marks, primes=primes
+        )
         if self._rates is not None:
             plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
@@ -381,10 +388,7 @@ class ReusePlanner(FixedSettings):
                 raise _not_a_request(request, f" at position {position}")
         policy = self._policy(strategy)
         _check_now(now)
-        if checked_kind("primes", primes, bool, "True or False") and self.cache.is_hosted:
-            raise InvalidRequestError(
-                f"primes cost money, and {self.cache.name!r} has prices; leave out primes=True"
-            )
+        self._check_primes(primes)
         began = time.perf_counter()
         planned = self._planning.plan_batch(
             batch, policy, deduplicate, now, self._given_marks, primes=primes
@@ -394,6 +398,12 @@ class ReusePlanner(FixedSettings):
             planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
+
+    def _check_primes(self, primes: bool) -> None:
+        if checked_kind("primes", primes, bool, "True or False") and self.cache.is_hosted:
+            raise InvalidRequestError(
+                f"primes cost money, and {self.cache.name!r} has prices; leave out primes=True"
+            )
 
     def _policy(self, strategy: Strategy | Policy) -> Policy:
         """Return the policy of a name, or the one that is given."""

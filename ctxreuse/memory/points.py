@@ -31,6 +31,13 @@ _BEFORE_ANY_LATER = 0.4
 _WEIGHT_OF_THAT = 3.0
 _WEIGHT_OF_ALL = 8.0
 _CAUTION = 0.7
+_MOST_PRIMES = 4
+"""Of a request that arrives, with the place that needs none."""
+_PRIMES_A_REQUEST = 0.75
+"""Of requests that arrive, at most: towards it, a prime's price rises to the whole one."""
+_STEEPNESS = 8
+_LEAST_PRICE = 0.08
+_LATEST_REQUESTS = 64
 A_TOKEN_SEEN = 0.1
 """What a token that came before is worth, though it cannot be read yet."""
 _CLOCKS_APART = 30.0
@@ -68,7 +75,7 @@ class _Again:
             if counts[0] > _MOST_COUNTED:
                 counts[:] = counts[0] / 2, counts[1] / 2
 
-    def probability(self, sightings: int, blocks: int) -> float:
+    def probability(self, sightings: int, blocks: int, caution: float = _CAUTION) -> float:
         """Return how likely such a prefix comes again, on the careful side."""
         sightings = min(sightings, _MOST_SIGHTINGS)
         trials, hits = self._counts.get((sightings, -1), (0.0, 0.0))
@@ -77,7 +84,7 @@ class _Again:
         trials, hits = self._counts.get((sightings, _LENGTHS[min(blocks, _LONGEST)]), (0.0, 0.0))
         number = trials + _WEIGHT_OF_ALL
         again = min((hits + _WEIGHT_OF_ALL * average) / number, 1.0)
-        return max(0.0, again - _CAUTION * math.sqrt(again * (1 - again) / number))
+        return max(0.0, again - caution * math.sqrt(again * (1 - again) / number))
 
 
 class WriteLedger:
@@ -118,6 +125,7 @@ class MarkPlace(NamedTuple):
     blocks: int  # before it
     tokens: int  # before it, the system text included
     again: float  # the probability that these are wanted again while they live
+    price: float = 0.0  # of a prime's call, in tokens
 
 
 def most_gainful(
@@ -135,11 +143,12 @@ def most_gainful(
             if level == 0:
                 value, before = (place.tokens - read) * gain, -1
             else:
-                value, before = -1.0, -1
+                value, before = -math.inf, -1
                 for earlier in range(level - 1, number):
                     sum_ = best[-1][earlier][0] + (place.tokens - places[earlier].tokens) * gain
                     if sum_ > value:
                         value, before = sum_, earlier
+            value -= place.price
             row.append((value, before))
             if value > top:
                 top, end = value, (level, number)
@@ -165,6 +174,7 @@ class Looked(NamedTuple):
 
     tokens: list[int]  # of the prefix of so many blocks, the system text included
     sightings: list[tuple[int, int]]  # where marks may stand, and how often it came before
+    met: int  # how many blocks an earlier prompt began with
     readable: list[int]  # ascending; -1 stands before them
     could: int  # the longest that could be read if nothing limited writing; negative is none
 
@@ -181,6 +191,7 @@ class Points:
         self._lifetime = math.inf if rules.lifetime is None else rules.lifetime
         self._again = _Again()
         self._ledger = WriteLedger(rules.premium, rules.saving)
+        self._primes_a_request = 0.0  # of the latest requests
 
     def gain(self, front: int, now: float | None) -> Worth | None:
         """Return what a beginning gains that is read, or written now; None is its weight."""
@@ -247,7 +258,31 @@ class Points:
             if blocks == end
             or _LENGTHS[min(blocks, _LONGEST)] != _LENGTHS[min(blocks + 1, _LONGEST)]
         ]
-        return Looked(list(accumulate(weights, initial=front)), sightings, readable, could)
+        met, tokens = max(done, 0), list(accumulate(weights, initial=front))
+        return Looked(tokens, sightings, met, readable, could)
+
+    def primes(self, looked: Looked) -> tuple[int, ...]:
+        """Return after how many blocks a prime ends that likely saves more than its call costs.
+
+        Where the prompt parts from an earlier one, it leaves a state without a prime.
+        """
+        read, tokens = max(0, looked.readable[-1]), looked.tokens
+        share = (self._primes_a_request / _PRIMES_A_REQUEST) ** _STEEPNESS
+        price = self._rules.prime_tokens * max(_LEAST_PRICE, share)
+        places = [
+            MarkPlace(
+                blocks,
+                self._rules.readable(tokens[blocks]),
+                self._again.probability(came + 1, blocks, caution=0.0),
+                0.0 if blocks == looked.met else price,
+            )
+            for blocks, came in looked.sightings
+            if read < blocks < len(tokens) - 1
+        ]
+        chosen = most_gainful(places, tokens[read], _MOST_PRIMES, self.saving, self._premium)
+        primes = tuple(blocks for blocks in chosen if blocks != looked.met)
+        self._primes_a_request += (len(primes) - self._primes_a_request) / _LATEST_REQUESTS
+        return primes
 
     def choose(self, looked: Looked, *, is_limited: bool = True) -> Marked:
         """Return what a prompt marks; or what it would if nothing had ever limited writing."""

@@ -49,8 +49,10 @@ class ShadowPlanner:
         deduplicate: bool | None = None,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
+        *,
+        primes: bool = False,
     ) -> Plan:
-        """Return a plan that sends the request as retrieved."""
+        """Return a plan that sends the request as retrieved, without primes."""
         arrived = self._send(request, deduplicate, now)
         self._note([arrived], policy, now)
         return arrived.sent

@@ -146,12 +146,14 @@ class TenantPlanner:
         deduplicate: bool | None = None,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
+        *,
+        primes: bool = False,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`. Without marks, they are chosen."""
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            recorded = self._record(turn, state, ranks, now=now, marks=marks)
+            recorded = self._record(turn, state, ranks, now=now, marks=marks, primes=primes)
         return self._plan(turn, ranks, recorded)
 
     def preview(
@@ -480,12 +482,13 @@ class TenantPlanner:
         *,
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
+        primes: bool = False,
     ) -> _Recorded:
         """Record what a turn sends; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         sent = _sent(turn, ranks)
-        chosen = _marks(turn, state, sent, now, marks)
+        chosen = _marks(turn, state, sent, now, marks, primes=primes)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{self._process}{state.unnamed_requests}"
@@ -680,6 +683,8 @@ def _marks(
     sent: _SentTurn,
     now: float | None,
     given: tuple[int, ...] | None = None,
+    *,
+    primes: bool = False,
 ) -> _TurnMarks:
     """Return the marks of a turn: of a first one where it is read, or written for others."""
     points = state.points
@@ -691,7 +696,9 @@ def _marks(
         ends = (len(sent.keys),) if sent.keys and points.most_marks else ()
         return _TurnMarks(ends, opening)
     looked = points.look(state.index, turn.root, turn.front_tokens, sent.named, sent.weights, now)
-    return _TurnMarks(points.choose(looked).marks if given is None else given, None, looked)
+    if given is None:
+        given = points.primes(looked) if primes else points.choose(looked).marks
+    return _TurnMarks(given, None, looked)
 
 
 def checked_ranks(policy: Policy, order: Sequence[BlockKey], counted: PreparedRequest) -> Ranks:

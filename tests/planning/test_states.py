@@ -1,5 +1,7 @@
 """Caches that can be read at the end of a prompt and at junctions that were met before."""
 
+import random
+
 import pytest
 from example_counts import examples
 from hypothesis import given
@@ -115,6 +117,23 @@ def test_a_second_batch_primes_no_fork_that_can_be_read_already():
     assert [plan.expected_cached_tokens for plan in second.plans] == [300, 300]
 
 
+def test_arriving_requests_prime_where_prefixes_have_come_again_and_compute_less():
+    draw = random.Random(1)
+    topics = [draw.sample("abcdefghijklmnop", 4) for _ in range(40)]
+    requests = [asked([*draw.choice(topics)[:3], "xyz"[n % 3]]) for n in range(300)]
+    arms = {}
+    for primes in (False, True):
+        planner = ReusePlanner(cache=ENGINE)
+        arms[primes] = [planner.plan(one, primes=primes) for one in requests]
+    calls = [end for plan in arms[True] for end in plan.primes]
+    assert 0 < len(calls) <= 0.75 * len(requests)
+    assert all(0 < end < 4 for end in calls)
+    assert all([*plan.primes] == sorted({*plan.primes}) for plan in arms[True])
+    (plain, _), (primed, hits) = computed(arms[False]), computed(arms[True])
+    assert primed < plain
+    assert [plan.expected_cached_tokens for plan in arms[True]] == hits
+
+
 @pytest.mark.parametrize("cache", ["vllm", "sglang"])
 def test_where_each_block_can_be_read_there_is_nothing_to_prime(cache):
     requests = [asked("abcx"), asked("abcy")]
@@ -123,5 +142,7 @@ def test_where_each_block_can_be_read_there_is_nothing_to_prime(cache):
 
 @pytest.mark.parametrize("cache", ["deepseek", "anthropic"])
 def test_primes_are_refused_where_calls_cost_money(cache):
-    with pytest.raises(InvalidRequestError, match="has prices; leave out primes=True"):
-        ReusePlanner(cache=cache).plan_batch([asked("ab")], primes=True)
+    batch = ReusePlanner(cache=cache).plan_batch
+    for plan in (ReusePlanner(cache=cache).plan, lambda one, **options: batch([one], **options)):
+        with pytest.raises(InvalidRequestError, match="has prices; leave out primes=True"):
+            plan(asked("ab"), primes=True)

@@ -85,6 +85,7 @@ class CacheWeaverPlanner(ReusePlanner):
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
+        primes: bool = False,
     ) -> Plan:
         """Plan one request that has just arrived; see `ReusePlanner.plan`."""
         root = (request.tenant, request.system)

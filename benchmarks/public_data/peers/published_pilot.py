@@ -41,9 +41,10 @@ class _RankingPlanner(ReusePlanner):
         *,
         deduplicate: bool | None = None,
         now: float | None = None,
+        primes: bool = False,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        plan = super().plan(request, strategy, deduplicate=deduplicate, now=now)
+        plan = super().plan(request, strategy, deduplicate=deduplicate, now=now, primes=primes)
         ranked = self.rankings.get((plan.request_id, len(request.blocks)), request.blocks)
         keys = list(dict.fromkeys(block.key for block in ranked))
         sent = [block.key for block in plan.blocks]
