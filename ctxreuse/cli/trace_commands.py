@@ -260,6 +260,11 @@ class SimulateCommand(PrintsJson):
         None,
         min=1,
     )
+    cache: str = option(
+        "An engine's cache: vllm, sglang, or 'vllm(states=junctions)' for models with sliding "
+        "windows, with block_tokens=528 or so for recurrent ones.",
+        "vllm",
+    )
     tokenizer: Path | None = option(
         "A tokenizer.json: simulate whole prompts token by token. Without it, each block counts as "
         "its tokens, and questions and annotations as none.",
@@ -290,12 +295,19 @@ class SimulateCommand(PrintsJson):
         encoder = _tokenizer(self.tokenizer)
         results = []
         sizes: Sequence[int | None] = self.capacity_tokens or [None]
+        rules = cache_profile(self.cache)
+        if rules.is_hosted:
+            raise InvalidRequestError(
+                f"--cache {rules.name!r} is a provider's; ctxreuse estimate --cache shows its bill"
+            )
+        block_size, states = self.block_size or rules.step_tokens, rules.states
         with progress("simulating", len(planned) * len(sizes)) as advance:
             for size in sizes:
                 if encoder is None:
-                    usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(size))
+                    whole_blocks = BlockLevelCache(size, rules)
+                    usages = simulation.simulate_blocks(planned, blocks, whole_blocks)
                 else:
-                    cache = PrefixCacheSimulator(size, self.block_size or 16)
+                    cache = PrefixCacheSimulator(size, block_size, states=states)
                     usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
                 served = list(simulation.counted(usages, advance))
                 results.append(simulation.SizeResult(size, served))

@@ -7,7 +7,7 @@ these labels), `query`, `system`, `tenant`, `conversation_id`, `turn`, `after` (
 prompt and answer stand before this one), `expected_cached_tokens`, `timestamp` (of its arrival,
 in milliseconds) where the trace has it, and `marks` where it is planned for a cache that keeps
 marked prefixes only: after how many of its `blocks` a mark stands, ascending; 0 is behind the
-system text.
+system text. `primes` are after how many of them a call ends that is sent before it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class PlannedRequest:
     timestamp_ms: float | None = None
     is_labelled: bool = True
     marks: tuple[int, ...] | None = None
+    primes: tuple[int, ...] = ()
     sent: SentCall | None = None
 
     @classmethod
@@ -84,6 +85,7 @@ class PlannedRequest:
             timestamp_ms=timestamp_ms,
             is_labelled=plan.is_labelled,
             marks=recorded_marks(plan.cache, plan.marks),
+            primes=plan.primes,
         )
 
     @classmethod
@@ -125,8 +127,9 @@ class PlannedRequest:
         ]
         timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
         marks = {} if self.marks is None else {"marks": list(self.marks)}
+        primes = {"primes": list(self.primes)} if self.primes else {}
         fields = {name: getattr(self, name) for name in _FIELDS}
-        return fields | {"parts": parts} | marks | timestamp
+        return fields | {"parts": parts} | marks | primes | timestamp
 
 
 def read_plan(path: str) -> list[PlannedRequest]:
@@ -156,7 +159,9 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
             and line.fields.get("parts") is not None,
             sent=sent_call_of(line),
         )
-        request = replace(request, marks=line.marks("marks", len(request.blocks)))
+        most = len(request.blocks)
+        marks, primes = line.marks("marks", most), line.marks("primes", most) or ()
+        request = replace(request, marks=marks, primes=primes)
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")
         if request.after is not None and request.after not in turns:

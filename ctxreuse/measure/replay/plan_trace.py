@@ -170,7 +170,8 @@ def _online(
         if histories.key(traced) not in histories.ended:
             request = histories.request(traced)
             if isinstance(planner, ReusePlanner):
-                yield traced, planner.plan(request, policy.strategy, now=_arrival_s(traced))
+                now, primes = _arrival_s(traced), policy.is_primed
+                yield traced, planner.plan(request, policy.strategy, now=now, primes=primes)
             else:
                 yield traced, planner.plan(request, policy.strategy)
 
@@ -197,7 +198,7 @@ def _offline(
             first_turns.append(traced)
             later_turns[key] = []
     requests = [histories.request(traced) for traced in first_turns]
-    batch = planner.plan_batch(requests, policy.strategy)
+    batch = planner.plan_batch(requests, policy.strategy, primes=policy.is_primed)
     if policy.is_scheduled:
         for position, plan in zip(batch.order, batch.plans, strict=True):
             first = first_turns[position]

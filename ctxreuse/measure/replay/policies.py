@@ -26,6 +26,7 @@ class MeasuredPolicy:
     is_scheduled: bool = True
     is_annotated: bool = True
     is_marked: bool = True
+    is_primed: bool = False
     keep_best: bool = False
 
     def planner(
@@ -56,6 +57,10 @@ PAPERS_ONLINE = MeasuredPolicy("papers' order, online", Paper(), "online")
 PAPERS_BATCH = MeasuredPolicy("papers' order, batch", Paper(), "offline")
 OURS_ONLINE = MeasuredPolicy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = MeasuredPolicy("ctxreuse, batch", "reuse", "offline")
+PRIMED = (
+    MeasuredPolicy("ctxreuse, online, primed", "reuse", "online", is_primed=True),
+    MeasuredPolicy("ctxreuse, batch, primed", "reuse", "offline", is_primed=True),
+)
 TODAY = MeasuredPolicy("as sent today", "none", "online", is_marked=False)
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 """As it is, as the papers (RAGBoost and ContextPilot) and as this package have it."""
@@ -106,7 +111,8 @@ class TriedPolicies(NamedTuple):
     ) -> TriedPolicies:
         """Return what is measured; a provider tells neither sizes nor speed."""
         if not cache.lives:
-            return cls(POLICIES, sizes, speed)
+            primed = PRIMED if cache.takes_primes else ()
+            return cls((*POLICIES, *primed), sizes, speed)
         ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
         return cls((TODAY, *ours) if cache.marks else ours)
 

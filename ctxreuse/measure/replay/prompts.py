@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol, TypeVar
 
 from ctxreuse.cache.provider_cache import PromptPiece
@@ -98,8 +99,8 @@ def prompt_tokens(
     continued = Counter(request.after for request in planned)
 
     def encode(role: str, content: str) -> list[int]:
-        text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
-        return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
+        text = well_formed(_said(role, content))
+        return tokenizer.encode(text, add_special_tokens=False).ids
 
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
     for request in planned:
@@ -111,6 +112,33 @@ def prompt_tokens(
         if continued[request.request_id]:
             prompts[request.request_id] = prompt + encode("assistant", ANSWER)
         yield prompt + opening
+
+
+def prime_ends(
+    request: PlannedRequest,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    block_tokens: int,
+) -> Iterator[int]:
+    """Yield at which token of a request's prompt each of its primes ends."""
+    shown = _shown(request, corpus)
+    system = "" if request.system is None else _said("system", request.system)
+    for blocks in request.primes:
+        text = render_turn(
+            shown[:blocks], None, "", DEFAULT_TEMPLATES, is_labelled=request.is_labelled
+        )
+        front = tokenizer.encode(
+            well_formed(f"{system}<|im_start|>user\n{text}"), add_special_tokens=False
+        ).ids
+        pairs = zip(front, prompt, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        # one token more: of a prompt, an engine keeps the state before its last token
+        yield common - common % block_tokens + 1
+
+
+def _said(role: str, content: str) -> str:
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
 class CutPrompt(NamedTuple):

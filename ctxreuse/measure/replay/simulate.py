@@ -13,7 +13,12 @@ from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy
-from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
+from ctxreuse.measure.replay.prompts import (
+    Tokenizer,
+    prime_ends,
+    prompt_blocks,
+    prompt_tokens,
+)
 from ctxreuse.measure.replay.provider_bill import billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
@@ -30,10 +35,15 @@ def simulate_blocks(
     *,
     counts_words: bool = False,
 ) -> Iterator[CacheUsage]:
-    """Yield each request's usage at block level: a block counts as its `tokens`."""
+    """Yield each request's usage at block level: a block counts as its `tokens`.
+
+    What its primes compute counts as not cached.
+    """
     prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
-        yield cache.serve(keys, tokens, (request.tenant, request.system))
+        root = request.tenant, request.system
+        primes = [cache.serve(keys[:end], tokens[:end], root) for end in request.primes]
+        yield _net(cache.serve(keys, tokens, root), primes)
 
 
 def simulate_tokens(
@@ -42,10 +52,19 @@ def simulate_tokens(
     cache: PrefixCacheSimulator,
     tokenizer: Tokenizer,
 ) -> Iterator[CacheUsage]:
-    """Yield each request's usage at token level, everything in the prompt counted."""
+    """Yield each request's usage at token level, all of the prompt and its primes counted."""
     prompts = prompt_tokens(planned, corpus, tokenizer)
     for request, prompt in zip(planned, prompts, strict=True):
-        yield cache.serve(prompt, salt=request.tenant)
+        salt = request.tenant
+        ends = prime_ends(request, corpus, tokenizer, prompt, cache.block_size)
+        primes = [cache.serve(prompt[:end], salt=salt) for end in ends]
+        yield _net(cache.serve(prompt, salt=salt), primes)
+
+
+def _net(usage: CacheUsage, primes: Sequence[CacheUsage]) -> CacheUsage:
+    """Return a request's usage with the computation of its primes."""
+    computed = sum(one.prefilled_tokens for one in primes)
+    return CacheUsage(usage.prompt_tokens, max(0, usage.cached_tokens - computed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +163,12 @@ class Replay:
     ) -> list[CacheUsage]:
         """Return what each request finds in a cache that is empty at first."""
         if self.tokenizer is None:
-            blocks = BlockLevelCache(capacity_tokens)
+            blocks = BlockLevelCache(capacity_tokens, self.cache)
             served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)
             served = map(self._read, served)
         else:
-            cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens)
+            states = self.cache.states
+            cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens, states=states)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
 
