@@ -1,4 +1,4 @@
-.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-states bench-states-vllm bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -88,6 +88,13 @@ bench: $(VENV)/dev  ## speed, and hit ratios on the traces in $$CTXREUSE_DATA
 
 bench-bills: $(VENV)/dev  ## input bills of hosted caches, online and batch, in several orders
 	$(BIN)/python benchmarks/bills.py --orders
+
+bench-states: $(VENV)/dev  ## hit ratios on engines that keep states at junctions, with primes and without
+	$(BIN)/python benchmarks/states.py
+
+bench-states-vllm: $(VENV)/dev  ## what a real vLLM with windows reports of that; REQUESTS=200
+	$(VLLM) start --model windows --port 8123 --kv-cache-tokens 3000000
+	$(BIN)/python benchmarks/states.py --server http://127.0.0.1:8123/v1 --requests $(or $(REQUESTS),200); status=$$?; $(VLLM) stop --port 8123; exit $$status
 
 bench-hostile: $(VENV)/dev  ## time against input size; floods of events, dying engines, forks
 	$(BIN)/python benchmarks/input_size.py

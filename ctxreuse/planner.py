@@ -400,7 +400,7 @@ class ReusePlanner(FixedSettings):
         return planned
 
     def _check_primes(self, primes: bool) -> None:
-        if checked_kind("primes", primes, bool, "True or False") and self.cache.is_hosted:
+        if checked_kind("primes", primes, bool, "True or False") and self.cache.lives:
             raise InvalidRequestError(
                 f"primes cost money, and {self.cache.name!r} has prices; leave out primes=True"
             )
@@ -470,6 +470,19 @@ class ReusePlanner(FixedSettings):
         counts = {life or own: reported_count(count) for life, count in by_life.items()}
         known = {str(life): count for life, count in counts.items() if count is not None}
         return known if known or told == {} else None
+
+    def report_primes(self, plan: Plan, calls: int, computed_tokens: int) -> None:
+        """Note the primes that were sent for a plan, and the tokens that they computed together.
+
+        `EngineClient` and the wrappers around models call it.
+        """
+        checked_kind("plan", plan, Plan, "a Plan")
+        checked_integer("calls", calls)
+        checked_integer("computed_tokens", computed_tokens)
+        tenant = plan.request.tenant
+        self._counting.attempt(
+            lambda: self._meter.primed(tenant, calls, computed_tokens), lambda: None
+        )
 
     def note_failure(self) -> None:
         """Count a prompt that was sent as it came because planning failed; for adapters."""

@@ -296,7 +296,7 @@ class SimulateCommand(PrintsJson):
         results = []
         sizes: Sequence[int | None] = self.capacity_tokens or [None]
         rules = cache_profile(self.cache)
-        if rules.is_hosted:
+        if rules.lives:
             raise InvalidRequestError(
                 f"--cache {rules.name!r} is a provider's; ctxreuse estimate --cache shows its bill"
             )

@@ -83,6 +83,8 @@ class ReportedUsage:
         expected_cached_tokens: Block tokens that the planner expected in the cache.
         confirmed_cached_tokens: Of these, cached as far as the answers say.
         written: Of the prompt tokens, those written into the cache, by time to live.
+        primes: Calls that were sent besides, to make forks readable; they count nowhere else.
+        prime_tokens: What these computed.
 
     Example:
         >>> ReportedUsage(answers=2, prompt_tokens=400, cached_tokens=100).hit_ratio
@@ -96,6 +98,8 @@ class ReportedUsage:
     expected_cached_tokens: int = 0
     confirmed_cached_tokens: int = 0
     written: Mapping[str, int] = field(default_factory=dict)
+    primes: int = 0
+    prime_tokens: int = 0
 
     @property
     def written_tokens(self) -> int:
@@ -219,12 +223,13 @@ class Savings:
 
     @property
     def saved_tokens(self) -> int:
-        """Block tokens that it need not compute because of planning, less words; below 0: cost."""
-        return self.prefilled_as_retrieved - self.prefilled_if_planned - self.word_tokens
+        """Block tokens not to compute because of planning, less words and primes; below 0: cost."""
+        cost = self.word_tokens + self.reported.prime_tokens
+        return self.prefilled_as_retrieved - self.prefilled_if_planned - cost
 
     @property
     def saved_share(self) -> float:
-        """Share of the computed block tokens that planning saves, less words; below 0: cost."""
+        """Share of the computed block tokens that planning saves, so counted; below 0: cost."""
         before = self.prefilled_as_retrieved
         return self.saved_tokens / before if before else 0.0
 
@@ -250,6 +255,9 @@ class Savings:
                 f"As reported by the engine: {self._counted(reported.answers, 'answer')}, "
                 f"{reported.hit_ratio:.1%} of their prompt tokens from its cache."
             )
+        if reported.primes:
+            calls = self._counted(reported.primes, "prime")
+            yield f"Besides, {calls} computed {reported.prime_tokens:,} tokens."
         if self.planning_failures:
             times = self._counted(self.planning_failures, "time")
             yield f"Planning failed {times}; these prompts were sent as retrieved."

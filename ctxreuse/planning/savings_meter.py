@@ -239,6 +239,14 @@ class SavingsMeter:
                 tally.confirmed_tokens += confirmed
             return self._expectations.note(expected, confirmed)
 
+    def primed(self, tenant: str, calls: int, tokens: int) -> None:
+        """Count calls that were sent besides a prompt, and what they computed."""
+        name = self._class_named(tenant)
+        with self._lock:
+            tally = self._tally(name)
+            tally.primes += calls
+            tally.prime_tokens += tokens
+
     def failed(self) -> None:
         """Count that planning has failed."""
         with self._lock:
@@ -344,6 +352,8 @@ class _ClassTotals:
     expected_tokens: int = 0
     if_planned: int = 0
     left_out: int = 0
+    prime_tokens: int = 0
+    primes: int = 0
     prompt_tokens: int = 0
     references: int = 0
     requests: int = 0
@@ -403,6 +413,8 @@ class _ClassTotals:
                 self.expected_tokens,
                 self.confirmed_tokens,
                 dict(self.written),
+                self.primes,
+                self.prime_tokens,
             ),
             planning_failures=planning_failures,
             prompts_without_context=prompts_without_context,

@@ -553,7 +553,7 @@ class TenantPlanner:
             request_id=recorded.request_id,
             shown=shown,
             expected_cached_tokens=recorded.cached_tokens,
-            marks=recorded.marks.marks if settings.cache.has_marks else (),
+            marks=recorded.marks.marks if settings.cache.marks else (),
             primes=recorded.marks.marks if settings.cache.takes_primes else (),
             opening_mark=recorded.marks.opening,
             cache=settings.cache,

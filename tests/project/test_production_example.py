@@ -173,7 +173,7 @@ def test_a_fault_in_planning_fails_no_question(tmp_path, monkeypatch, caplog):
     app = runpy.run_path(str(EXAMPLE / "app.py"))
     request = ContextRequest(["a secret text", "another text"], "Which?")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise KeyError("a secret text")
 
     monkeypatch.setattr(app["planner"]._planning, "plan", fail)

@@ -74,12 +74,14 @@ def test_the_fixed_signatures():
         "strategy": "reuse",
         "deduplicate": None,
         "now": None,
+        "primes": False,
     }
     assert parameters(ReusePlanner.plan_batch) == {
         "requests": EMPTY,
         "strategy": "reuse",
         "deduplicate": None,
         "now": None,
+        "primes": False,
     }
     for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
         kind = inspect.signature(function).parameters["deduplicate"].kind

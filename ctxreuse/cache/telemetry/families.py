@@ -136,6 +136,16 @@ OF_PLANNERS: Final = (
         _by_class(lambda savings: savings.reported.confirmed_cached_tokens), _CLASS,
     ),
     Family(
+        "ctxreuse_primes", "counter",
+        "Calls that were sent besides, to make forks readable; they count nowhere else.",
+        _by_class(lambda savings: savings.reported.primes), _CLASS,
+    ),
+    Family(
+        "ctxreuse_prime_tokens", "counter",
+        "Tokens that these calls computed.",
+        _by_class(lambda savings: savings.reported.prime_tokens), _CLASS,
+    ),
+    Family(
         "ctxreuse_retrieved_prefix_cache_hits_tokens", "counter",
         "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
         _by_class(lambda savings: savings.cached_as_retrieved), _CLASS,

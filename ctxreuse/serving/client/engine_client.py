@@ -215,11 +215,15 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             "tools": params.get("tools"),
         }
         fields = {name: one for name, one in fields.items() if one}
-        sent = [
-            await self._primer.send(plan.messages(), plan.front(blocks), plan.cache, fields)
-            for blocks in plan.primes
-        ]
-        return [usage for usage in sent if usage is not None]
+        calls: list[CacheUsage] = []
+        for blocks in plan.primes:
+            front = plan.front(blocks)
+            usage = await self._primer.send(plan.messages(), front, plan.cache, fields)
+            calls += [] if usage is None else [usage]
+        if self._planner is not None and calls:
+            computed = sum(one.prefilled_tokens for one in calls)
+            self._planner.report_primes(plan, len(calls), computed)
+        return calls
 
     async def model(self) -> str:
         """Return the model's name, given or the engine's first; EngineError if it is silent."""

@@ -1,0 +1,160 @@
+"""Hit ratios on engines that keep states at prompts' ends and junctions, with primes and without.
+
+    python benchmarks/states.py             simulated, on $CTXREUSE_DATA or on made-up data
+    python benchmarks/states.py --server URL --requests 600
+                                            what a vLLM reports that has windows and blocks of 32:
+                                            make vllm MODEL=windows
+
+Whole prompts. What primes compute counts as not cached; behind `@` stands how many are sent a
+request. The server's cache has to hold all: 600 requests of MT-RAG k=10 need 3,000,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from itertools import takewhile
+from uuid import uuid4
+
+from rich.console import Console
+
+from ctxreuse import BatchPlan, CacheRules, ContextRequest, Plan, ReusePlanner, cache_profile
+from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.measure.traces.trace_files import block_tokens
+from ctxreuse.planning.plan import Strategy
+from ctxreuse.serving import EngineClient, dispatch
+from shared import data_folder, new_table, read_named_trace
+
+TRACES = ("mtrag_k10", "xquad_k15", "xquad_k5", "locomo_k20")
+ON_SERVER = "mtrag_k10"
+ENGINES = {
+    "each block": "vllm",
+    "windows": "vllm(states=junctions)",
+    "recurrent": "vllm(states=junctions, block_tokens=528)",
+    "windows of the server": "vllm(states=junctions, block_tokens=32)",
+}
+SIMULATED = ("each block", "windows", "recurrent")
+_LABEL_TOKENS = 2
+_ORDER_TOKENS = 20
+
+
+def main() -> None:
+    """Print what is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--server", help="address of a vLLM, with /v1")
+    parser.add_argument("--requests", type=int, default=200, help="how many the server is sent")
+    options = parser.parse_args()
+    data, console = data_folder("xquad", "mtrag", "locomo"), Console(width=120)
+    traces = {}
+    for name in TRACES if options.server is None else (ON_SERVER,):
+        trace, _ = read_named_trace(data, name)
+        traces[name] = [ContextRequest(one.blocks, one.query) for one in trace]
+    if options.server is None:
+        for engine in SIMULATED:
+            _simulate(console, engine, traces)
+        return
+    requests = traces[ON_SERVER][: options.requests]
+    asyncio.run(_ask(console, requests, options.server))
+
+
+def _simulate(console: Console, engine: str, traces: dict[str, list[ContextRequest]]) -> None:
+    """Print the table of one kind of engine."""
+    rules = cache_profile(ENGINES[engine])
+    primed = ("online, primed", "batch, primed") if rules.takes_primes else ()
+    arms = ("as retrieved", "online", "batch", *primed)
+    table = new_table(f"{engine}: {ENGINES[engine]}", ("trace",), arms)
+    for name, requests in traces.items():
+        table.add_row(name, *(_reached(_planned(arm, requests, rules), rules) for arm in arms))
+    console.print(table)
+
+
+def _planned(arm: str, requests: Sequence[ContextRequest], rules: CacheRules) -> BatchPlan:
+    """Return the requests as one way plans them, in the order in which they are sent."""
+    planner, primes = ReusePlanner(cache=rules), arm.endswith("primed")
+    if arm.startswith("batch"):
+        return planner.plan_batch(requests, primes=primes)
+    strategy: Strategy = "none" if arm == "as retrieved" else "reuse"
+    plans = [planner.plan(one, strategy, primes=primes) for one in requests]
+    return BatchPlan(tuple(plans), tuple(range(len(plans))))
+
+
+def _reached(batch: BatchPlan, rules: CacheRules) -> str:
+    """Return the share of the prompts' tokens that an engine need not compute, and the primes."""
+    cache = PrefixCacheSimulator(None, rules.step_tokens, states=rules.states)
+    ids: dict[object, int] = {}
+    total, computed = CacheUsage(), 0
+    for plan in batch.plans:
+        whole = _tokens(plan, len(plan.blocks), ids)
+        for blocks in plan.primes:
+            end = rules.readable(len(_tokens(plan, blocks, ids, is_whole=False)))
+            computed += cache.serve(whole[: end + 1]).prefilled_tokens if end else 0
+        total += cache.serve(whole)
+    share = (total.cached_tokens - computed) / total.prompt_tokens
+    return f"{share:.3f}" + (f" @ {len(batch.primes) / len(batch.plans):.2f}" if computed else "")
+
+
+def _tokens(plan: Plan, blocks: int, ids: dict[object, int], *, is_whole: bool = True) -> list[int]:
+    """Return a prompt, or its beginning, as token ids: equal texts have equal ones."""
+    parts: list[object] = [
+        (block.key, number)
+        for block in plan.blocks[:blocks]
+        for number in range(block_tokens(block) + _LABEL_TOKENS)
+    ]
+    if is_whole:
+        words = len(plan.request.query.split()) + _ORDER_TOKENS
+        parts += [(plan.request.query, number) for number in range(words)]
+    return [ids.setdefault(part, len(ids)) for part in parts]
+
+
+async def _ask(console: Console, requests: Sequence[ContextRequest], base_url: str) -> None:
+    """Print what a server reports of the same requests, sent in four ways."""
+    rules = cache_profile(ENGINES["windows of the server"])
+    columns = ("of the requests' tokens", "net of primes", "primes a request", "as simulated")
+    table = new_table(f"{len(requests)} requests of {ON_SERVER} on {base_url}", ("sent",), columns)
+    for arm in ("as retrieved", "online", "batch", "batch, primed"):
+        # without primes the order of a batch is that of an engine which reads each block
+        unlike = arm == "batch"
+        batch = _planned(arm, requests, cache_profile("vllm") if unlike else rules)
+        planner, salt = ReusePlanner(), uuid4().hex
+        async with EngineClient(base_url, planner=planner) as client:
+            outcomes = await dispatch(
+                client, batch, max_tokens=1, temperature=0, cache_salt=salt, concurrency=1
+            )
+            cached: dict[object, int | None] = {
+                one.plan.request_id: one.completion and one.completion.cached_tokens
+                for one in outcomes
+            }
+            alike = await _as_simulated(client, batch, cached, rules)
+        reported = planner.savings.reported
+        net = reported.cached_tokens - reported.prime_tokens
+        table.add_row(
+            arm,
+            f"{reported.hit_ratio:.3f}",
+            f"{net / max(1, reported.prompt_tokens):.3f}",
+            f"{reported.primes / len(requests):.2f}",
+            f"{alike:.1%}",
+        )
+    console.print(table)
+
+
+async def _as_simulated(
+    client: EngineClient, batch: BatchPlan, cached: dict[object, int | None], rules: CacheRules
+) -> float:
+    """Return for which share of the requests a simulator finds as many tokens, to a block."""
+    cache = PrefixCacheSimulator(None, rules.step_tokens, states=rules.states)
+    alike = 0
+    for plan in batch.plans:
+        whole = await client.tokenize(plan)
+        for blocks in plan.primes:
+            front = await client.tokenize(plan.front(blocks))
+            pairs = zip(whole, front, strict=False)
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            cache.serve(whole[: rules.readable(common) + 1])
+        found = cache.serve(whole).cached_tokens
+        alike += abs(found - (cached[plan.request_id] or 0)) <= rules.step_tokens
+    return alike / len(batch.plans)
+
+
+if __name__ == "__main__":
+    main()
