@@ -205,7 +205,37 @@ async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine_at):
         "metrics": "not known",
         "other processes": "not known",
     }
+    assert "--tokens 10000" in checks["common half"]["remedy"]
+    known.clear()
+    _, checks, _ = await examine_at(replying(cached, prompt_tokens=9_000), "--model", "m")
     assert "whole prompts only" in checks["common half"]["remedy"]
+    assert "--tokens" not in checks["common half"]["remedy"]
+
+
+@pytest.mark.parametrize("has_metrics", [True, False])
+async def test_an_engine_that_keeps_states_is_known_by_a_third_sight(examine_at, has_metrics):
+    engine = EmulatedEngine(states="junctions")
+    script = with_metrics(engine, engine.metrics if has_metrics else lambda: "")
+    code, checks, _ = await examine_at(script)
+    assert code == 1
+    assert checks["common half"]["verdict"] == "problem"
+    assert checks["common half"]["found"].startswith("0 of about ")
+    assert " of a third one" in checks["common half"]["found"]
+    remedy = checks["common half"]["remedy"]
+    spec = "vllm(states=junctions,block_tokens=16)" if has_metrics else "vllm(states=junctions)"
+    assert f"ReusePlanner(cache='{spec}')" in remedy
+    assert "--prefix-cache-retention-interval 64" in remedy
+    assert ("--mamba-cache-mode" in remedy) is not has_metrics  # blocks of 16 are windows'
+    assert verdicts(checks).keys() <= {"common half", "metrics", "other processes"}
+
+
+async def test_recurrent_layers_are_known_by_their_blocks(examine_at):
+    engine = EmulatedEngine(block_size=528, states="junctions")
+    _, checks, _ = await examine_at(with_metrics(engine, engine.metrics))
+    remedy = checks["common half"]["remedy"]
+    assert "block_tokens=528" in remedy
+    assert "--prefix-match-unit 64" in remedy
+    assert "--prefix-cache-retention-interval" not in remedy
 
 
 def hosted() -> Callable[[dict[str, Any]], int]:

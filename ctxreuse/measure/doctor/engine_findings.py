@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings, PromptReading
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -30,7 +30,9 @@ _LARGER = (
     "tell the planner what the cache holds: ReusePlanner(capacity_tokens=...); for more, vLLM's "
     "--gpu-memory-utilization"
 )
-_HALF_ENOUGH = 0.5
+_LONG = 8_000
+_LARGEST_OF_WINDOWS = 128
+"""Tokens of a block; where recurrent layers set it, it has 528 and more."""
 _NEARLY_ALL = 0.9
 _TOO_MANY = 1.2
 _HOSTED_MINIMUM = 1_024
@@ -169,7 +171,7 @@ def _prefix_cache(readings: EngineReadings) -> Finding:
     check, again, metrics = "prefix cache", readings.again, readings.metrics
     if metrics is not None and metrics.prefix_caching is False:
         return Finding(check, _PROBLEM, "enable_prefix_caching is False in /metrics", _SWITCH_ON)
-    cached = _cached(again)
+    cached = None if again is None else again.cached
     if again is None or cached is None:
         if metrics is not None and metrics.prefix_caching:
             return Finding(check, _OK, "enable_prefix_caching is True in /metrics")
@@ -180,7 +182,7 @@ def _prefix_cache(readings: EngineReadings) -> Finding:
     found = f"{cached:,} of {prompt:,} tokens cached of a prompt that came again"
     if cached:
         return Finding(check, _OK, found, figures=figures)
-    if _cached(readings.half) or _cached(readings.later):
+    if any(one is not None and one.cached for one in (readings.half, readings.later)):
         found += ", but some of a later one"
         return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
     capacity = None if metrics is None else metrics.capacity_tokens
@@ -214,30 +216,67 @@ def _usage(readings: EngineReadings) -> Finding:
 
 
 def _common_half(readings: EngineReadings) -> Finding:
-    check, half, whole = "common half", readings.half, _cached(readings.again)
-    cached = _cached(half)
+    check, half = "common half", readings.half
+    cached = None if half is None else half.cached
     if half is None or cached is None or half.prompt_tokens is None:
         remedy = "see engine" if readings.error else "see usage"
         return Finding(check, _UNKNOWN, "0 readings of two prompts with a common half", remedy)
-    common = int(readings.shared_part * half.prompt_tokens)
+    common = readings.shares(half)
     figures = {"common_tokens": common, "cached_tokens": cached}
     found = f"{cached:,} of about {common:,} common tokens cached of a prompt with another end"
     if cached > _TOO_MANY * common:
         found += ": more than can be, so the number is of something else"
         return Finding(check, _UNKNOWN, found, "ask the engine itself, without a gateway", figures)
-    if cached >= _HALF_ENOUGH * common:
+    if readings.found_half(half):
         return Finding(check, _OK, found, figures=figures)
-    if not whole:
+    third = readings.third
+    if third is None:
         return Finding(check, _PROBLEM, found, "see prefix cache", figures)
+    figures["third_cached_tokens"] = third.cached or 0
+    if readings.found_half(third):
+        found += f", and {third.cached:,} of a third one"
+        return Finding(check, _PROBLEM, found, _for_states(readings), figures)
     block = None if readings.metrics is None else readings.metrics.block_size
     remedy = "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
+    if half.prompt_tokens >= _LONG:
+        remedy = (
+            "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan "
+            "with ReusePlanner(cache='anthropic'), or 'openai'"
+        )
     if block is not None and block > common:
         remedy = f"its blocks hold {block:,} tokens: --tokens {4 * block}"
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 
+def _for_states(readings: EngineReadings) -> str:
+    """Return what to do where a common beginning is read from its third sight on."""
+    block = None if readings.metrics is None else readings.metrics.block_size
+    spec = (
+        "vllm(states=junctions)"
+        if block is None
+        else f"vllm(states=junctions,block_tokens={block})"
+    )
+    remedy = (
+        "a common beginning is read from its third sight on, for the model keeps states: plan with "
+        f"ReusePlanner(cache={spec!r}), batches with primes=True"
+    )
+    if block is None or block <= _LARGEST_OF_WINDOWS:
+        remedy += (
+            "; for sliding windows, vLLM's --prefix-cache-retention-interval 64 lets each second "
+            "sight read, and each prompt takes more of the cache"
+        )
+    if block is None or block > _LARGEST_OF_WINDOWS:
+        remedy += (
+            "; for recurrent layers, some models take vLLM's --mamba-cache-mode all, others "
+            "--enable-mamba-shared-prefix-checkpoint --prefix-match-unit 64"
+        )
+    return remedy
+
+
 def _kept(readings: EngineReadings) -> Finding:
-    check, before, after = "cached tokens stay", _cached(readings.again), _cached(readings.later)
+    check, again, later = "cached tokens stay", readings.again, readings.later
+    before = None if again is None else again.cached
+    after = None if later is None else later.cached
     if not before or after is None:
         return Finding(check, _UNKNOWN, "0 readings of tokens that were cached", "see prefix cache")
     figures = {"cached_tokens": before, "still_cached_tokens": after, "quiet_s": readings.quiet_s}
@@ -248,17 +287,6 @@ def _kept(readings: EngineReadings) -> Finding:
         return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
     remedy = f"others push them out: {_SHARE}; {_LARGER}"
     return Finding(check, _PROBLEM, found, remedy, figures)
-
-
-def _cached(reading: PromptReading | None) -> int | None:
-    """Return the cached tokens of a prompt: from the answer, or as the metrics have counted."""
-    if reading is None:
-        return None
-    if reading.cached_tokens is not None:
-        return reading.cached_tokens
-    if reading.counted is None or reading.counted.queries != reading.prompt_tokens:
-        return None
-    return min(reading.counted.hits, reading.prompt_tokens)
 
 
 def _foreign_tokens(readings: EngineReadings) -> int | None:
@@ -283,4 +311,4 @@ def _is_elsewhere(readings: EngineReadings) -> bool:
     keeps = readings.metrics is not None and readings.metrics.prefix_caching
     if not keeps and not any(queries for queries, _ in told):
         return False
-    return any(queries < _HALF_ENOUGH * tokens for queries, tokens in told)
+    return any(2 * queries < tokens for queries, tokens in told)

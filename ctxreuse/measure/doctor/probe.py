@@ -1,4 +1,7 @@
-"""Asks an engine: a made-up prompt twice, one that shares its first half, and the first again."""
+"""Asks an engine: a made-up prompt twice, one that shares its first half, and the first again.
+
+Where the half was not found, another one asks whether it is from its third sight on.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ DEFAULT_TOKENS = 2_800
 
 _FEWEST_TOKENS = 64
 _BLOCKS_A_PROMPT = 4
+_HALF_ENOUGH = 0.5
 _PART_OF_A_WINDOW = 0.7  # lengths are estimated
 _MOST_REPLY_BYTES = 16 * 2**20
 _SETTLE_S = 0.25
@@ -50,6 +54,15 @@ class PromptReading:
     cached_tokens: int | None
     counted: Counters | None = None
 
+    @property
+    def cached(self) -> int | None:
+        """The cached tokens, from the answer or as the metrics have counted."""
+        if self.cached_tokens is not None or self.counted is None or self.prompt_tokens is None:
+            return self.cached_tokens
+        if self.counted.queries != self.prompt_tokens:
+            return None
+        return min(self.counted.hits, self.prompt_tokens)
+
 
 @dataclass(slots=True)
 class EngineReadings:
@@ -64,6 +77,7 @@ class EngineReadings:
     first: PromptReading | None = None
     again: PromptReading | None = None
     half: PromptReading | None = None
+    third: PromptReading | None = None
     later: PromptReading | None = None
     quiet: Counters | None = None
     quiet_s: float = 0.0
@@ -77,7 +91,18 @@ class EngineReadings:
     @property
     def sent(self) -> list[PromptReading]:
         """What is known of the prompts that were answered, in order."""
-        return [one for one in (self.first, self.again, self.half, self.later) if one is not None]
+        asked = (self.first, self.again, self.half, self.third, self.later)
+        return [one for one in asked if one is not None]
+
+    def shares(self, reading: PromptReading) -> int:
+        """Return about how many tokens of a prompt are those of the common half."""
+        return int(self.shared_part * (reading.prompt_tokens or 0))
+
+    def found_half(self, reading: PromptReading | None) -> bool:
+        """Return whether most of the common half was cached in a prompt with another end."""
+        if reading is None or reading.cached is None:
+            return False
+        return reading.cached >= _HALF_ENOUGH * self.shares(reading)
 
 
 async def probe(
@@ -136,10 +161,12 @@ class _Asking:
             "are made up here"
         )
         # a random beginning, so that nothing of it was cached before
-        one, other, readings.shared_part = made_up_prompts(secrets.token_hex(16), tokens)
+        one, other, third, readings.shared_part = made_up_prompts(secrets.token_hex(16), tokens)
         readings.first = await self._send(client, one)
         readings.again = await self._send(client, one)
         readings.half = await self._send(client, other)
+        if readings.again.cached and not readings.found_half(readings.half):
+            readings.third = await self._send(client, third)
         await self.be_quiet(config.quiet_s)
         readings.later = await self._send(client, one)
 
@@ -184,21 +211,21 @@ class _Asking:
 
 
 class MadeUpPrompts(NamedTuple):
-    """Two prompts, and what share of the second one the first one begins with, too."""
+    """Prompts, and what share of the second one the others begin with, too."""
 
     one: str
     other: str
+    third: str
     shared_part: float
 
 
 def made_up_prompts(name: str, tokens: int) -> MadeUpPrompts:
-    """Return two prompts of about as many tokens that have their first half in common."""
+    """Return prompts of about as many tokens that have their first half in common."""
     common = _passage(f"Probe {name}: a list of places, made up to look at a cache.", tokens // 2)
     rest = tokens - tokens // 2
-    other = common + _passage("Now it takes another turn.", rest)
-    return MadeUpPrompts(
-        common + _passage("It goes on in one way.", rest), other, len(common) / len(other)
-    )
+    ends = ("It goes on in one way.", "Now it takes another turn.", "At last it ends elsewhere.")
+    one, other, third = (common + _passage(end, rest) for end in ends)
+    return MadeUpPrompts(one, other, third, len(common) / len(other))
 
 
 def _passage(opening: str, tokens: int) -> str:

@@ -46,13 +46,16 @@ class Primer:
             The prime's tokens; None if none was sent.
         """
         while self._ways:
+            way = self._ways[0]
             try:
-                return await self._ways[0](whole, front, rules, fields)
+                return await way(whole, front, rules, fields)
             except EngineError as error:
                 self.faults += 1
                 if error.status not in _NOT_TAKEN:
                     return None
-                del self._ways[0]
+                if way not in self._ways:  # another call has found that out
+                    continue
+                self._ways.remove(way)
                 if not self._ways:
                     _log.warning(
                         "primes are not sent to %s any more: %s", self._connection.host, error

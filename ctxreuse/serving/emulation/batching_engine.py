@@ -19,6 +19,7 @@ from ctxreuse.context.checks import (
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.rules.cache_rules import States
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +99,14 @@ class BatchingEngine:
         speed: float = 1.0,
         max_running: int = 256,
         max_step_tokens: int = 8_192,
+        states: States = "everywhere",
     ) -> None:
         if not isinstance(speed, (int, float)) or not 0 < speed < float("inf"):
             raise InvalidRequestError(f"speed must be a number above 0, not {describe(speed)}")
-        self.cache = PrefixCacheSimulator(capacity_tokens, block_size, null_block=True)
+        self._states: States = states
+        self.cache = PrefixCacheSimulator(
+            capacity_tokens, block_size, null_block=True, states=states
+        )
         self.block_size = block_size
         self.num_blocks = None if capacity_tokens is None else capacity_tokens // block_size
         self.usage = CacheUsage()
@@ -138,7 +143,9 @@ class BatchingEngine:
         """Forget all cached blocks, as a restart does; no request may be running."""
         assert not self.has_work, "running requests hold blocks of the cache"
         capacity = None if self.num_blocks is None else self.num_blocks * self.block_size
-        self.cache = PrefixCacheSimulator(capacity, self.block_size, null_block=True)
+        self.cache = PrefixCacheSimulator(
+            capacity, self.block_size, null_block=True, states=self._states
+        )
 
     def submit(self, request: BatchedRequest) -> None:
         """Put a request in the queue."""

@@ -18,6 +18,7 @@ from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.engine_options import is_cache_salt
+from ctxreuse.rules.cache_rules import States
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.client.request import messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
@@ -29,7 +30,7 @@ from ctxreuse.serving.emulation.openai_replies import (
     metrics_text,
     refusal,
 )
-from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
+from ctxreuse.serving.emulation.word_tokenizer import CLOSING, ENGINE_TOKENIZER, chat_markup
 
 Answer: TypeAlias = str | ToolCall | Sequence[ToolCall]
 """What the model says: a text, or tools that it wants to be called."""
@@ -55,8 +56,8 @@ class EmulatedEngine(OnePerProcess):
 
     Serves `/v1/models`, `/v1/chat/completions` and `/v1/completions` (whole and streamed),
     `/tokenize`, `/metrics`, `/health` and `/reset_prefix_cache`; knows the parameters `max_tokens`,
-    `max_completion_tokens`, `cache_salt` and `return_token_ids`. A prompt's blocks are cached when
-    it arrives, an answer's when it is complete.
+    `max_completion_tokens`, `cache_salt`, `return_token_ids` and `continue_final_message`. The
+    blocks of a prompt are cached when it arrives, those of an answer when it is complete.
 
     Args:
         block_size: Tokens of a cache block.
@@ -71,6 +72,7 @@ class EmulatedEngine(OnePerProcess):
             function from the request's number (from 0) and body. An HTTP status, "refuse" for a
             refused connection, "break" for one that breaks after the first token, None for nothing.
         max_model_len: Tokens of the longest prompt that is not refused; None is unlimited.
+        states: Where the cache can be read, as of `PrefixCacheSimulator`.
 
     Attributes:
         usage: The tokens of all prompts so far, and how many of them were cached.
@@ -93,6 +95,7 @@ class EmulatedEngine(OnePerProcess):
         prompt_tokens_details: bool | Literal["if cached"] = True,
         fail: Sequence[Failure] | Callable[[int, Json], Failure] = (),
         max_model_len: int | None = None,
+        states: States = "everywhere",
     ) -> None:
         if not isinstance(answer, str) and not callable(answer):
             raise InvalidRequestError(
@@ -105,7 +108,7 @@ class EmulatedEngine(OnePerProcess):
                 "prompt_tokens_details must be True, False or 'if cached', not "
                 f"{describe(prompt_tokens_details)}"
             )
-        self._new_engine = partial(BatchingEngine, capacity_tokens, block_size)
+        self._new_engine = partial(BatchingEngine, capacity_tokens, block_size, states=states)
         self._forget()
         self._answer: Answering = answer if callable(answer) else lambda body: answer
         self._model = model
@@ -238,7 +241,10 @@ class EmulatedEngine(OnePerProcess):
         messages, prompt = body.get("messages"), body.get("prompt")
         if isinstance(messages, list) and messages:
             if all(isinstance(message, dict) for message in messages):
-                return list(self._tokenize(chat_markup(messages, body.get("tools"))))
+                text = chat_markup(messages, body.get("tools"))
+                if body.get("continue_final_message"):
+                    text = text.removesuffix(CLOSING)
+                return list(self._tokenize(text))
         elif isinstance(prompt, str):
             return list(self._tokenize(prompt))
         elif isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
@@ -249,7 +255,7 @@ class EmulatedEngine(OnePerProcess):
         """Register an answer's blocks; its last token is never computed."""
         if len(answer) > 1:
             with self._lock:
-                self._engine.cache.serve([*prompt, *answer[:-1]], salt)
+                self._engine.cache.serve(prompt, salt, generated=answer)
 
 
 def transport_of(

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.rendering import message_texts
 
@@ -50,6 +50,11 @@ ENGINE_TOKENIZER = WordTokenizer(letters=8, chat=True)
 """What emulated engines count tokens with."""
 
 
+_OPENING = "<|im_start|>assistant\n"
+CLOSING: Final = f"<|im_end|>\n{_OPENING}"
+"""What stands behind the last message."""
+
+
 def chat_markup(messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
     """Return a chat prompt as the text that a model reads (ChatML), with the answer's opening."""
     parts = [f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n"] if tools else []
@@ -57,4 +62,4 @@ def chat_markup(messages: Sequence[Mapping[str, Any]], tools: object = None) -> 
         content = "".join(message_texts(message))
         calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
         parts.append(f"<|im_start|>{message.get('role')}\n{content}{calls}<|im_end|>\n")
-    return "".join(parts) + "<|im_start|>assistant\n"
+    return "".join(parts) + _OPENING

@@ -1,0 +1,141 @@
+"""Primes: calls that a client sends before a plan, so that the plan's forks can be read."""
+
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
+from ctxreuse.cache import PrefixCacheSimulator
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving import EmulatedEngine, EngineClient, dispatch
+
+RULES = cache_profile("vllm(states=junctions, prime_tokens=60)")
+BLOCKS = {name: ContextBlock(id=name, text=f"{name} " * 80, tokens=80) for name in "abcdefgh"}
+CONTEXTS = ("abcd", "abce", "abcf", "dg", "dh", "abdg")
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+
+
+def primed_batch(**fields):
+    planner = ReusePlanner(cache=RULES)
+    requests = [ContextRequest([BLOCKS[one] for one in context], "Which?", **fields)
+                for context in CONTEXTS]  # fmt: skip
+    return planner, planner.plan_batch(requests, primes=True)
+
+
+@asynccontextmanager
+async def connected(engine, planner, **options):
+    async with httpx.AsyncClient(transport=engine.transport()) as http:
+        yield EngineClient(
+            "http://engine", "emulated", http_client=http, planner=planner, retries=0, **options
+        )
+
+
+def split(engine):
+    """The bodies of the primes, and of the requests."""
+    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
+    pairs = list(zip(engine.requests, is_prime, strict=True))
+    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
+
+
+async def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on():
+    planner, batch = primed_batch()
+    engine = EmulatedEngine(states="junctions")
+    async with connected(engine, planner) as client:
+        outcomes = await dispatch(client, batch, concurrency=8)
+    primes, requests = split(engine)
+    assert len(primes) == len(batch.primes) > 0
+    assert len(requests) == len(CONTEXTS)
+    # what shares a beginning waits for its primes, so the order is that of one at a time
+    cache = PrefixCacheSimulator(states="junctions")
+    expected, computed = {}, 0
+    for plan in batch.plans:
+        whole = engine.prompt_tokens(plan.messages())
+        for blocks in plan.primes:
+            front = engine.prompt_tokens(plan.front(blocks))
+            common = next(n for n, (a, b) in enumerate(zip(whole, front, strict=False)) if a != b)
+            computed += cache.serve(whole[: common // 16 * 16 + 1]).prefilled_tokens
+        expected[plan.request_id] = cache.serve(whole).cached_tokens
+    assert {one.plan.request_id: one.completion.cached_tokens for one in outcomes} == expected
+    reported = planner.savings.reported
+    assert (reported.primes, reported.prime_tokens) == (len(primes), computed)
+    assert reported.answers == len(CONTEXTS)
+    assert f"{len(primes)} prime" in str(planner.savings)
+
+
+async def test_a_prime_has_the_tenants_salt_the_tools_and_an_id_of_its_own():
+    planner, batch = primed_batch(tenant="t")
+    engine = EmulatedEngine(states="junctions")
+    async with connected(engine, planner, cache_salt="tenant") as client:
+        await dispatch(client, batch, tools=TOOLS)
+    primes, requests = split(engine)
+    assert {body["cache_salt"] for body in engine.requests} == {requests[0]["cache_salt"]}
+    assert len({body["request_id"] for body in primes}) == len(primes)
+    assert {body["max_tokens"] for body in primes} == {1}
+    whole = engine._prompt(requests[0])
+    assert primes[0]["prompt"] == whole[: len(primes[0]["prompt"])]  # tools stand in front
+    assert all(len(body["prompt"]) % 16 == 1 for body in primes)
+    assert (planner.savings.reported.cached_tokens or 0) > 0
+
+
+async def test_a_server_without_token_ids_gets_chat_calls_whose_last_message_stays_open():
+    planner, batch = primed_batch()
+    engine = EmulatedEngine(
+        states="junctions", fail=lambda number, body: 404 if "prompt" in body else None
+    )
+    async with connected(engine, planner) as client:
+        await dispatch(client, batch, concurrency=1)
+    primes, _ = split(engine)
+    refused = [body for body in primes if "prompt" in body]
+    chats = [body for body in primes if "messages" in body]
+    assert len(refused) == 1  # it is not asked again
+    assert len(chats) == len(batch.primes) == planner.savings.reported.primes
+    assert all(body["continue_final_message"] for body in chats)
+    assert planner.savings.reported.hit_ratio > 0.3
+
+
+async def test_a_server_that_takes_no_prime_is_not_asked_again_and_answers_all_the_same(caplog):
+    planner, batch = primed_batch()
+    engine = EmulatedEngine(
+        states="junctions", fail=lambda number, body: 400 if "max_tokens" in body else None
+    )
+    async with connected(engine, planner) as client:
+        outcomes = await dispatch(client, batch, concurrency=1)
+        assert await client.prime(batch.plans[0]) == []
+    assert all(one.error is None for one in outcomes)
+    assert len(split(engine)[0]) == 2  # each way once
+    assert planner.savings.reported.primes == 0
+    assert [one.split(":")[0] for one in caplog.messages] == [
+        "primes are not sent to engine any more"
+    ]
+    assert "Which?" not in caplog.text
+
+
+async def test_a_prime_that_fails_costs_nothing_but_itself():
+    planner, batch = primed_batch()
+    failed = []
+
+    def fail(number, body):
+        if "max_tokens" in body and not failed:
+            failed.append(number)
+            return 503
+        return None
+
+    engine = EmulatedEngine(states="junctions", fail=fail)
+    async with connected(engine, planner) as client:
+        outcomes = await dispatch(client, batch)
+    assert all(one.error is None for one in outcomes)
+    assert len(failed) == 1
+    assert planner.savings.reported.primes == len(batch.primes) - 1
+    assert len(split(engine)[0]) == len(batch.primes)
+
+
+async def test_plans_without_primes_send_none_and_wrong_arguments_are_named():
+    planner = ReusePlanner(cache=RULES)
+    engine = EmulatedEngine(states="junctions")
+    async with connected(engine, planner) as client:
+        plan = planner.plan(ContextRequest([BLOCKS["a"]], "Which?"))
+        assert await client.prime(plan) == []
+        with pytest.raises(InvalidRequestError, match="a Plan"):
+            await client.prime("a")
+    assert engine.requests == []
