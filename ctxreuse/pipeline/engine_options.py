@@ -14,7 +14,11 @@ from ctxreuse.rules.cache_rules import CacheRules
 SESSION_HEADER = "X-Session-ID"
 """By this header, routers keep a conversation on one engine."""
 
+REQUEST_HEADER = "X-Request-Id"
+"""By this header, vLLM's log and events name a request."""
+
 _LONGEST = 128
+_LONGEST_NUMBER = 2**64
 _FORBIDDEN = frozenset("@/\\\0")
 
 
@@ -47,6 +51,14 @@ def conversation_session(tenant: str, conversation_id: str | int, key: str = "")
     # hexadecimal: decimal conversion of integers stops at 4,300 digits
     name = conversation_id if isinstance(conversation_id, str) else format(conversation_id, "x")
     return keyed_digest(key, "conversation", type(conversation_id).__name__, name, tenant)
+
+
+def request_header(request_id: str | int) -> dict[str, str]:
+    """Return the header that tells an engine a request's id, unless it fits no header."""
+    if isinstance(request_id, int):
+        request_id = str(request_id) if abs(request_id) < _LONGEST_NUMBER else ""
+    fits = 0 < len(request_id) <= _LONGEST and request_id.isascii() and request_id.isprintable()
+    return {REQUEST_HEADER: request_id} if fits else {}
 
 
 def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:

@@ -85,6 +85,11 @@ def read_of_blocks(profile: CacheRules, tokens: int) -> int:
     return tokens if profile == DEFAULT_CACHE else profile.readable(tokens)
 
 
+def id_fields(profile: CacheRules, request_id: str) -> dict[str, str]:
+    """Return the fields by which an engine learns a request's id; vLLM reads a header."""
+    return {"rid": request_id} if profile.name == "sglang" else {}
+
+
 def when_silent(profile: CacheRules, answers: int, expected: int) -> str:
     """Return what may be wrong where answers report nothing of the tokens expected."""
     if profile.is_hosted:

@@ -2,10 +2,11 @@
 
 import logging
 
+import httpx
 import pytest
 from client_helpers import MESSAGES, completed, connected, planned, raw_replies
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.errors import EngineError
@@ -110,14 +111,63 @@ async def test_an_adapters_blocks_are_found_by_its_name():
     assert held == {None: 0, "my-lora": 4}
 
 
-async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(caplog):
+async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_followed(caplog):
     chunk = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
     chunk += b'"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}}\n\n'
     events = Records()
     options = {"model": "m", "events": events}
-    await completed(raw_replies(chunk), planned(ReusePlanner()), options)
-    assert events.told == []
-    assert caplog.records == []
+    for _ in range(2):
+        await completed(raw_replies(chunk), planned(ReusePlanner()), options)
+    async with connected(EmulatedEngine(), events=events) as client:
+        await client.complete(planned(ReusePlanner()))
+    assert len(events.told) == 1
+    told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
+    assert len(told) == 2  # by each client
+    assert all("returns no token ids, so KVEventSync follows none" in one for one in told)
+
+
+async def test_a_field_of_ours_that_an_engine_refuses_is_dropped_once_and_logged_once(caplog):
+    engine, refused = EmulatedEngine(), []
+
+    class Strict(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            if b"return_token_ids" in await request.aread():
+                refused.append(request)
+                message = "return_token_ids is not supported with streaming"
+                return httpx.Response(400, json={"error": {"message": message}})
+            return await engine.transport().handle_async_request(request)
+
+    async with httpx.AsyncClient(transport=Strict()) as http:
+        client = EngineClient("http://engine", "emulated", http_client=http, events=Records())
+        for _ in range(3):
+            assert (await client.complete(planned(ReusePlanner()))).text == "OK."
+        pieces = [piece async for piece in client.stream(planned(ReusePlanner()))]
+    assert "".join(pieces) == "OK."
+    assert (len(refused), len(engine.requests)) == (1, 4)
+    told = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
+    assert told == ["engine refuses the field return_token_ids, which is not sent to it any more"]
+
+
+@pytest.mark.parametrize(
+    ("request_id", "sent"), [("mine-1", "mine-1"), (7, "7"), ("zwölf", None), ("a\nb", None)]
+)
+async def test_the_request_id_goes_out_as_a_header_and_to_sglang_as_a_field(request_id, sent):
+    seen = []
+
+    async def note(request):
+        seen.append(request.headers.get("x-request-id"))
+
+    engine = EmulatedEngine()
+    for cache in ("vllm", "sglang"):
+        planner = ReusePlanner(cache=cache)
+        plan = planner.plan(ContextRequest(["a text"], "Which?", request_id=request_id))
+        async with httpx.AsyncClient(
+            transport=engine.transport(), event_hooks={"request": [note]}
+        ) as http:
+            client = EngineClient("http://engine", "emulated", http_client=http)
+            assert (await client.complete(plan)).request_id == request_id
+    assert seen == [sent, sent]
+    assert [body.get("rid") for body in engine.requests] == [None, sent]
 
 
 async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ctxreuse.context.miss_reasons import ReportedMiss
+from ctxreuse.pipeline.engine_options import REQUEST_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ class Expectation:
     must_hit: bool = False  # whether a prompt that begins so was answered before
 
 
+def _without_ids(value: object) -> object:
+    """Return fields or headers without those that name the request."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: one for name, one in value.items() if name not in (REQUEST_HEADER, "rid")}
+
+
 class CachedTokenReports:
     """Reads the cached tokens that one engine reports."""
 
@@ -92,7 +100,11 @@ class CachedTokenReports:
         if len(messages) < _BEGINNING:
             return Expectation()
         # all else counts, too: tools come before the messages, a salt keeps prompts apart
-        others = sorted((name, repr(arguments[name])) for name in arguments if name != "messages")
+        others = sorted(
+            (name, repr(_without_ids(value)))
+            for name, value in arguments.items()
+            if name != "messages"
+        )
         text = f"{others!r}{messages[:_BEGINNING]}"
         beginning = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return Expectation(beginning, beginning in self._answered)

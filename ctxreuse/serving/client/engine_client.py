@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -25,15 +26,23 @@ from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
     checked_cache_salt,
     conversation_session,
+    request_header,
     tenant_salt,
 )
 from ctxreuse.pipeline.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.answers import id_fields
+from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
-from ctxreuse.serving.client.connection import EngineConnection, ModelName, client_library_errors
+from ctxreuse.serving.client.connection import (
+    EngineConnection,
+    ModelName,
+    client_library_errors,
+    status_of,
+)
 from ctxreuse.serving.client.priming import Primer
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
@@ -49,6 +58,15 @@ from ctxreuse.serving.client.request import (
 if TYPE_CHECKING:
     from ctxreuse.cache.capacity_tracker import CapacityTracker
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
+
+
+_log = logging.getLogger("ctxreuse")
+_OWN_FIELDS = ("return_token_ids", "rid")
+_REFUSED = "%s refuses the field %s, which is not sent to it any more"
+_NO_IDS = (
+    "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
+    "0.11; without them tell the sync yourself, KVEventSync.record(plan, token_ids)"
+)
 
 
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
@@ -136,6 +154,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._salt_key = salt_key
         self._clock = clock
         self._reports = CachedTokenReports(self._connection.host)
+        self._tells_no_ids = False
+        self._refused: set[str] = set()
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
@@ -296,9 +316,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         body = {name: value for name, value in cache.items() if own.get(name) is None}
         if salt is not None:
             body["cache_salt"] = salt
-        if self._events is not None and plan is not None:
-            body["return_token_ids"] = True
         headers = {} if session_id is None else {self._session_header: session_id}
+        if plan is not None:
+            names = request_header(plan.request_id)
+            headers |= names
+            body |= self._engine_fields(plan.cache, *names.values())
         arguments = {
             **params,
             **fields,
@@ -318,6 +340,26 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 )
         use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
         return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads, use)
+
+    def _engine_fields(self, rules: CacheRules, request_id: str | None = None) -> dict[str, Any]:
+        """Return the fields that not every engine knows, without those that this one refuses."""
+        fields: dict[str, Any] = {} if request_id is None else id_fields(rules, request_id)
+        if self._events is not None:
+            fields["return_token_ids"] = True
+        return {name: one for name, one in fields.items() if name not in self._refused}
+
+    def _drop_refused(self, error: BaseException, arguments: dict[str, Any]) -> bool:
+        """Drop the fields of ours that a refusal names, for good; return whether it names any."""
+        if status_of(error) != 400:
+            return False
+        own = arguments["extra_body"]
+        named = [name for name in _OWN_FIELDS if name in own and name in str(error)]
+        for name in named:
+            del own[name]
+            if name not in self._refused:
+                self._refused.add(name)
+                _log.warning(_REFUSED, self._connection.host, name)
+        return bool(named)
 
     def _salt_of(self, plan: Plan | None, given: str | None) -> str | None:
         """Return a call's own salt, or its tenant's where those are wanted."""
@@ -353,7 +395,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         send = self._connection.completion
         if self._protocol == "anthropic":
             send = self._connection.message
-        async with aclosing(send(arguments)) as reply:
+        async with aclosing(self._taken(send, arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -366,6 +408,24 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 if reader.has_ended:
                     break
         reader.end()
+
+    async def _taken(
+        self, send: Callable[[dict[str, Any]], AsyncGenerator[bytes]], arguments: dict[str, Any]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the reply; send again without a field of ours that the engine does not take."""
+        has_begun = False
+        try:
+            async with aclosing(send(arguments)) as reply:
+                async for received in reply:
+                    has_begun = True
+                    yield received
+                return
+        except client_library_errors() as error:
+            if has_begun or not self._drop_refused(error, arguments):
+                raise
+        async with aclosing(send(arguments)) as reply:
+            async for received in reply:
+                yield received
 
     async def _collect(self, call: EngineCall, limit: TimeLimit) -> None:
         """Send the request until it is answered; read the whole answer."""
@@ -447,7 +507,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 completion.cached_tokens,
                 completion.completion_tokens or 0,
             )
-        if self._events is not None and completion.prompt_token_ids is not None:
+        if self._events is not None and completion.prompt_token_ids is None:
+            if not self._tells_no_ids:
+                self._tells_no_ids = True
+                _log.warning(_NO_IDS, self._connection.host)
+        elif self._events is not None and completion.prompt_token_ids is not None:
             own = call.arguments.get("model")  # an adapter is asked for by its name
             self._events.record(
                 call.plan,
