@@ -42,13 +42,13 @@ from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptStatistics, Scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
-from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
     mark_field_for,
     prompt_texts,
+    reported_usage,
     with_marks,
 )
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
@@ -148,6 +148,7 @@ class ReuseChatModel(DelegatingChatModel):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            reported_usage,
         )
 
     @property
@@ -284,13 +285,13 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        with self._gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        with self._gateway.calling(planned) as read, self._carried.serving():
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = run_manager
             result = self.inner._generate(sent, stop=stop, **arguments)
-            self._gateway.forget_unread(planned, is_read=bool(result.generations))
-            return answer.result(result)
+            for generation in result.generations[:1]:  # each has the usage of all
+                read(generation)
+            return result
 
     async def _agenerate(
         self,
@@ -300,13 +301,13 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        with self._gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        with self._gateway.calling(planned) as read, self._carried.serving():
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = run_manager
             result = await self.inner._agenerate(sent, stop=stop, **arguments)
-            self._gateway.forget_unread(planned, is_read=bool(result.generations))
-            return answer.result(result)
+            for generation in result.generations[:1]:  # each has the usage of all
+                read(generation)
+            return result
 
     # LangChain asks for the signatures at each call, and finding one out takes long
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
@@ -352,11 +353,10 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> Iterator[_Step]:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
-        yield from answer.stream(self._carried.steps(steps))
+        yield from self._carried.steps(steps)
 
     async def _astreamed(
         self,
@@ -368,11 +368,10 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
-        async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
+        async with aclosing(self._carried.asteps(steps)) as within:
             async for step in within:
                 yield step
 

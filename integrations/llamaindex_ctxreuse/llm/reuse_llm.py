@@ -26,6 +26,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_of
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
@@ -50,7 +51,6 @@ from ctxreuse.pipeline.prompt_turn import (
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
-from llamaindex_ctxreuse.llm.model_answer import ModelAnswer
 from llamaindex_ctxreuse.llm.planned_prompts import (
     PlannedTemplate,
     messages_with,
@@ -163,6 +163,7 @@ class ReuseLLM(DelegatingLLM):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            reported_usage,
         )
         if self.find_retrieved:
             follow_runs()
@@ -427,30 +428,25 @@ class ReuseLLM(DelegatingLLM):
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            answer: _Answer = ModelAnswer(planned, self._gateway).whole(call.send(planned))
-        return answer
+        with self._gateway.calling(planned) as read:
+            return read(call.send(planned))
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            answer: _Answer = ModelAnswer(planned, self._gateway).whole(await call.send(planned))
-        return answer
+        with self._gateway.calling(planned) as read:
+            return read(await call.send(planned))
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
         planned = self._gateway.plan(call.prompt)
-        pieces = self._gateway.stream(planned, lambda: call.send(planned))
-        yield from ModelAnswer(planned, self._gateway).stream(pieces)
+        yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            pieces = await call.send(planned)
-        steps = self._gateway.astream(planned, lambda: pieces)
-        async with aclosing(ModelAnswer(planned, self._gateway).astream(steps)) as shown:
-            async for step in shown:
+        steps = self._gateway.astream(planned, lambda: call.send(planned))
+        async with aclosing(steps):
+            async for step in steps:
                 yield step
 
     async def _send_batch(
@@ -470,9 +466,8 @@ class ReuseLLM(DelegatingLLM):
         async def ask(position: int) -> None:
             one = await self._gateway.aenter(waiting.pop(position))
             try:
-                with self._gateway.forget_on_failure(one):
-                    answer = await calls[position].send(one)
-                answers[position] = ModelAnswer(one, self._gateway).whole(answer)
+                with self._gateway.calling(one) as read:
+                    answers[position] = read(await calls[position].send(one))
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -488,6 +483,13 @@ class ReuseLLM(DelegatingLLM):
                 for one in waiting.values():
                     self._gateway.forget(one)
         return [answers[position] for position in range(len(calls))]
+
+
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of a model's answer says; None if it has none."""
+    if not isinstance(answer, CompletionResponse | ChatResponse):
+        return None
+    return usage_of(reported_field(answer.raw, "usage"))
 
 
 def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
