@@ -52,7 +52,8 @@ from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    PlannedTemplate,
+    FilledTemplate,
+    message_text,
     messages_with,
     prompt_parts,
     said_beside,
@@ -377,15 +378,17 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = template.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
+        is_text = not self.inner.metadata.is_chat_model and bare.format(
+            llm=self.inner, **arguments
+        ) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         prompt = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
-            texts = zip(prompt.parts, planned.texts, strict=True)
-            replacements = [(part.text, text) for part, text in texts if part.text]
-            options = self._options(llm_kwargs or {}, planned, scope)
-            return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
+            sent = messages_with(messages, planned.texts) if planned.texts else messages
+            filled = FilledTemplate(template, sent, is_text=is_text)
+            return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
 
         return _ModelCall(prompt, send)
 
