@@ -57,27 +57,26 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def plan(self, prompt: ScopedPrompt) -> PlannedPrompt:
-        """Wait in this thread until a prompt is released; return it planned."""
+    def plan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
+        """Wait in this thread until a prompt is released; return it planned.
+
+        One that a batch has planned waits for its leader alone.
+        """
+        if isinstance(prompt, PlannedPrompt):
+            return self._in_turn(self._entered(prompt))
         opened = self._opened(prompt)
         if not opened.contexts:  # it gains nothing by waiting for others
             return self._scheduled([opened])[0].result
         return self._in_turn(self._batcher.submit(opened))
 
-    async def aplan(self, prompt: ScopedPrompt) -> PlannedPrompt:
-        """Wait in this task until a prompt is released; return it planned."""
+    async def aplan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
+        """Wait in this task as `plan` does."""
+        if isinstance(prompt, PlannedPrompt):
+            return await self._ain_turn(self._entered(prompt))
         opened = self._opened(prompt)
         if not opened.contexts:
             return self._scheduled([opened])[0].result
         return await self._ain_turn(await self._batcher.asubmit(opened))
-
-    def enter(self, planned: PlannedPrompt) -> PlannedPrompt:
-        """Wait in this thread until a prompt of a batch, which starts now, may be sent."""
-        return self._in_turn(self._entered(planned))
-
-    async def aenter(self, planned: PlannedPrompt) -> PlannedPrompt:
-        """`enter`, awaited."""
-        return await self._ain_turn(self._entered(planned))
 
     def _in_turn(self, planned: PlannedPrompt) -> PlannedPrompt:
         """Wait until a prompt's leader has begun to be answered, if it has one."""

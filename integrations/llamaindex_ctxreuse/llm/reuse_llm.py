@@ -30,9 +30,7 @@ from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usag
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
-    added_cache_fields,
-    added_salt,
-    added_session,
+    EngineOptions,
 )
 from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
@@ -412,22 +410,17 @@ class ReuseLLM(DelegatingLLM):
         self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
+        settings = EngineOptions(
+            self.planner.cache,
+            self.send_cache_salt,
+            self.send_session_id,
+            self.session_header,
+            self.salt_key,
+        )
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
-        key, profile = self.salt_key, self.planner.cache
-        by_group = self.send_session_id == "group"
-        groups = planned.groups if by_group or profile.is_routed else ()
-        if self.send_cache_salt:
-            body = {**added_salt(body, scope, key), **body}
-        if self.send_session_id:
-            of_group = groups if by_group else None
-            added = added_session(headers, scope, key, of_group, self.session_header)
-            headers = {**added, **headers}
-        if groups and profile.is_routed:
-            fields = added_cache_fields({**given, **body}, groups, profile, key)
-            fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
-            body = {**fields, **body}
-        sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)
-        return {**given, **{name: value for name, value in sent if value}}
+        known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
+        added = settings.added(planned, scope, known, body, headers)
+        return {**given, **self._always_sent, **added}
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
@@ -467,7 +460,7 @@ class ReuseLLM(DelegatingLLM):
         answers: dict[int, Any] = {}
 
         async def ask(position: int) -> None:
-            one = await self._gateway.aenter(waiting.pop(position))
+            one = await self._gateway.aplan(waiting.pop(position))
             try:
                 with self._gateway.calling(one) as read:
                     answers[position] = read(await calls[position].send(one))
