@@ -67,14 +67,9 @@ class EngineOptions(NamedTuple):
         body: Mapping[str, Any],
         headers: Mapping[str, Any],
     ) -> dict[str, dict[str, Any]]:
-        """Return `extra_body` and `extra_headers` with salt, cache key and session id.
+        """Return `extra_body` and `extra_headers` with salt, cache key and session id added.
 
-        Args:
-            planned: What is sent.
-            scope: Whose it is.
-            known: What the user has set beside the body.
-            body: What the user has set in the body; it stays.
-            headers: What the user has set in headers; it stays.
+        What the user has set stays: in the body, beside it (`known`), and in headers.
         """
         groups = () if planned is None else planned.groups
         salt = tenant_salt(scope.tenant or "", self.key) if self.salts else None

@@ -29,18 +29,7 @@ def joined_forms(
     own_labels: Sequence[str] | None = None,
     ids: Sequence[BlockId | None] = (),
 ) -> str:
-    """Return documents as one text, and have each known as it stands.
-
-    Args:
-        forms: The documents, as the application shows them.
-        texts: Their texts, as they were retrieved.
-        separator: What stands between each two.
-        tenant: Whose they are.
-        templates: The words around labelled texts.
-        labels: Whether each stands under its label, once.
-        own_labels: The application's own labels, in place of those of the templates.
-        ids: The documents' ids, for templates whose labels show them.
-    """
+    """Return documents as one text, and have each known as it stands."""
     checked_kind("templates", templates, Templates, "Templates")
     checked_kind("separator", separator, str, "a string")
     shown = [

@@ -126,12 +126,7 @@ class ReuseChatModel(DelegatingChatModel):
             follow_runs()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change; those of the inner model change in a copy of it.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         copy = super().model_copy(update=update, deep=deep)
         if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
             copy._build()

@@ -138,12 +138,7 @@ class ReuseLLM(DelegatingLLM):
         self._build()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change. Those of the inner LLM change in a copy of it.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         if not update:
             return super().model_copy(deep=deep)
         inner = update.get("inner", self.inner)

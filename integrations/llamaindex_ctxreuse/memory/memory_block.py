@@ -161,12 +161,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a new block with the same settings, but for those that change.
-
-        Args:
-            update: Fields to change.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a new block with the same settings, but for those that change."""
         settings = self._settings() | dict(update or {})
         return type(self)(**deepcopy(settings) if deep else settings)
 
@@ -284,12 +279,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             self._storing.note(error)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
-        """Return a content without its lowest memories, planned anew; None if nothing is left.
-
-        Args:
-            content: A text that the block returned in the surrounding tenant and conversation.
-            tokens_to_truncate: How much shorter it has to become.
-        """
+        """Return a content without its lowest memories, planned anew; None if nothing is left."""
         made = self._made(content)
         if made is None:
             return None

@@ -118,12 +118,7 @@ class ReplayMemory(Memory):
 
     @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
-        """Return a memory as `Memory.from_defaults` does, with another `insert_method`.
-
-        Args:
-            *args: As there.
-            **kwargs: As there, and `growth_limit`, as for `reuse_memory`.
-        """
+        """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
         limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
         checked_growth_limit(limit)
         memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
