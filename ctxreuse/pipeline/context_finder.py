@@ -19,80 +19,49 @@ _SENTENCE_ENDS = tuple(".!?:;\"')]\u2026\u201d\u2019\u3002")
 
 
 class Context(NamedTuple):
-    """Known texts that stand in a message one after the other.
-
-    Attributes:
-        message: The text of the message.
-        spans: Where each text stands.
-        held: The list that they came in; None if it is not one.
-    """
+    """Known texts that stand in a message one after the other."""
 
     message: str
     spans: tuple[KnownSpan, ...]
-    held: TextList | None = None
+    held: TextList | None  # the list that they came in
+    start: int
+    end: int
+    texts: list[str]
+    blocks: list[ContextBlock]  # of labelled texts what stands under the label
+    is_labelled: bool  # each text stands under a label of ours
+    separator: str  # between each two
 
-    @property
-    def start(self) -> int:
-        """Where the first text begins."""
-        return self.spans[0].start
-
-    @property
-    def end(self) -> int:
-        """Where the last text ends."""
-        return self.spans[-1].end
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts, in order."""
-        return [one.known.form.text for one in self.spans]
-
-    @property
-    def blocks(self) -> list[ContextBlock]:
-        """The texts as blocks, in order; of labelled ones what stands under the label."""
-        return [one.known.block for one in self.spans]
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether each text stands under a label of ours."""
-        return all(one.known.form.block is not None for one in self.spans)
-
-    @property
-    def separator(self) -> str:
-        """What stands between each two."""
-        return self.message[self.spans[0].end : self.spans[1].start]
+    @classmethod
+    def of(cls, message: str, spans: Sequence[KnownSpan], held: TextList | None) -> Context:
+        """Return known texts as a context."""
+        known = [one.known for one in spans]
+        return cls(
+            message,
+            tuple(spans),
+            held,
+            spans[0].start,
+            spans[-1].end,
+            [one.form.text for one in known],
+            [one.block for one in known],
+            all(one.form.block is not None for one in known),
+            message[spans[0].end : spans[1].start],
+        )
 
     def ranked(self) -> list[int]:
-        """Return the places of the texts, best first: as they stand, or as their list ranks them.
-
-        A list ranks them where a plan of ours has given them another order.
-        """
+        """Return the places of the texts, best first: as their list ranks them, if that is ours."""
         places = list(range(len(self.spans)))
         held = self.held
         if held is None or held.take_back is None:
             return places
         return sorted(places, key=lambda place: self.spans[place].known.rank_in(held) or 0)
 
-    def in_order(self, order: Sequence[int]) -> str:
-        """Return the message with the texts in another order; what is between them stays."""
-        texts, pieces, end = self.texts, list[str](), 0
-        for (start, behind, _), place in zip(self.spans, order, strict=True):
-            pieces += self.message[end:start], texts[place]
-            end = behind
-        return "".join([*pieces, self.message[end:]])
-
 
 class FoundContexts(NamedTuple):
-    """What a message shows of known texts.
-
-    Attributes:
-        contexts: Its contexts, in order.
-        has_others: Whether it shows several other known texts, with words between them.
-        words: What stands outside of known texts.
-    """
+    """What a message shows of known texts."""
 
     contexts: tuple[Context, ...] = ()
-    has_others: bool = False
-    words: tuple[str, ...] = ()
+    has_others: bool = False  # several other known texts, with words between them
+    words: tuple[str, ...] = ()  # outside of known texts
 
 
 def is_sequence(forms: Sequence[Form]) -> bool:
@@ -118,13 +87,6 @@ def contexts_in(
 
     A list of the run at hand, else the newest one of each text, whose texts stand in more than one
     run stays where it is: a document would come under another's title.
-
-    Args:
-        known: The texts that this process knows.
-        tenant: Whose message it is.
-        message: Its text.
-        root: The outermost run at hand.
-        rendered_only: Whether texts count that the application has rendered with us, and no others.
     """
     spans = known.standing_at(tenant, message)
     if spans is None:
@@ -149,7 +111,7 @@ def contexts_in(
             common = (
                 one for one in of_run if all(span.known.rank_in(one) is not None for span in run)
             )
-            contexts.append(Context(message, tuple(run), next(common, None)))
+            contexts.append(Context.of(message, run, next(common, None)))
         else:
             others |= texts
     return FoundContexts(tuple(contexts), len(others) > 1, words)

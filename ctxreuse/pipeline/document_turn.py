@@ -30,39 +30,26 @@ RETRIEVALS = CallsToCome()
 
 @dataclass(frozen=True, slots=True)
 class RetrievedItems(Generic[_Item]):
-    """What one query retrieved.
-
-    Attributes:
-        items: What was found, best first.
-        query: The query.
-        scope: Whose it is.
-        root: The outermost run that it is for.
-        shown_to: The tenant whose prompts may show it; None is that of the scope.
-    """
+    """What one query retrieved."""
 
     items: Sequence[_Item]
     query: str
     scope: RequestScope
-    root: Hashable = None
-    shown_to: str | None = None
+    root: Hashable = None  # the outermost run that it is for
+    shown_to: str | None = None  # the tenant whose prompts may show it; None: that of the scope
 
 
 @dataclass(frozen=True, slots=True)
 class ItemKind(Generic[_Item]):
-    """What is to be known of a framework's items.
+    """What is to be known of a framework's items."""
 
-    Attributes:
-        block_of: What an item is to the index.
-        forms_of: The texts that prompts may show of items, one list for each kind of form.
-        ranked: The places of items, best first; None as given.
-        annotation_of: Returns words on items as one more item, where there is such a thing.
-        followed: Says which items follow each other in a document; None if that is not known.
-    """
-
-    block_of: Callable[[_Item], ContextBlock]
+    block_of: Callable[[_Item], ContextBlock]  # what an item is to the index
+    # texts that prompts may show of items, one list for each kind of form
     forms_of: Callable[[Sequence[_Item]], Sequence[Sequence[str | Form]]]
+    # words on items as one more item
     annotation_of: Callable[[str, Sequence[_Item]], _Item] | None = None
-    ranked: Callable[[Sequence[_Item]], Sequence[int]] | None = None
+    ranked: Callable[[Sequence[_Item]], Sequence[int]] | None = None  # None: best first
+    # which items follow each other in a document
     followed: Callable[[Sequence[_Item]], Sequence[Form]] | None = None
 
 

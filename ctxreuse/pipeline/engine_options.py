@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
@@ -61,27 +62,47 @@ def request_header(request_id: str | int) -> dict[str, str]:
     return {REQUEST_HEADER: request_id} if fits else {}
 
 
-def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
-    """Return what to add to a call's `extra_body`: the tenant's salt."""
-    salt = tenant_salt(scope.tenant or "", key)
-    return {} if salt is None or "cache_salt" in body else {"cache_salt": salt}
+class EngineOptions(NamedTuple):
+    """What the calls of a wrapped model tell engines and routers besides their prompts."""
 
+    cache: CacheRules
+    salts: bool
+    sessions: bool | Literal["group"]
+    header: str
+    key: str
 
-def added_session(
-    headers: Mapping[str, Any],
-    scope: RequestScope,
-    key: str,
-    groups: Sequence[tuple[str, ...]] | None = None,
-    header: str = SESSION_HEADER,
-) -> dict[str, str]:
-    """Return what to add to a call's `extra_headers`: by what routers keep it in one place."""
-    if header.lower() in map(str.lower, headers):
-        return {}
-    if groups is not None:
-        return {header: affinity_id(groups[0], key)} if groups else {}
-    if scope.conversation_id is None:
-        return {}
-    return {header: conversation_session(scope.tenant or "", scope.conversation_id, key)}
+    def added(
+        self,
+        planned: PlannedPrompt | None,
+        scope: RequestScope,
+        known: Mapping[str, Any],
+        body: Mapping[str, Any],
+        headers: Mapping[str, Any],
+    ) -> dict[str, dict[str, Any]]:
+        """Return `extra_body` and `extra_headers` with salt, cache key and session id added.
+
+        What the user has set stays: in the body, beside it (`known`), and in headers.
+        """
+        groups = () if planned is None else planned.groups
+        salt = tenant_salt(scope.tenant or "", self.key) if self.salts else None
+        more: dict[str, Any] = {}
+        if salt is not None and "cache_salt" not in body:
+            more["cache_salt"] = salt
+        if self.cache.is_routed:
+            more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
+        session = self._session(scope, groups)
+        options = {"extra_body": {**body, **more}} if more else {}
+        if session is not None and self.header.lower() not in map(str.lower, headers):
+            options["extra_headers"] = {**headers, self.header: session}
+        return options
+
+    def _session(self, scope: RequestScope, groups: Sequence[tuple[str, ...]]) -> str | None:
+        """Return by what routers keep a call in one place."""
+        if self.sessions == "group":
+            return affinity_id(groups[0], self.key) if groups else None
+        if not self.sessions or scope.conversation_id is None:
+            return None
+        return conversation_session(scope.tenant or "", scope.conversation_id, self.key)
 
 
 def added_cache_fields(

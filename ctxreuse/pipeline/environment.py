@@ -47,12 +47,7 @@ _sharing = ForkSafeLock()
 
 
 def planner_for(planner: object, *, model: object = None) -> ReusePlanner:
-    """Return the planner that was given, or for None the one that this process has for an engine.
-
-    Args:
-        planner: The planner.
-        model: What calls the engine; None where that is not known.
-    """
+    """Return the planner given, or for None the one that this process has for an engine."""
     if planner is None:
         with _sharing:
             return _planners.get_or_make(_engine_of(model), default_planner)

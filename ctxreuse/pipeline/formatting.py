@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import punctuation
+from typing import Any, TypeVar
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import Templates, render_block
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.known_texts import Form, known_texts
 
 _BRACKETS = re.compile(r"[\[(][^\[\]()\n]{1,400}[\])]")
 _NAME = re.compile(r"[\w.-]+")
+_Item = TypeVar("_Item")
 
 
 def joined_forms(
@@ -26,18 +29,7 @@ def joined_forms(
     own_labels: Sequence[str] | None = None,
     ids: Sequence[BlockId | None] = (),
 ) -> str:
-    """Return documents as one text, and have each known as it stands.
-
-    Args:
-        forms: The documents, as the application shows them.
-        texts: Their texts, as they were retrieved.
-        separator: What stands between each two.
-        tenant: Whose they are.
-        templates: The words around labelled texts.
-        labels: Whether each stands under its label, once.
-        own_labels: The application's own labels, in place of those of the templates.
-        ids: The documents' ids, for templates whose labels show them.
-    """
+    """Return documents as one text, and have each known as it stands."""
     checked_kind("templates", templates, Templates, "Templates")
     checked_kind("separator", separator, str, "a string")
     shown = [
@@ -65,6 +57,41 @@ def joined_forms(
 def _labelled(form: Form, block: ContextBlock, templates: Templates) -> Form:
     text = render_block(templates.label_of(block), block.text, templates)
     return form._replace(text=text, block=block, kind="labelled")
+
+
+def checked_items(
+    items: object, kind: type[_Item], taker: str, remedies: tuple[str, str]
+) -> list[_Item]:
+    """Return documents or nodes as a list."""
+    if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
+        raise InvalidRequestError(
+            f"{taker} takes a list of {remedies[0]}, not {type(items).__name__}; "
+            "pass what a retriever returns"
+        )
+    others = {type(one).__name__ for one in items if not isinstance(one, kind)}
+    if others:
+        raise InvalidRequestError(
+            f"{taker} takes a list of {remedies[0]}, not one with {', '.join(sorted(others))} "
+            f"in it; put {remedies[1]} into it"
+        )
+    return list(items)
+
+
+def own_labels(
+    items: Sequence[_Item],
+    label: str | Callable[[_Item], object],
+    metadata_of: Callable[[_Item], Mapping[str, Any]],
+) -> list[str]:
+    """Return the application's own labels: of a field of the metadata, or a function's."""
+    if callable(label):
+        return [str(label(one)) for one in items]
+    for one in map(metadata_of, items):
+        if not isinstance(label, str) or label not in one:
+            raise InvalidRequestError(
+                f"label is {describe(label)}, which no field of the metadata is called; pass a "
+                f"function, or the name of a field that all have, here of {describe(sorted(one))}"
+            )
+    return [str(metadata_of(one)[label]) for one in items]
 
 
 def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -> ContextBlock:

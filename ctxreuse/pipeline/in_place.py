@@ -81,13 +81,7 @@ def reason_in_place(
 ) -> Reason | None:
     """Return why a context stays where it is; None for one that is planned.
 
-    Args:
-        context: The context.
-        words: What the application says around it and in other messages.
-        role: Whose message it stands in.
-        schema: Its tools, and the schema of the answer.
-        ranking: What words on the order look like that an earlier plan has put behind it.
-        has_new_front: Whether no earlier prompt began with what stands in front of it.
+    `ranking` finds words on the order that an earlier plan has put behind it.
     """
     texts, message = context.texts[:_MOST_COMPARED], context.message
     if role == "tool":

@@ -31,36 +31,22 @@ _GROWTH = 8  # of what is compared where several texts begin alike
 
 
 class Form(NamedTuple):
-    """A text as a prompt may show it.
-
-    Attributes:
-        text: All of it.
-        block: What of it stands under a label of ours; None for none.
-        name: Its name as a part of a document.
-        follower: The name of the part that follows it in that document.
-        kind: Which kind of form it is; where texts of several kinds stand in a run, a heading is
-            none of ours. `ANY_KIND` goes with all.
-    """
+    """A text as a prompt may show it."""
 
     text: str
-    block: ContextBlock | None = None
-    name: Hashable = None
-    follower: Hashable = None
-    kind: str = ""
+    block: ContextBlock | None = None  # what of it stands under a label of ours
+    name: Hashable = None  # as a part of a document
+    follower: Hashable = None  # the name of the part that follows it in that document
+    kind: str = ""  # between texts of several kinds in a run stands a heading that is none of ours
 
 
 @dataclass(eq=False, slots=True)
 class TextList:
-    """Texts that came together, best first.
+    """Texts that came together, best first."""
 
-    Attributes:
-        root: The outermost run that they belong to; None for none.
-        is_ours: Whether a part of ours rendered or planned them.
-        take_back: Takes the plan back that gave them another order; None for the given one.
-    """
-
-    root: Hashable = None
-    is_ours: bool = False
+    root: Hashable = None  # the outermost run that they belong to
+    is_ours: bool = False  # a part of ours rendered or planned them
+    # takes the plan back that gave them another order
     take_back: Callable[[object], object] | None = None
 
 
@@ -102,14 +88,7 @@ class KnownSpan(NamedTuple):
 def _longest_at(
     texts: Sequence[str], message: str, start: int, spend: Callable[[int], bool]
 ) -> str | None:
-    """Return the longest of some texts that stands at a place; None for none, or too much work.
-
-    Args:
-        texts: In order; they begin with what the message shows there.
-        message: The text of a message.
-        start: A place in it.
-        spend: Takes note of how many characters are compared; returns whether more may be.
-    """
+    """Return the longest of ordered texts at a place; None for none, or too much work."""
     low, high, size, piece = 0, len(texts), SHORTEST, ""
     while low < high:
         if high - low == 1 and message.startswith(texts[low], start):
@@ -173,14 +152,7 @@ class KnownTexts:
         held: TextList | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """Remember the texts of a list, as they are and stripped.
-
-        Args:
-            tenant: Whose they are.
-            texts: The texts, best first unless ranks are given.
-            held: The list; None is a new one, that a part of ours rendered.
-            ranks: The rank of each text in the list.
-        """
+        """Remember the texts of a list, as they are and stripped; best first without ranks."""
         held = held or TextList(is_ours=True)
         given = [one if isinstance(one, Form) else Form(one) for one in texts]
         with self._lock:

@@ -67,12 +67,8 @@ def with_breakpoints(
 ) -> tuple[tuple[ContentPart, ...], ...]:
     """Return what is sent for each part of a prompt in content parts, with breakpoints.
 
-    Args:
-        roles: Who says each part.
-        sent: What is sent for each.
-        edits: How each was made.
-        first_new: Where the messages begin that are sent for the first time.
-        in_conversation: Whether a later turn is likely to begin with this one.
+    Messages from `first_new` on are sent for the first time; a later turn is likely to begin with
+    those of a conversation.
     """
     whole: list[list[ContentPart]] = []
     shows = False  # whether a context stands before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
@@ -32,8 +34,10 @@ class ModelGateway:
         strategy: Strategy,
         window_s: float,
         component: str,
+        usage_of: Callable[[Any], ReportedTokens | None],
     ) -> None:
-        self._made_with = planner, strategy, window_s, component
+        self._made_with = planner, strategy, window_s, component, usage_of
+        self._usage_of = usage_of
         self._planner = PromptPlanner(planner, strategy, component)
         self._note_answer = planner.report_usage
         self._fail_open = FailOpen(
@@ -53,40 +57,48 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def plan(self, prompt: ScopedPrompt) -> PlannedPrompt:
-        """Wait in this thread until a prompt is released; return it planned."""
+    def plan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
+        """Wait in this thread until a prompt is released; return it planned.
+
+        One that a batch has planned waits for its leader alone.
+        """
+        if isinstance(prompt, PlannedPrompt):
+            return self._in_turn(self._entered(prompt))
         opened = self._opened(prompt)
         if not opened.contexts:  # it gains nothing by waiting for others
             return self._scheduled([opened])[0].result
         return self._in_turn(self._batcher.submit(opened))
 
-    async def aplan(self, prompt: ScopedPrompt) -> PlannedPrompt:
-        """Wait in this task until a prompt is released; return it planned."""
+    async def aplan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
+        """Wait in this task as `plan` does."""
+        if isinstance(prompt, PlannedPrompt):
+            return await self._ain_turn(self._entered(prompt))
         opened = self._opened(prompt)
         if not opened.contexts:
             return self._scheduled([opened])[0].result
         return await self._ain_turn(await self._batcher.asubmit(opened))
 
-    def enter(self, planned: PlannedPrompt) -> PlannedPrompt:
-        """Wait in this thread until a prompt of a batch, which starts now, may be sent."""
-        return self._in_turn(self._entered(planned))
-
-    async def aenter(self, planned: PlannedPrompt) -> PlannedPrompt:
-        """`enter`, awaited."""
-        return await self._ain_turn(self._entered(planned))
-
     def _in_turn(self, planned: PlannedPrompt) -> PlannedPrompt:
         """Wait until a prompt's leader has begun to be answered, if it has one."""
         if planned.in_flight is not None:
-            with self.forget_on_failure(planned):
+            with self._taking_back(planned):
                 planned.in_flight.wait()
         return planned
 
     async def _ain_turn(self, planned: PlannedPrompt) -> PlannedPrompt:
         if planned.in_flight is not None:
-            with self.forget_on_failure(planned):
+            with self._taking_back(planned):
                 await planned.in_flight.await_()
         return planned
+
+    @contextmanager
+    def _taking_back(self, planned: PlannedPrompt) -> Iterator[None]:
+        """Forget a prompt whose wait is interrupted."""
+        try:
+            yield
+        except BaseException:
+            self.forget(planned)
+            raise
 
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""
@@ -96,20 +108,40 @@ class ModelGateway:
     def _opened(self, prompt: ScopedPrompt) -> OpenPrompt:
         return self.attempt(lambda: self._planner.open(prompt), lambda: OpenPrompt.failed(prompt))
 
-    def forget(self, planned: PlannedPrompt) -> None:
+    def forget(self, planned: PlannedPrompt | None) -> None:
         """Tell the planner that a prompt was not sent, or that its call failed."""
+        if planned is None:
+            return
         if planned.in_flight is not None:
             planned.in_flight.give_up()
         if planned.plans:
             self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
-    def report_usage(
-        self, planned: PlannedPrompt | None, usage: ReportedTokens | None, seconds: float
-    ) -> None:
-        """Tell the planner what the engine reports of a prompt that was answered."""
-        note_beginning(planned)
-        if planned is None or usage is None:
-            return
+    @contextmanager
+    def calling(self, planned: PlannedPrompt | None) -> Iterator[Callable[[_Piece], _Piece]]:
+        """Yield what reads an answer's pieces; without any, the engine keeps no prompt.
+
+        What the pieces say of usage is reported at the end.
+        """
+        began, answer = time.perf_counter(), _Answer()
+
+        def read(piece: _Piece) -> _Piece:
+            if not answer.is_begun and planned is not None and planned.in_flight is not None:
+                planned.in_flight.begin()
+            answer.is_begun = True
+            usage = self.attempt(lambda: self._usage_of(piece), lambda: None)
+            answer.usage = usage if answer.usage is None else _larger(answer.usage, usage)
+            return piece
+
+        try:
+            yield read
+        finally:
+            if not answer.is_begun:
+                self.forget(planned)
+        if planned is not None and answer.usage is not None:
+            self._report(planned, answer.usage, time.perf_counter() - began)
+
+    def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
         self.attempt(
             lambda: self._note_answer(
                 planned.plans,
@@ -123,59 +155,35 @@ class ModelGateway:
             lambda: None,
         )
 
-    @contextmanager
-    def forget_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
-        """Forget a prompt if the code that sends it raises or is cancelled."""
-        try:
-            yield
-        except BaseException:
-            self.forget_unread(planned, is_read=False)
-            raise
-
     def stream(
         self, planned: PlannedPrompt | None, start: Callable[[], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
-        """Yield what a model streams; forget the prompt if that ends before the first piece."""
-        is_read = False
-        try:
+        """Yield what a model streams."""
+        with self.calling(planned) as read:
             pieces = start()
             try:
                 for piece in pieces:
-                    if not is_read:
-                        note_beginning(planned)
-                    is_read = True  # by the engine, which then probably keeps the prompt
-                    yield piece
+                    yield read(piece)
             finally:
                 close: Any = getattr(pieces, "close", None)
                 if close is not None:
                     close()
-        finally:
-            self.forget_unread(planned, is_read)
 
     async def astream(
-        self, planned: PlannedPrompt | None, start: Callable[[], AsyncIterator[_Piece]]
-    ) -> AsyncGenerator[_Piece, None]:
-        """Yield what a model streams, as `stream` does."""
-        is_read = False
-        try:
+        self, planned: PlannedPrompt | None, start: Callable[[], Any]
+    ) -> AsyncGenerator[Any, None]:
+        """`stream`, awaited; so is its start where that is to be awaited."""
+        with self.calling(planned) as read:
             pieces = start()
+            if isawaitable(pieces):
+                pieces = await pieces
             try:
                 async for piece in pieces:
-                    if not is_read:
-                        note_beginning(planned)
-                    is_read = True
-                    yield piece
+                    yield read(piece)
             finally:
                 close: Any = getattr(pieces, "aclose", None)
                 if close is not None:
                     await close()
-        finally:
-            self.forget_unread(planned, is_read)
-
-    def forget_unread(self, planned: PlannedPrompt | None, is_read: bool) -> None:
-        """Forget a prompt if the engine has answered nothing, so probably has not read it."""
-        if planned is not None and not is_read:
-            self.forget(planned)
 
     def _scheduled(
         self, prompts: list[OpenPrompt], in_batch: bool = False
@@ -199,7 +207,23 @@ class ModelGateway:
         )
 
 
-def note_beginning(planned: PlannedPrompt | None) -> None:
-    """Let the calls go on that wait for one, which has begun to be answered."""
-    if planned is not None and planned.in_flight is not None:
-        planned.in_flight.begin()
+@dataclass(slots=True)
+class _Answer:
+    is_begun: bool = False  # the engine has read the prompt, and probably keeps it
+    usage: ReportedTokens | None = None
+
+
+def _larger(one: ReportedTokens, other: ReportedTokens | None) -> ReportedTokens:
+    """Return the larger of each two counts: models tell them at the beginning, the end, or both."""
+    if other is None:
+        return one
+    prompt, cached, completion = (
+        b if a is None else a if b is None else max(a, b)
+        for a, b in zip(one[:3], other[:3], strict=True)
+    )
+    written = max(
+        (told for told in (one.written_tokens, other.written_tokens) if told is not None),
+        key=lambda told: sum(told.values()),
+        default=None,
+    )
+    return ReportedTokens(prompt, cached, completion, written)

@@ -65,21 +65,13 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class ScopedPrompt:
-    """A prompt as a framework gave it.
-
-    Attributes:
-        parts: What it says, in order.
-        scope: Whose it is.
-        root: The outermost run that sends it.
-        rendered_only: Whether contexts count that were rendered with us, and no others.
-        beside: Tools and schemas, which stand in front and have words of their own.
-    """
+    """A prompt as a framework gave it."""
 
     parts: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
-    root: Hashable = None
-    rendered_only: bool = False
-    beside: str = ""
+    root: Hashable = None  # the outermost run that sends it
+    rendered_only: bool = False  # only contexts count that were rendered with us
+    beside: str = ""  # tools and schemas, which stand in front and have words of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +221,9 @@ class PromptPlanner:
             self.forget(plan for one in prompts for plan in one.plans)
             raise
         for one in prompts:
-            self._remember(one)
+            for number in one.changed:  # a system message also where nothing moves in it
+                if (edit := one.edits[number]) is not None:
+                    self._planner.note_edit(one.tenant, one.keys[number], edit.encoded())
         planned = [self._planned(position, one) for position, one in enumerate(prompts)]
         if len(planned) < 2:
             return planned
@@ -333,13 +327,6 @@ class PromptPlanner:
         one.plans.append(plan)
         one.changed.add(number)
 
-    def _remember(self, one: OpenPrompt) -> None:
-        """Remember how new messages are sent; a system message also where nothing moves in it."""
-        for number in one.changed:
-            edit = one.edits[number]
-            if edit is not None:
-                self._planner.note_edit(one.tenant, one.keys[number], edit.encoded())
-
     def _planned(self, position: int, one: OpenPrompt) -> PlannedPrompt:
         named = tuple(edit.group for edit in one.edits if edit is not None and edit.group)
         parts: tuple[tuple[ContentPart, ...], ...] = ()
@@ -359,14 +346,7 @@ class PromptPlanner:
 
 
 def note_planned(tenant: str, role: str, text: str, plan: Plan | None = None) -> None:
-    """Have a message that a part of ours planned sent as it is, by whatever wraps the model.
-
-    Args:
-        tenant: Whose it is.
-        role: Who says it.
-        text: The whole text.
-        plan: What it shows; None where it shows no block.
-    """
+    """Have a message that a part of ours planned sent as it is, by whatever wraps the model."""
     edit = Edit()
     if plan is not None and (plan.cache.marks or plan.cache.is_routed):
         parts = list(plan.content_parts())
@@ -391,14 +371,7 @@ def note_sent(tenant: str, role: str, text: str, edit: Edit) -> None:
 def result_edit(
     text: str, shown: Mapping[BlockKey, Slice | str], plan: Plan, region: Slice | None = None
 ) -> Edit:
-    """Return how a text is sent that shows blocks: under labels, as their plan says.
-
-    Args:
-        text: The text.
-        shown: What stands in it for each block, or what is shown in its place.
-        plan: How they are sent.
-        region: Where all of them stand; None is from the first to the last.
-    """
+    """Return how a text is sent that shows blocks under labels, as their plan says."""
     templates, separator = plan.templates, plan.templates.separator
     slices = [one for one in shown.values() if isinstance(one, Slice)]
     first = min((one.start for one in slices), default=0)
@@ -458,14 +431,7 @@ def _turn_groups(
     joint: Slice | str,
     between: str,
 ) -> Iterator[_Group]:
-    """Yield what a plan shows: blocks, and words on those that it leaves out.
-
-    Args:
-        plan: The plan.
-        own: What is shown for each block.
-        joint: What stands between two blocks.
-        between: What stands around words.
-    """
+    """Yield what a plan shows: its own pieces for blocks, and words on those that it leaves out."""
     if not plan.is_labelled:  # nothing is left out
         for number, key in enumerate(plan.shown.sent):
             yield _Group((joint if number else "", *own[key]), is_block=True)

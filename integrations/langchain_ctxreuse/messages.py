@@ -16,8 +16,11 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langchain_core.outputs import ChatGeneration
 
+from ctxreuse.context.checks import reported_count
 from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.reported_usage import ReportedTokens, written_by_life
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -186,3 +189,21 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
 def _on_the_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a tool call what is sent: the same for one that was stored and loaded."""
     return {name: call.get(name) for name in ("id", "name", "args")}
+
+
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of an answer says, or of a piece of one; None if it has none."""
+    if isinstance(answer, ChatGeneration):
+        usage: Any = getattr(answer.message, "usage_metadata", None)
+    else:
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("input_token_details")
+    told = details if isinstance(details, dict) else {}
+    return ReportedTokens(
+        reported_count(usage.get("input_tokens")),
+        reported_count(told.get("cache_read")),
+        reported_count(usage.get("output_tokens")),
+        written_by_life(told.get("cache_creation"), told),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -11,7 +11,6 @@ from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
@@ -26,6 +25,7 @@ from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
+from langchain_ctxreuse.documents.run_documents import OpenRuns
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
@@ -35,11 +35,11 @@ _MOST_CHARACTERS = 16_000_000
 
 
 class _Asked(NamedTuple):
-    """What was searched for, for whom, and whether in a run of a chain, a graph or an agent."""
+    """What was searched for, for whom, and in which run of a chain, a graph or an agent."""
 
     query: str
     scope: RequestScope
-    in_run: bool
+    root: Hashable = None
 
 
 class _Found(NamedTuple):
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
     texts: tuple[str, ...]
 
 
-class TraceCallbackHandler(BaseCallbackHandler):
+class TraceCallbackHandler(OpenRuns):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever the outermost counts. Of the first prompt in the same run that
@@ -61,17 +61,14 @@ class TraceCallbackHandler(BaseCallbackHandler):
         recorder: Writes the records.
     """
 
-    run_inline = True  # in the order of the events, and in the caller's context
-
     def __init__(self, recorder: TraceRecorder) -> None:
+        super().__init__()
         self._recorder = recorder
         self._lock = ForkSafeLock()
-        self._asked: LRUMap[UUID, _Asked] = LRUMap(
+        self._asked: LRUMap[Hashable, _Asked] = LRUMap(
             _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked.query)
         )
-        self._inside: LRUMap[UUID, bool] = LRUMap(_MOST_OPEN)
-        self._roots: LRUMap[UUID, UUID] = LRUMap(_MOST_OPEN)
-        self._found: LRUMap[UUID, tuple[_Found, ...]] = LRUMap(
+        self._found: LRUMap[Hashable, tuple[_Found, ...]] = LRUMap(
             _MOST_OPEN,
             max_weight=_MOST_CHARACTERS,
             weight_of=lambda found: sum(len(text) for one in found for text in one.texts),
@@ -100,50 +97,31 @@ class TraceCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Keep the query until the result comes."""
-        if not self._note_inside(run_id, parent_run_id):
-            self._note_root(run_id, parent_run_id)
+        run = self._start(run_id, parent_run_id, is_retriever=True)
+        if not run.is_nested:
+            scope, root = _scope(metadata or {}), None if parent_run_id is None else run.root
             with self._lock:
-                scope = _scope(metadata or {})
-                self._asked.put(run_id, _Asked(query, scope, parent_run_id is not None))
+                self._asked.put(run_id, _Asked(query, scope, root))
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record the result."""
-        with self._lock:
-            root = self._roots.peek(run_id)
         asked = self._forget(run_id)
         if asked is None:
             return
         request_id = _record(self._recorder, asked, documents, "LangChain retrievers")
         texts = tuple(text for one in documents if (text := one.page_content.strip()))
-        if request_id is not None and asked.in_run and root is not None:
+        if request_id is not None and asked.root is not None:
             with self._lock:
-                before = self._found.peek(root) or ()
-                self._found.put(root, (*before, _Found(request_id, texts)))
+                before = self._found.peek(asked.root) or ()
+                self._found.put(asked.root, (*before, _Found(request_id, texts)))
 
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the query."""
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
+        """Forget a run that has ended or failed."""
         self._forget(run_id)
 
-    def on_chain_start(
-        self,
-        serialized: dict[str, Any],
-        inputs: Any,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Note which run the chain is part of, and whether it is part of a retriever."""
-        self._note_inside(run_id, parent_run_id)
-        self._note_root(run_id, parent_run_id)
-
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the chain."""
-        self._forget(run_id)
-
-    on_chain_error = on_retriever_error
+    on_chain_end = on_chain_error = on_tool_end = on_tool_error = on_retriever_error = _on_end
 
     def on_chat_model_start(
         self,
@@ -175,8 +153,9 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def _record_fronts(self, prompt: str, parent_run_id: UUID | None) -> None:
         if parent_run_id is None:
             return
+        run = self._runs.get(parent_run_id)
+        root = parent_run_id if run is None else run.root
         with self._lock:
-            root = self._roots.peek(parent_run_id) or parent_run_id
             found = self._found.peek(root) or ()
         left = []
         for one in found:
@@ -189,25 +168,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
             with self._lock:
                 self._found.put(root, tuple(left))
 
-    def _note_root(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        """Note which run a part of it belongs to."""
-        if parent_run_id is not None:
-            with self._lock:
-                root = self._roots.peek(parent_run_id) or parent_run_id
-                self._roots.put(run_id, root)
-
-    def _note_inside(self, run_id: UUID, parent_run_id: UUID | None) -> bool:
-        with self._lock:
-            is_inside = parent_run_id in self._asked or parent_run_id in self._inside
-            if is_inside:
-                self._inside.put(run_id, True)
-            return is_inside
-
-    def _forget(self, run_id: UUID) -> _Asked | None:
+    def _forget(self, run_id: Hashable) -> _Asked | None:
         """Return what a retriever was asked, if that is to be recorded."""
+        self._runs.pop(run_id, None)
         with self._lock:
-            self._inside.pop(run_id)
-            self._roots.pop(run_id)
             self._found.pop(run_id)
             return self._asked.pop(run_id)
 
@@ -224,7 +188,7 @@ def _record(
         tenant=tenant,
         titles=[document_title(document.metadata) for document in ranked],
         source=source,
-        in_run=asked.in_run,
+        in_run=asked.root is not None,
     )
 
 
@@ -307,6 +271,17 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
+@contextmanager
+def _searching() -> Iterator[bool]:
+    """Say whether a search is inside of no other one."""
+    token = None if _is_inside.get() else _is_inside.set(True)
+    try:
+        yield token is not None
+    finally:
+        if token is not None:
+            _is_inside.reset(token)
+
+
 def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Callable[..., Any]:
     """Return a method that records what it returns, unless it is called inside another one."""
 
@@ -319,35 +294,27 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
             config = ensure_config()
             told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
             # the documents of a store belong to no run, wherever it is asked
-            asked = _Asked(query if isinstance(query, str) else "", _scope(told), in_run=False)
+            asked = _Asked(query if isinstance(query, str) else "", _scope(told))
             _record(recorder, asked, documents, "LangChain vector stores")
 
     if iscoroutinefunction(method):
 
         @wraps(method)
         async def aoutermost(self: Any, *arguments: Any, **fields: Any) -> Any:
-            if _is_inside.get():
-                return await method(self, *arguments, **fields)
-            token = _is_inside.set(True)
-            try:
+            with _searching() as is_outermost:
                 found = await method(self, *arguments, **fields)
-            finally:
-                _is_inside.reset(token)
-            note(arguments, fields, found)
+            if is_outermost:
+                note(arguments, fields, found)
             return found
 
         return aoutermost
 
     @wraps(method)
     def outermost(self: Any, *arguments: Any, **fields: Any) -> Any:
-        if _is_inside.get():
-            return method(self, *arguments, **fields)
-        token = _is_inside.set(True)
-        try:
+        with _searching() as is_outermost:
             found = method(self, *arguments, **fields)
-        finally:
-            _is_inside.reset(token)
-        note(arguments, fields, found)
+        if is_outermost:
+            note(arguments, fields, found)
         return found
 
     return outermost

@@ -236,13 +236,9 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
                 `ctxreuse.request_context`.
             kwargs: As `search` takes them: `filters`, `top_k`, ...
         """
-        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        found = search.run()
-        shown = planner.shown_memories(found, search, request)
-        planner.look_up(shown, get)
-        return planner.context(found, search, request, shown)
+        return self._memory_planner.found(search, request, getattr(self._memory, "get", None))
 
     def messages(
         self,
@@ -296,13 +292,10 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         **kwargs: Any,
     ) -> MemoryContext:
         """`ReuseMemory.context`, awaited."""
-        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        found = await search.run()
-        shown = planner.shown_memories(found, search, request)
-        await planner.alook_up(shown, get)
-        return planner.context(found, search, request, shown)
+        get = getattr(self._memory, "get", None)
+        return await self._memory_planner.afound(search, request, get)
 
     async def messages(
         self,

@@ -9,7 +9,7 @@ from langchain_core.outputs import ChatGeneration
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.reported_usage import ReportedTokens, usage_of
-from langchain_ctxreuse.chat_model.model_answer import reported_usage
+from langchain_ctxreuse.messages import reported_usage
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from langchain_model_helpers import configured, model, openai_model, question
 
 from ctxreuse import ReusePlanner
 from ctxreuse.serving import EmulatedEngine
-from langchain_ctxreuse.chat_model.model_answer import reported_usage
+from langchain_ctxreuse.messages import reported_usage
 
 ORDERS = ["".join(letters) for letters in permutations("abc")]
 

@@ -8,7 +8,7 @@ from llamaindex_llm_helpers import FaultyPlanner, Served, context, question
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM
-from llamaindex_ctxreuse.llm.model_answer import reported_usage
+from llamaindex_ctxreuse.llm.reuse_llm import reported_usage
 
 WORDS = ("abc", "cab", "bca", "acb")
 STREAMED = {"stream_options": {"include_usage": True}}

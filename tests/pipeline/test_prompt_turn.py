@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.content_parts import joined
+from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline import in_place, prompt_turn
 from ctxreuse.pipeline.formatting import joined_forms
@@ -524,7 +525,7 @@ class FailsOnce(ReusePlanner):
 
 def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
     planner, world = FailsOnce(), World()
-    gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel")
+    gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel", usage_of)
     first, second = world.context("cab"), world.context("def")
     gateway.plan(ScopedPrompt(said(f"{world.context('abc')}\n\nWhich?")))
     parts = PromptPart("user", first), PromptPart("user", second)
@@ -604,7 +605,9 @@ def test_texts_that_are_no_unicode_are_planned_too():
 
 def test_a_copied_gateway_plans_as_before():
     world = World()
-    gateway = pickle.loads(pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model")))
+    gateway = pickle.loads(
+        pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model", usage_of))
+    )
     for letters in ("abc", "cab"):
         planned = gateway.plan(ScopedPrompt(said(world.context(letters))))
     assert letters_in(planned.texts[0]) == "abc"

@@ -94,12 +94,7 @@ def with_edit(message: _Message, text: TextPart, edit: Edit, **more: Any) -> _Me
 
 
 def message_keys(messages: Iterable[BaseMessage], way: bytes) -> list[bytes]:
-    """Return names of messages, each with all before it: without metadata they are the same.
-
-    Args:
-        messages: All from the first on.
-        way: Names the settings by which they are planned.
-    """
+    """Return names of messages, each with all before it: without metadata they are the same."""
     keys, key = list[bytes](), way
     for message in messages:
         texts = [message_key(role_of(message), one.text) for one in text_parts(message)]

@@ -15,14 +15,7 @@ from langchain_ctxreuse.messages import PromptTexts
 
 
 class PlannedBatch:
-    """Inputs in planned order, and plans until they are taken; at its end the rest is taken back.
-
-    Args:
-        inputs: The caller's inputs.
-        configs: A config for each input; the first says how many calls run at a time.
-        planned: Texts and plans by an input's position, in planned order.
-        gateway: What planned them.
-    """
+    """Inputs in planned order, and plans until they are taken; the rest is forgotten at its end."""
 
     def __init__(
         self,

@@ -36,11 +36,7 @@ _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "
 
 
 class DelegatingChatModel(RequestCarrier, BaseChatModel):
-    """What the inner model says of itself and can do; how it is called is left to a class below.
-
-    Args:
-        inner: Any chat model, whose settings are taken over when the wrapper is made.
-    """
+    """What the inner model says of itself and can do; how it is called is left to a class below."""
 
     inner: BaseChatModel
 
@@ -104,11 +100,7 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         return call
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
-        """Return a model whose fields a config can set, as LangChain's models do.
-
-        Args:
-            **fields: For each field of this model or of the inner one, how a config names it.
-        """
+        """Return a model whose fields a config can set, as LangChain's models do."""
         return configurable_around(self, "inner", super().configurable_fields, fields)
 
     # Passthrough: what the inner model says of itself, for frameworks, traces and caches.

@@ -25,9 +25,7 @@ from pydantic import Field, PrivateAttr, StrictBool, ValidationInfo, field_valid
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
-    added_cache_fields,
-    added_salt,
-    added_session,
+    EngineOptions,
     marks_the_end,
 )
 from ctxreuse.pipeline.environment import planner_for
@@ -42,13 +40,13 @@ from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptStatistics, Scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
-from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
     mark_field_for,
     prompt_texts,
+    reported_usage,
     with_marks,
 )
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
@@ -128,12 +126,7 @@ class ReuseChatModel(DelegatingChatModel):
             follow_runs()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change; those of the inner model change in a copy of it.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         copy = super().model_copy(update=update, deep=deep)
         if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
             copy._build()
@@ -148,6 +141,7 @@ class ReuseChatModel(DelegatingChatModel):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            reported_usage,
         )
 
     @property
@@ -260,7 +254,7 @@ class ReuseChatModel(DelegatingChatModel):
             if found is not None:
                 texts[position] = found
                 request = CarriedRequest(configs[position], scope_from_config(configs[position]))
-                prompts.append(self._scoped(found, self._gateway, request))
+                prompts.append(self._scoped(found, request))
         said = list(texts.items())
         planned = {
             said[one.position][0]: (said[one.position][1], one)
@@ -284,13 +278,13 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        with self._gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        with self._gateway.calling(planned) as read, self._carried.serving():
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = run_manager
             result = self.inner._generate(sent, stop=stop, **arguments)
-            self._gateway.forget_unread(planned, is_read=bool(result.generations))
-            return answer.result(result)
+            for generation in result.generations[:1]:  # each has the usage of all
+                read(generation)
+            return result
 
     async def _agenerate(
         self,
@@ -300,13 +294,13 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        with self._gateway.forget_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        with self._gateway.calling(planned) as read, self._carried.serving():
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = run_manager
             result = await self.inner._agenerate(sent, stop=stop, **arguments)
-            self._gateway.forget_unread(planned, is_read=bool(result.generations))
-            return answer.result(result)
+            for generation in result.generations[:1]:  # each has the usage of all
+                read(generation)
+            return result
 
     # LangChain asks for the signatures at each call, and finding one out takes long
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
@@ -352,11 +346,10 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> Iterator[_Step]:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
-        yield from answer.stream(self._carried.steps(steps))
+        yield from self._carried.steps(steps)
 
     async def _astreamed(
         self,
@@ -368,55 +361,49 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
-        async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
+        async with aclosing(self._carried.asteps(steps)) as within:
             async for step in within:
                 yield step
 
     def _scoped(
         self,
         texts: PromptTexts,
-        gateway: ModelGateway,
         request: CarriedRequest,
         run: BaseRunManager | None = None,
     ) -> ScopedPrompt:
         """Return a prompt with its scope, and the run that sends it."""
         around = (run.parent_run_id if run is not None else None) or request.config
-        root = gateway.attempt(lambda: run_documents().root_of(around), lambda: None)
+        root = self._gateway.attempt(lambda: run_documents().root_of(around), lambda: None)
         return ScopedPrompt(texts.parts, request.scope, root, not self.find_retrieved, texts.beside)
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
-        gateway, request = self._gateway, self._carried
-        texts = _texts(messages, arguments, gateway)
-        planned = self._planned_before(texts)
-        if planned is not None:
-            planned = gateway.enter(planned)
-        elif texts is not None:
-            planned = gateway.plan(self._scoped(texts, gateway, request, run))
-        return self._with_plan(messages, arguments, texts, planned, gateway, request)
+        texts, prompt = self._prompt(messages, arguments, run)
+        planned = None if prompt is None else self._gateway.plan(prompt)
+        return self._with_plan(messages, arguments, texts, planned)
 
     async def _aoutgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
-        gateway, request = self._gateway, self._carried
-        texts = _texts(messages, arguments, gateway)
-        planned = self._planned_before(texts)
-        if planned is not None:
-            planned = await gateway.aenter(planned)
-        elif texts is not None:
-            planned = await gateway.aplan(self._scoped(texts, gateway, request, run))
-        return self._with_plan(messages, arguments, texts, planned, gateway, request)
+        texts, prompt = self._prompt(messages, arguments, run)
+        planned = None if prompt is None else await self._gateway.aplan(prompt)
+        return self._with_plan(messages, arguments, texts, planned)
 
-    def _planned_before(self, texts: PromptTexts | None) -> PlannedPrompt | None:
-        """Return the plan that a batch made for a prompt, once; None for another prompt."""
-        return None if texts is None or self._batch is None else self._batch.take(texts)
+    def _prompt(
+        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
+    ) -> tuple[PromptTexts | None, ScopedPrompt | PlannedPrompt | None]:
+        """Return a prompt's texts, and what is to be planned, or what a batch has planned."""
+        texts = _texts(messages, arguments, self._gateway)
+        if texts is None:
+            return None, None
+        planned = None if self._batch is None else self._batch.take(texts)
+        return texts, planned or self._scoped(texts, self._carried, run)
 
     def _with_plan(
         self,
@@ -424,14 +411,13 @@ class ReuseChatModel(DelegatingChatModel):
         arguments: Mapping[str, Any],
         texts: PromptTexts | None,
         planned: PlannedPrompt | None,
-        gateway: ModelGateway,
-        request: CarriedRequest,
     ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and the request options."""
+        request = self._carried
         metadata = request.config.get("metadata") or {}
         if "langgraph_node" in metadata and not self.planner.cache.marks:
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
-        return gateway.attempt(
+        return self._gateway.attempt(
             lambda: self._sent(messages, arguments, texts, planned, request.scope),
             lambda: (planned, messages, dict(arguments)),
         )
@@ -478,34 +464,22 @@ class ReuseChatModel(DelegatingChatModel):
         self, arguments: Mapping[str, Any], scope: RequestScope, planned: PlannedPrompt | None
     ) -> dict[str, Any]:
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
-        profile, key = self.planner.cache, self.salt_key
-        groups: Sequence[tuple[str, ...]] = ()
-        if planned is not None and (profile.is_routed or self.send_session_id == "group"):
-            groups = planned.groups
-        by_group = groups if self.send_session_id == "group" else None
-
-        # what the user has set stays; a call's replaces the model's, so both are merged
-        def added_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-            known = self._given(arguments, ("prompt_cache_key", "prompt_cache_options"))
-            salt = added_salt(body, scope, key) if self.send_cache_salt else {}
-            return salt | added_cache_fields({**known, **body}, groups, profile, key)
-
-        def added_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-            return added_session(headers, scope, key, by_group, self.session_header)
-
-        options: dict[str, Any] = {}
-        has_key = bool(groups) and profile.is_routed
-        for is_wanted, name, added in (
-            (self.send_cache_salt or has_key, "extra_body", added_fields),
-            (self.send_session_id, "extra_headers", added_headers),
-        ):
-            if is_wanted:
-                at_model = getattr(self.inner, name, None)
-                at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
-                given = arguments.get(name, at_model) or {}
-                more = added(given)
-                options |= {name: {**given, **more}} if more else {}
-        return options
+        settings = EngineOptions(
+            self.planner.cache,
+            self.send_cache_salt,
+            self.send_session_id,
+            self.session_header,
+            self.salt_key,
+        )
+        names = ("prompt_cache_key", "prompt_cache_options")
+        known = self._given(arguments, names) if self.planner.cache.is_routed else {}
+        at_model = getattr(self.inner, "model_kwargs", None) or {}
+        # a call's replaces the model's, so both are merged
+        body, headers = (
+            arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
+            for name in ("extra_body", "extra_headers")
+        )
+        return settings.added(planned, scope, known, body, headers)
 
 
 def _texts(

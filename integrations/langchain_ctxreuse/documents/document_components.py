@@ -107,12 +107,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         return checked_retriever(retriever)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; fields of the retriever inside change in a copy of that.
-
-        Args:
-            update: Fields to change.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy; fields of the retriever inside change in a copy of that."""
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
         inside = update.get("retriever", self.retriever)
@@ -124,11 +119,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         return copy
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
-        """Return a retriever whose fields a config can set, as LangChain's retrievers do.
-
-        Args:
-            **fields: For each field of this retriever or of the one inside, how a config names it.
-        """
+        """Return a retriever whose fields a config can set, as LangChain's retrievers do."""
         return configurable_around(self, "retriever", super().configurable_fields, fields)
 
     def batch(
@@ -244,13 +235,7 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Return the documents in their planned order.
-
-        Args:
-            documents: What was retrieved, best first.
-            query: The question.
-            callbacks: Not used: planning calls no model.
-        """
+        """Return the documents in their planned order."""
         return self._documents.plan(_for_compressor(documents, query))
 
     async def acompress_documents(

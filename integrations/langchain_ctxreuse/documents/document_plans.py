@@ -17,7 +17,13 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
 from ctxreuse.pipeline.environment import planner_for
-from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
+from ctxreuse.pipeline.formatting import (
+    checked_items,
+    cited_positions,
+    joined_forms,
+    labelled_block,
+    own_labels,
+)
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
@@ -27,6 +33,8 @@ _NEAR = 2
 
 Label: TypeAlias = str | Callable[[Document], object]
 """A document's own label: the name of a field of its metadata, or a function."""
+
+_REMEDIES = ("Documents", "Document(page_content=...)")
 
 
 class DocumentPlanningFields(BaseModel):
@@ -50,12 +58,7 @@ class DocumentPlanningFields(BaseModel):
         self._build()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
         if update:
@@ -114,11 +117,11 @@ def format_context(
         >>> format_context(documents[:1], "Number {n}: {page_content}")
         'Number 1: first text'
     """
-    given = checked_documents(documents, "format_context")
+    given = checked_items(documents, Document, "format_context", _REMEDIES)
     texts = [one.page_content for one in given]
     if document_prompt is not None:
         texts = _shown_by(document_prompt, given)
-    own = None if label is None else [_own_label(one, label) for one in given]
+    own = None if label is None else own_labels(given, label, _metadata)
     return joined_forms(
         document_forms(given, texts),
         [one.page_content for one in given],
@@ -155,10 +158,10 @@ def cited_documents(
         >>> cited_documents("It is so [GYJD].", documents)
         [Document(metadata={}, page_content='second text')]
     """
-    given = checked_documents(documents, "cited_documents")
+    given = checked_items(documents, Document, "cited_documents", _REMEDIES)
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
     if label is not None:
-        own = [_own_label(one, label) for one in given]
+        own = own_labels(given, label, _metadata)
     else:
         texts = [one.page_content for one in given]
         if document_prompt is not None:
@@ -168,22 +171,6 @@ def cited_documents(
             for one, shown in zip(given, texts, strict=True)
         ]
     return [given[n] for n in cited_positions(text, own)]
-
-
-def checked_documents(documents: object, taker: str) -> list[Document]:
-    """Return documents as a list."""
-    if not isinstance(documents, Sequence) or isinstance(documents, (str, bytes)):
-        raise InvalidRequestError(
-            f"{taker} takes a list of Documents, not {type(documents).__name__}; "
-            "pass what a retriever returns"
-        )
-    others = {type(one).__name__ for one in documents if not isinstance(one, Document)}
-    if others:
-        raise InvalidRequestError(
-            f"{taker} takes a list of Documents, not one with {', '.join(sorted(others))} "
-            "in it; put Document(page_content=...) into it"
-        )
-    return list(documents)
 
 
 def document_block(document: Document) -> ContextBlock:
@@ -232,16 +219,8 @@ def _shown_by(prompt: BasePromptTemplate[str] | str, documents: Sequence[Documen
     )
 
 
-def _own_label(document: Document, label: Label) -> str:
-    """Return the application's own label of a document."""
-    if callable(label):
-        return str(label(document))
-    if isinstance(label, str) and label in document.metadata:
-        return str(document.metadata[label])
-    raise InvalidRequestError(
-        f"label is {describe(label)}, which no field of the metadata is called; the document has "
-        f"{describe(sorted(document.metadata))}"
-    )
+def _metadata(document: Document) -> Mapping[str, Any]:
+    return document.metadata
 
 
 def _annotation_document(text: str, documents: Sequence[Document]) -> Document:

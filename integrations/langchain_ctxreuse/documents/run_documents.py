@@ -35,22 +35,63 @@ class _OpenRun(NamedTuple):
     is_planned: bool = False
 
 
-class RunDocuments(BaseCallbackHandler):
-    """Sees what retrievers return, and changes nothing of it.
+class OpenRuns(BaseCallbackHandler):
+    """Sees which runs go on inside of which.
 
     Lock-free, because Python's collector may end a run anywhere.
     """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
-    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
 
     def __init__(self) -> None:
-        self._fail_open = FailOpen("RunDocuments", "nothing is known of the run", "bookkeeping")
+        self._fail_open = FailOpen(
+            type(self).__name__, "nothing is known of the run", "bookkeeping"
+        )
         self._start_anew()
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
         self._runs: dict[Hashable, _OpenRun] = {}
+
+    def _on_start(
+        self,
+        serialized: Any,
+        given: Any,
+        /,
+        *,
+        run_id: Hashable,
+        parent_run_id: Hashable = None,
+        **_: Any,
+    ) -> None:
+        """Note a run and the one around it."""
+        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id), lambda: None)
+
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
+        """Forget a run that has ended or failed."""
+        self._runs.pop(run_id, None)
+
+    on_chain_start: Any = _on_start
+    on_tool_start: Any = _on_start
+    on_chain_end: Any = _on_end
+    on_chain_error: Any = _on_end
+    on_tool_end: Any = _on_end
+    on_tool_error: Any = _on_end
+    on_retriever_error: Any = _on_end
+
+    def _start(self, run_id: Hashable, around: Hashable, is_retriever: bool = False) -> _OpenRun:
+        outer = None if around is None else self._runs.get(around)
+        is_nested = outer is not None and outer.is_retriever
+        root = (around or run_id) if outer is None else outer.root
+        run = self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
+        for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
+            self._runs.pop(oldest, None)
+        return run
+
+
+class RunDocuments(OpenRuns):
+    """Sees what retrievers return, and changes nothing of it."""
+
+    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
 
     def __copy__(self) -> RunDocuments:
         return self
@@ -68,19 +109,6 @@ class RunDocuments(BaseCallbackHandler):
 
     # What LangChain calls.
 
-    def _on_start(
-        self,
-        serialized: Any,
-        given: Any,
-        /,
-        *,
-        run_id: Hashable,
-        parent_run_id: Hashable = None,
-        **_: Any,
-    ) -> None:
-        """Note a run and the one around it."""
-        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id), lambda: None)
-
     def _on_retrieval(
         self,
         serialized: Any,
@@ -94,10 +122,6 @@ class RunDocuments(BaseCallbackHandler):
         """Note a retriever's run and the one around it."""
         self._fail_open.attempt(lambda: self._start(run_id, parent_run_id, True), lambda: None)
 
-    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
-        """Forget a run that has ended or failed."""
-        self._runs.pop(run_id, None)
-
     def _on_retrieved(
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any
     ) -> None:
@@ -106,15 +130,8 @@ class RunDocuments(BaseCallbackHandler):
         if run is not None and not run.is_nested and not run.is_planned:
             self._fail_open.attempt(lambda: self._see(run, documents), lambda: None)
 
-    on_chain_start: Any = _on_start
-    on_tool_start: Any = _on_start
     on_retriever_start: Any = _on_retrieval
     on_retriever_end: Any = _on_retrieved
-    on_chain_end: Any = _on_end
-    on_chain_error: Any = _on_end
-    on_tool_end: Any = _on_end
-    on_tool_error: Any = _on_end
-    on_retriever_error: Any = _on_end
 
     # What components ask.
 
@@ -146,14 +163,6 @@ class RunDocuments(BaseCallbackHandler):
             if isinstance(callbacks, BaseCallbackManager):
                 around = callbacks.parent_run_id
         return self._runs.get(around)
-
-    def _start(self, run_id: Hashable, around: Hashable, is_retriever: bool = False) -> None:
-        outer = None if around is None else self._runs.get(around)
-        is_nested = outer is not None and outer.is_retriever
-        root = run_id if outer is None else outer.root
-        self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
-        for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
-            self._runs.pop(oldest, None)
 
     def _see(self, run: _OpenRun, documents: Sequence[Document]) -> None:
         if isinstance(documents, (list, tuple)):  # what can be read only once is not ours to read

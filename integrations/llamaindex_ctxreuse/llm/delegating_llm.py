@@ -35,11 +35,7 @@ _DELEGATED = frozenset(
 
 
 class DelegatingLLM(FunctionCallingLLM):
-    """Metadata, settings and tool calling are the inner model's.
-
-    Args:
-        inner: The model to wrap; not one that builds its prompts inside.
-    """
+    """Metadata, settings and tool calling are the inner model's."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 

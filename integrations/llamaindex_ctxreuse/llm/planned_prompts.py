@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Any
 
+from llama_index.core.base.llms.generic_utils import (
+    messages_to_prompt as default_messages_to_prompt,
+)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ContentBlock,
@@ -142,65 +145,39 @@ def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
     return message
 
 
-class PlannedTemplate(BasePromptTemplate):
-    """A template whose contexts are planned once it is filled in."""
+class FilledTemplate(BasePromptTemplate):
+    """A template that is filled in: its messages, or all of them as one text."""
 
-    _template: BasePromptTemplate = PrivateAttr()
-    _replacements: list[tuple[str, str]] = PrivateAttr()
+    _messages: list[ChatMessage] = PrivateAttr()
+    _is_text: bool = PrivateAttr()
 
     def __init__(
-        self, template: BasePromptTemplate, replacements: Iterable[tuple[str, str]]
+        self, template: BasePromptTemplate, messages: list[ChatMessage], *, is_text: bool
     ) -> None:
+        parser = template.output_parser
         super().__init__(
-            metadata=template.metadata,
-            template_vars=template.template_vars,
-            kwargs=template.kwargs,
-            output_parser=template.output_parser,
+            metadata=template.metadata, template_vars=[], kwargs={}, output_parser=parser
         )
-        self._template = template
-        self._replacements = list(replacements)
+        self._messages, self._is_text = messages, is_text
 
-    def partial_format(self, **kwargs: Any) -> PlannedTemplate:
-        """Return the prompt with some variables filled in."""
-        return PlannedTemplate(self._parsed().partial_format(**kwargs), self._replacements)
+    def partial_format(self, **kwargs: Any) -> FilledTemplate:
+        """Return it as it is."""
+        return self
 
     def format(self, llm: Any = None, **kwargs: Any) -> str:
         """Return the prompt as a text."""
-        text, _ = _replaced(self._parsed().format(llm=llm, **kwargs), self._replacements)
-        return text
+        if not self._is_text:
+            return default_messages_to_prompt(self.format_messages())
+        text = self.get_template()
+        return text if self.output_parser is None else self.output_parser.format(text)
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
-        """Return the prompt as chat messages."""
-        messages = self._parsed().format_messages(llm=llm, **kwargs)
-        remaining: Sequence[tuple[str, str]] = self._replacements
-        texts: list[str] = []
-        for position, part in (one for message in messages for one in _parts(message)):
-            text = part.text
-            if position is not None:
-                text, remaining = _replaced(text, remaining, most=1)
-            texts.append(text)
-        return messages_with(messages, texts)
+        """Return the prompt as chat messages, which parsers write into."""
+        messages = list(map(copied_message, self._messages))
+        if self.output_parser is None:
+            return messages
+        return self.output_parser.format_messages(messages)
 
     def get_template(self, llm: Any = None) -> str:
-        """Return the template's words."""
-        return self._template.get_template(llm=llm)
-
-    def _parsed(self) -> BasePromptTemplate:
-        return self._template.model_copy(update={"output_parser": self.output_parser})
-
-
-def _replaced(
-    text: str, replacements: Sequence[tuple[str, str]], most: int | None = None
-) -> tuple[str, Sequence[tuple[str, str]]]:
-    """Return a text with replacements applied from left to right, and those behind the last one."""
-    pieces: list[str] = []
-    end = 0
-    remaining = replacements
-    for number, (old, new) in enumerate(replacements, start=1):
-        start = -1 if most == 0 else text.find(old, end)
-        if start >= 0:
-            pieces += [text[end:start], new]
-            end = start + len(old)
-            remaining = replacements[number:]
-            most = None if most is None else most - 1
-    return "".join([*pieces, text[end:]]), remaining
+        """Return the prompt's words."""
+        return message_text(self._messages[0])

@@ -26,12 +26,11 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_of
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
-    added_cache_fields,
-    added_salt,
-    added_session,
+    EngineOptions,
 )
 from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
@@ -50,9 +49,9 @@ from ctxreuse.pipeline.prompt_turn import (
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
-from llamaindex_ctxreuse.llm.model_answer import ModelAnswer
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    PlannedTemplate,
+    FilledTemplate,
+    message_text,
     messages_with,
     prompt_parts,
     said_beside,
@@ -139,12 +138,7 @@ class ReuseLLM(DelegatingLLM):
         self._build()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change. Those of the inner LLM change in a copy of it.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         if not update:
             return super().model_copy(deep=deep)
         inner = update.get("inner", self.inner)
@@ -163,6 +157,7 @@ class ReuseLLM(DelegatingLLM):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            reported_usage,
         )
         if self.find_retrieved:
             follow_runs()
@@ -376,15 +371,17 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = template.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
+        is_text = not self.inner.metadata.is_chat_model and bare.format(
+            llm=self.inner, **arguments
+        ) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         prompt = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
-            texts = zip(prompt.parts, planned.texts, strict=True)
-            replacements = [(part.text, text) for part, text in texts if part.text]
-            options = self._options(llm_kwargs or {}, planned, scope)
-            return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
+            sent = messages_with(messages, planned.texts) if planned.texts else messages
+            filled = FilledTemplate(template, sent, is_text=is_text)
+            return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
 
         return _ModelCall(prompt, send)
 
@@ -408,49 +405,39 @@ class ReuseLLM(DelegatingLLM):
         self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
+        settings = EngineOptions(
+            self.planner.cache,
+            self.send_cache_salt,
+            self.send_session_id,
+            self.session_header,
+            self.salt_key,
+        )
         body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
-        key, profile = self.salt_key, self.planner.cache
-        by_group = self.send_session_id == "group"
-        groups = planned.groups if by_group or profile.is_routed else ()
-        if self.send_cache_salt:
-            body = {**added_salt(body, scope, key), **body}
-        if self.send_session_id:
-            of_group = groups if by_group else None
-            added = added_session(headers, scope, key, of_group, self.session_header)
-            headers = {**added, **headers}
-        if groups and profile.is_routed:
-            fields = added_cache_fields({**given, **body}, groups, profile, key)
-            fields.pop("prompt_cache_options", None)  # nothing is marked, so nothing were cached
-            body = {**fields, **body}
-        sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)
-        return {**given, **{name: value for name, value in sent if value}}
+        known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
+        added = settings.added(planned, scope, known, body, headers)
+        return {**given, **self._always_sent, **added}
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            answer: _Answer = ModelAnswer(planned, self._gateway).whole(call.send(planned))
-        return answer
+        with self._gateway.calling(planned) as read:
+            return read(call.send(planned))
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            answer: _Answer = ModelAnswer(planned, self._gateway).whole(await call.send(planned))
-        return answer
+        with self._gateway.calling(planned) as read:
+            return read(await call.send(planned))
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
         planned = self._gateway.plan(call.prompt)
-        pieces = self._gateway.stream(planned, lambda: call.send(planned))
-        yield from ModelAnswer(planned, self._gateway).stream(pieces)
+        yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt)
-        with self._gateway.forget_on_failure(planned):
-            pieces = await call.send(planned)
-        steps = self._gateway.astream(planned, lambda: pieces)
-        async with aclosing(ModelAnswer(planned, self._gateway).astream(steps)) as shown:
-            async for step in shown:
+        steps = self._gateway.astream(planned, lambda: call.send(planned))
+        async with aclosing(steps):
+            async for step in steps:
                 yield step
 
     async def _send_batch(
@@ -468,11 +455,10 @@ class ReuseLLM(DelegatingLLM):
         answers: dict[int, Any] = {}
 
         async def ask(position: int) -> None:
-            one = await self._gateway.aenter(waiting.pop(position))
+            one = await self._gateway.aplan(waiting.pop(position))
             try:
-                with self._gateway.forget_on_failure(one):
-                    answer = await calls[position].send(one)
-                answers[position] = ModelAnswer(one, self._gateway).whole(answer)
+                with self._gateway.calling(one) as read:
+                    answers[position] = read(await calls[position].send(one))
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -488,6 +474,13 @@ class ReuseLLM(DelegatingLLM):
                 for one in waiting.values():
                     self._gateway.forget(one)
         return [answers[position] for position in range(len(calls))]
+
+
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of a model's answer says; None if it has none."""
+    if not isinstance(answer, CompletionResponse | ChatResponse):
+        return None
+    return usage_of(reported_field(answer.raw, "usage"))
 
 
 def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:

@@ -16,15 +16,14 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.indices import VectorStoreIndex
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.memory.memory import BaseMemoryBlock
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
-from llama_index.core.settings import Settings
+from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     MetadataFilter,
     MetadataFilters,
-    VectorStoreQuery,
 )
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, texts_to_show
@@ -121,7 +120,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     labels: bool = Field(default=False, frozen=True)
     annotate: bool = Field(default=False, frozen=True)
     placement: Placement = Field(default="before_question", frozen=True)
-    _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
+    _source: _Mem0Source | _RetrieverSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
     _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
@@ -162,12 +161,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a new block with the same settings, but for those that change.
-
-        Args:
-            update: Fields to change.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a new block with the same settings, but for those that change."""
         settings = self._settings() | dict(update or {})
         return type(self)(**deepcopy(settings) if deep else settings)
 
@@ -259,14 +253,6 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return content
         return "\n\n".join(block.text for block in made.plan.request.blocks)
 
-    def found_in_front(self, content: str) -> int:
-        """Return how many tokens of a `content` a conversation finds that begins with it."""
-        made = self._made(content)
-        if made is None:
-            return 0
-        first = replace(made.plan.request, history=None)
-        return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
-
     def _made(self, content: str) -> _Content | None:
         """Return what a text of the surrounding tenant and conversation was made of."""
         scope = current_scope()
@@ -293,12 +279,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             self._storing.note(error)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
-        """Return a content without its lowest memories, planned anew; None if nothing is left.
-
-        Args:
-            content: A text that the block returned in the surrounding tenant and conversation.
-            tokens_to_truncate: How much shorter it has to become.
-        """
+        """Return a content without its lowest memories, planned anew; None if nothing is left."""
         made = self._made(content)
         if made is None:
             return None
@@ -406,7 +387,7 @@ class _RetrieverSource:
 
     def __init__(
         self,
-        retriever: Callable[[], BaseRetriever],
+        retriever: Callable[[str | None], BaseRetriever],  # of a session
         metadata_mode: MetadataMode,
         planner: ReusePlanner,
         insert: Callable[[list[TextNode]], Any] | None = None,
@@ -416,8 +397,9 @@ class _RetrieverSource:
         self._insert = insert
 
     async def search(self, query: str, session_id: str | None) -> _FoundMemories:
-        nodes = as_retrieved(await self._retriever().aretrieve(query), self._planner)
-        return _found_nodes(nodes, self._metadata_mode)
+        found = await self._retriever(session_id).aretrieve(query)
+        nodes = as_retrieved(found, self._planner)
+        return _FoundMemories(tuple(node_block(one.node, self._metadata_mode) for one in nodes))
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         node = _messages_node(messages, session_id)
@@ -425,54 +407,9 @@ class _RetrieverSource:
             await self._insert([node])
 
 
-class _VectorStoreSource:
-    """The nodes of a vector store, those of one session, as in LlamaIndex's VectorMemoryBlock."""
-
-    tenant: str = ""
-    get = None
-
-    def __init__(
-        self,
-        store: BasePydanticVectorStore,
-        top_k: int,
-        embed_model: BaseEmbedding | None,
-        metadata_mode: MetadataMode,
-    ) -> None:
-        if not store.stores_text:
-            raise InvalidRequestError(
-                f"{type(store).__name__} does not store the texts of its nodes; "
-                "pass the VectorStoreIndex that is built on it"
-            )
-        self._store = store
-        self._top_k = top_k
-        self._embed_model = embed_model or Settings.embed_model
-        self._metadata_mode = metadata_mode
-
-    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
-        filters = None
-        if session_id is not None:
-            filters = MetadataFilters(filters=[MetadataFilter(key="session_id", value=session_id)])
-        result = await self._store.aquery(
-            VectorStoreQuery(
-                query_str=query,
-                query_embedding=await self._embed_model.aget_query_embedding(query),
-                similarity_top_k=self._top_k,
-                filters=filters,
-            )
-        )
-        nodes = [NodeWithScore(node=node) for node in result.nodes or []]
-        return _found_nodes(nodes, self._metadata_mode)
-
-    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
-        node = _messages_node(messages, session_id)
-        if node is not None:
-            node.embedding = await self._embed_model.aget_text_embedding(node.text)
-            await self._store.async_add([node])
-
-
 def _memory_source(
     block: ReuseMemoryBlock, planner: ReusePlanner
-) -> _Mem0Source | _RetrieverSource | _VectorStoreSource:
+) -> _Mem0Source | _RetrieverSource:
     """Return the source that reads from and writes to the memory of a block."""
     memory, top_k, mode = block.memory, block.top_k, block.metadata_mode
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
@@ -481,28 +418,33 @@ def _memory_source(
             "filters are Mem0's; for an index pass a retriever that has them: "
             "index.as_retriever(filters=...)"
         )
+    is_by_session = isinstance(memory, BasePydanticVectorStore)  # as VectorMemoryBlock has it
     if isinstance(memory, BasePydanticVectorStore):
-        return _VectorStoreSource(memory, top_k, block.embed_model, mode)
+        if not memory.stores_text:
+            raise InvalidRequestError(
+                f"{type(memory).__name__} does not store the texts of its nodes; "
+                "pass the VectorStoreIndex that is built on it"
+            )
+        memory = VectorStoreIndex.from_vector_store(memory, block.embed_model)
     if isinstance(memory, BaseIndex):
-        return _RetrieverSource(
+
+        def retriever(session_id: str | None) -> BaseRetriever:
             # a new one for each search, because a retriever knows only the nodes of its creation
-            lambda: memory.as_retriever(similarity_top_k=top_k),
-            mode,
-            planner,
-            memory.ainsert_nodes,
-        )
+            options: dict[str, Any] = {"similarity_top_k": top_k}
+            if is_by_session and session_id is not None:
+                session = MetadataFilter(key="session_id", value=session_id)
+                options["filters"] = MetadataFilters(filters=[session])
+            return memory.as_retriever(**options)
+
+        return _RetrieverSource(retriever, mode, planner, memory.ainsert_nodes)
     if isinstance(memory, BaseRetriever):
-        return _RetrieverSource(lambda: memory, mode, planner)
+        return _RetrieverSource(lambda session_id: memory, mode, planner)
     if callable(getattr(memory, "search", None)):
         return _Mem0Source(memory, top_k, block.filters, planner)
     raise InvalidRequestError(
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
     )
-
-
-def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> _FoundMemories:
-    return _FoundMemories(tuple(node_block(one.node, metadata_mode) for one in nodes))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
@@ -514,7 +456,8 @@ def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> T
     ]
     if not texts:
         return None
-    return TextNode(text="\n".join(texts), metadata={"session_id": session_id})
+    about = {"session_id": session_id}
+    return TextNode(text="\n".join(texts), metadata=about, excluded_embed_metadata_keys=list(about))
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -33,6 +33,7 @@ class _Addition(NamedTuple):
     messages: tuple[ChatMessage, ...] = ()  # before the user's
     content: tuple[ContentBlock, ...] = ()  # the beginning of the user's
     texts: tuple[str, ...] = ()
+    is_alone: bool = False  # in messages of its own: the user's was not there yet
 
     def with_texts(self, texts: Sequence[str]) -> _Addition:
         """Return it with other texts in place of `texts`, wherever they stand."""
@@ -50,15 +51,12 @@ class _Addition(NamedTuple):
             for one in self.messages
         ]
         system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
-        return _Addition(system, tuple(messages), content, tuple(texts))
+        return _Addition(system, tuple(messages), content, tuple(texts), self.is_alone)
 
-    def shown_alone(self) -> list[ChatMessage]:
-        """Return it as messages of its own."""
-        return [*self.shown_before(), *self._user_message()]
-
-    def shown_before(self) -> list[ChatMessage]:
+    def before(self) -> list[ChatMessage]:
         """Return the messages that stand before the user's."""
-        return [copied_message(message) for message in self.messages]
+        own = self._user_message() if self.is_alone else []
+        return [*map(copied_message, self.messages), *own]
 
     def _user_message(self) -> list[ChatMessage]:
         if not self.content:
@@ -120,12 +118,7 @@ class ReplayMemory(Memory):
 
     @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
-        """Return a memory as `Memory.from_defaults` does, with another `insert_method`.
-
-        Args:
-            *args: As there.
-            **kwargs: As there, and `growth_limit`, as for `reuse_memory`.
-        """
+        """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
         limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
         checked_growth_limit(limit)
         memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
@@ -166,10 +159,9 @@ class ReplayMemory(Memory):
         """
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _PlacedHistory(stored, input)
-        known: _Insertions = {
-            one: self._inserted[one] for one in turns.places if one in self._inserted
-        }
-        if not turns.is_served(known):
+        found = self._inserted
+        known: _Insertions = {one: found[one] for one in turns.places if one in found}
+        if turns.place not in known:
             known = await self._with_new_content(turns, known, block_kwargs)
         self._inserted = known
         return turns.as_sent(known)
@@ -182,31 +174,16 @@ class ReplayMemory(Memory):
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         content = await self._content(turns, known, block_kwargs)
-        opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
-            opening, known = self._better_place(turns, content), {}
-            content = await self._content(turns, known, block_kwargs, opens=opening is not None)
+            known = {}
+            content = await self._content(turns, known, block_kwargs)
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         with request_context(conversation_id=self._conversation_id()):
             fitting = await self._truncate_memory_blocks(
                 content, self._tokens(content.values()), others
             )
-        inserted = await self._placed(fitting, is_first=not known)
-        if opening is not None:  # and nothing for this turn, which is served so
-            return {opening: inserted, turns.place: _Addition()}
+        inserted = await self._placed(fitting, is_first=not known, is_alone=turns.is_new)
         return {**known, turns.place: inserted}
-
-    def _better_place(self, turns: _PlacedHistory, content: Mapping[str, Any]) -> bytes | None:
-        """Return where a first turn shows memories, if more is found there than was said since."""
-        opening = turns.opening
-        if opening is None or len(self.memory_blocks) != 1:
-            return None
-        [block] = self.memory_blocks
-        if not isinstance(block, ReuseMemoryBlock):
-            return None
-        with request_context(conversation_id=self._conversation_id()):
-            found = block.found_in_front(content.get(block.name, ""))
-        return opening if found > self._tokens(turns.before_the_turn({})) else None
 
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
@@ -222,7 +199,9 @@ class ReplayMemory(Memory):
         alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])
         return is_too_long(tokens, alone, self.growth_limit)
 
-    async def _placed(self, content: dict[str, Any], *, is_first: bool) -> _Addition:
+    async def _placed(
+        self, content: dict[str, Any], *, is_first: bool, is_alone: bool
+    ) -> _Addition:
         """Return what memory blocks say for a turn, each where its placement says."""
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
         asked = {one.name: one.placement for one in blocks}
@@ -247,18 +226,17 @@ class ReplayMemory(Memory):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
         said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
         within = rendered.get("before_question", ())
-        return _Addition(rendered.get("system", ()), tuple(messages), within, said_by_ours)
+        system = rendered.get("system", ())
+        return _Addition(system, tuple(messages), within, said_by_ours, is_alone)
 
     async def _content(
         self,
         turns: _PlacedHistory,
         known: _Insertions,
         block_kwargs: dict[str, Any],
-        *,
-        opens: bool = False,
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name."""
-        sent = [] if opens else turns.before_the_turn(known)
+        sent = turns.before_the_turn(known)
         history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
         # as paragraphs of their own, which the template's words may keep them from being
         texts = [text for one in known.values() for text in one.texts]
@@ -322,35 +300,21 @@ class _PlacedHistory:
     @property
     def place(self) -> bytes:
         """The place of the memories of the current turn."""
-        if self._turn == len(self.messages):
-            return self._place_behind(self._turn)
-        if self._turn < self._stored:
-            return self._place_within(self._turn)
-        return self._place_before(self._turn)
+        return self._place(self._turn)
 
     @property
-    def opening(self) -> bytes | None:
-        """The place of a first turn's memories; None where nothing was asked first, or but now."""
-        roles = [message.role for message in self.messages]
-        first = next((n for n, role in enumerate(roles) if role != MessageRole.SYSTEM), self._turn)
-        if first >= self._turn or roles[first] != MessageRole.USER:
-            return None
-        is_within = self._turn < self._stored
-        return self._place_within(first) if is_within else self._place_before(first)
+    def is_new(self) -> bool:
+        """Whether the current turn's question is not stored yet, or nothing was asked."""
+        return self._turn >= self._stored
 
     @property
     def places(self) -> list[bytes]:
         """All places where something may have been inserted."""
-        numbers = range(len(self.messages))
-        kinds = (self._place_within, self._place_before)
-        behind = [self._place_behind(number) for number in range(len(self.messages) + 1)]
-        return behind + [place(number) for place in kinds for number in numbers]
-
-    def is_served(self, known: _Insertions) -> bool:
-        """Return whether memories were inserted for the current turn, in either place."""
-        if self._turn == len(self.messages):
-            return self.place in known
-        return self._place_within(self._turn) in known or self._place_before(self._turn) in known
+        return [
+            place
+            for number in range(len(self.messages) + 1)
+            for place in (self._place(number), self._end(number))
+        ]
 
     def before_the_turn(self, known: _Insertions) -> list[ChatMessage]:
         """Return the messages, as sent, before the memories of the current turn."""
@@ -370,30 +334,27 @@ class _PlacedHistory:
             system.extend(copied_blocks(one.system))
             return one
 
-        sent = inserted(self._place_behind(0)).shown_alone()
+        sent = inserted(self._end(0)).before()
         for number, message in enumerate(self.messages[:end]):
-            sent += inserted(self._place_before(number)).shown_alone()
+            one = inserted(self._place(number))
+            sent += one.before()
             if number < self._stored:
-                within = inserted(self._place_within(number))
-                sent += within.shown_before()
-                blocks = copied_blocks([*within.content, *message.blocks])
+                blocks = copied_blocks([*(() if one.is_alone else one.content), *message.blocks])
                 sent.append(message.model_copy(update={"blocks": blocks}))
-            sent += inserted(self._place_behind(number + 1)).shown_alone()
+            sent += inserted(self._end(number + 1)).before()
         if system and sent and sent[0].role == MessageRole.SYSTEM:
             sent[0].blocks.extend(system)
         elif system:
             sent.insert(0, ChatMessage(role=MessageRole.SYSTEM, blocks=system))
         return sent
 
-    def _place_within(self, number: int) -> bytes:
-        """Return the place of memories in a message, and of messages before it."""
-        return b"within" + self._digests[number + 1]
+    def _place(self, number: int) -> bytes:
+        """Return the place of memories for a message, or behind all of them."""
+        if number >= len(self.messages):
+            return self._end(len(self.messages))
+        return b"for" + self._digests[number + 1]
 
-    def _place_before(self, number: int) -> bytes:
-        """Return the place of memories before a message that was not stored yet."""
-        return b"before" + self._digests[number + 1]
-
-    def _place_behind(self, number: int) -> bytes:
+    def _end(self, number: int) -> bytes:
         """Return the place of memories behind so many messages, where nothing was asked."""
         return b"behind" + self._digests[number]
 

@@ -69,12 +69,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
         self._build()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect.
-
-        Args:
-            update: Fields to change.
-            deep: Whether what it holds is copied, too.
-        """
+        """Return a copy, in which other values of the fields take effect."""
         split_settings(type(self), update or (), type(self).model_fields)
         copy = super().model_copy(update=update, deep=deep)
         if update:

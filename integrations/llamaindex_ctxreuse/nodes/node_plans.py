@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
@@ -25,7 +25,13 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import ItemKind, shared_names
-from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
+from ctxreuse.pipeline.formatting import (
+    checked_items,
+    cited_positions,
+    joined_forms,
+    labelled_block,
+    own_labels,
+)
 from ctxreuse.pipeline.known_texts import Form
 
 Label: TypeAlias = str | Callable[[NodeWithScore], object]
@@ -83,7 +89,7 @@ def format_context(
     """
     given = checked_nodes(nodes, "format_context")
     texts = _shown(given, text_template, metadata_mode)
-    own = None if label is None else [_own_label(one, label) for one in given]
+    own = None if label is None else own_labels(given, label, _metadata)
     return joined_forms(
         node_forms(given, texts),
         [one.node.get_content(metadata_mode=MetadataMode.NONE) for one in given],
@@ -122,7 +128,7 @@ def cited_nodes(
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
     if label is not None:
-        own = [_own_label(one, label) for one in given]
+        own = own_labels(given, label, _metadata)
     else:
         own = [
             templates.label_of(labelled_block(Form(text), one.node.node_id, templates))
@@ -181,18 +187,8 @@ def without_annotations(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
     """Return the nodes as a list."""
-    if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
-        raise InvalidRequestError(
-            f"{taker} takes a list of NodeWithScore, not {type(nodes).__name__}; "
-            "pass what a retriever returns"
-        )
-    for node in nodes:
-        if not isinstance(node, NodeWithScore):
-            raise InvalidRequestError(
-                f"{taker} takes a list of NodeWithScore, not one with {type(node).__name__} in "
-                "it; put NodeWithScore(node=...) into it"
-            )
-    return list(nodes)
+    words = "NodeWithScore", "NodeWithScore(node=...)"
+    return checked_items(nodes, NodeWithScore, taker, words)
 
 
 def checked_metadata_mode(mode: object) -> MetadataMode:
@@ -238,16 +234,8 @@ def _filled(template: str, node: BaseNode, mode: MetadataMode) -> str:
         raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
 
 
-def _own_label(scored: NodeWithScore, label: Label) -> str:
-    """Return the application's own label of a node."""
-    if callable(label):
-        return str(label(scored))
-    if isinstance(label, str) and label in scored.node.metadata:
-        return str(scored.node.metadata[label])
-    raise InvalidRequestError(
-        f"label is {describe(label)}; pass a function, or the name of a field that the metadata of "
-        f"each node has, such as {', '.join(sorted(scored.node.metadata)) or 'none here'}"
-    )
+def _metadata(scored: NodeWithScore) -> Mapping[str, Any]:
+    return scored.node.metadata
 
 
 def _followed(nodes: Sequence[NodeWithScore]) -> list[Form]:
