@@ -134,7 +134,8 @@ def _turned(table: Table) -> Table:
     for row in table.rows:
         rows.append((row[0],))
         if len(row) > 1:
-            rows += zip((" ".join(name.split()) for name in table.head[1:]), row[1:], strict=True)
+            heads = (" ".join(name.replace("-\n", "").split()) for name in table.head[1:])
+            rows += zip(heads, row[1:], strict=True)
     return Table(table.title, (table.head[0], ""), tuple(rows), is_text=True)
 
 

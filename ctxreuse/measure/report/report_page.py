@@ -96,7 +96,7 @@ def _check_results(results: object) -> None:
 
 def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
     """Yield prompt tokens computed a request, as retrieved and by this package; and planning."""
-    size = None if said.saving is None else said.saving.capacity_tokens
+    size = None if said.saving is None else said.saving.run.capacity_tokens
     runs = [run for run in results.part() if run.capacity_tokens == size and run.prompt_tokens]
     best = best_of_ours(runs)
     if not best:
@@ -115,27 +115,25 @@ def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
 
 def _bill_cards(bill: Bill, results: Results, said: SavingsVerdict) -> Iterator[_Card]:
     """Yield the input bill as it is sent today and by this package; or the money, with prices."""
-    deduplicated = said.saving is not None and said.saving.deduplicated
-    before = next(row for row in bill.rows if row.policy == bill.base and not row.deduplicated)
-    shown = [before]
-    shown += [
-        row
-        for row in bill.rows
-        if row.policy in (OURS_ONLINE.name, OURS_BATCH.name) and row.deduplicated == deduplicated
-    ]
+    deduplicated = said.saving is not None and said.saving.run.deduplicated
     names = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
-    for row in shown:
+    base = (bill.base.policy, bill.base.deduplicated)
+    before = next(row for row in bill.rows if (row.run.policy, row.run.deduplicated) == base)
+    for row in bill.rows:
+        if row is not before and (
+            row.run.policy not in names or row.run.deduplicated != deduplicated
+        ):
+            continue
         number, words = f"{row.to_uncached:.2f}", "of the uncached input"
-        if bill.prices is not None:
-            number, words = (
-                f"{amount(row.money or 0.0)} {bill.prices.currency}",
-                "per 1,000 requests",
-            )
+        money = bill.money(row)
+        if bill.prices is not None and money is not None:
+            number, words = f"{amount(money)} {bill.prices.currency}", "per 1,000 requests"
         if row is not before and before.to_uncached:
             change = 1 - row.to_uncached / before.to_uncached
             words += f", input {abs(change):.0%} {'lower' if change >= 0 else 'higher'}"
         is_good = row.to_uncached < before.to_uncached
-        yield _Card(names.get(row.policy, row.policy.capitalize()), number, words, is_good)
+        name = names.get(row.run.policy, row.run.policy.capitalize())
+        yield _Card(name, number, words, is_good)
     for run in results.part():
         if run.policy == OURS_ONLINE.name and run.deduplicated == deduplicated:
             yield _Card("Planning", f"{run.planning_ms:.2f} ms", "a request, as requests arrive")
