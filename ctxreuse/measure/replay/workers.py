@@ -86,7 +86,9 @@ class WorkerPlanners:
         self._lengths = deque([0], maxlen=workers)  # of the log, before each of the latest requests
         self._of_conversation: dict[tuple[str, object], int] = {}
 
-    def plan(self, request: ContextRequest, strategy: Strategy | Policy) -> Plan:
+    def plan(
+        self, request: ContextRequest, strategy: Strategy | Policy, *, now: float | None = None
+    ) -> Plan:
         """Plan a request as the worker does that it goes to."""
         number = self._requests % len(self._planners)
         self._requests += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.files import make_folder, write_text, written_file
+from ctxreuse.context.files import make_folder, write_text
 from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE
@@ -44,16 +44,9 @@ class _CauseRow:
     misses: Sequence[Miss]
 
 
-def page(results: Results) -> str:
-    """Return results as an HTML page that holds everything it shows."""
+def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()) -> str:
+    """Return results, and more tables and charts, as an HTML page that holds all it shows."""
     _check_results(results)
-    return rendered(results)
-
-
-def rendered(
-    results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()
-) -> str:
-    """Return results, and more tables and charts, as a page."""
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
     return _PAGE.render(
@@ -82,10 +75,7 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
     make_folder(folder)
     for chart in charts(results):
         path = Path(folder) / f"{chart.name}.png"
-        figure = chart.figure()
-        figure.suptitle(chart.title, fontsize=10)
-        with written_file(path) as file:
-            figure.savefig(file, format="png", dpi=160)
+        chart.write(path)
         paths.append(path)
     return paths
 
@@ -146,12 +136,8 @@ def _computed(run: RunResult) -> float:
 
 def _causes(results: Results) -> Iterator[_CauseRow]:
     """Yield the causes for which something was computed again, each with its worst requests."""
-    # results of earlier versions have no totals
-    totals = results.causes or [
-        CauseTotal(cause, 0, 0) for cause in dict.fromkeys(one.cause for one in results.misses)
-    ]
     remedies: dict[str, str] = {cause.value: words for cause, words in REMEDIES.items()}
-    for total in totals:
+    for total in results.causes:
         misses = [one for one in results.misses if one.cause == total.cause]
         if total.lost_tokens or misses:
             yield _CauseRow(total, remedies.get(total.cause, ""), misses)
