@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -104,53 +104,10 @@ class LiveEngine:
             except BatchTooLargeError as error:
                 measured.append(error)
         sending = [one for one in measured if isinstance(one, _Sending)]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for one in sending:
-                    tasks.create_task(one.send())
-                while sending:
-                    for one in sending:
-                        await one.turns.give(_A_TURN * one.run.at_once)
-                    sending = [one for one in sending if not one.turns.are_over]
-                    sending = sending[1:] + sending[:1]
-        except ExceptionGroup as failed:  # as the one run that has failed would raise it alone
-            raise failed.exceptions[0] from None
+        while sending:
+            sending = [one for one in sending if await one.send_some()]
+            sending = sending[1:] + sending[:1]
         return [one.result() if isinstance(one, _Sending) else one for one in measured]
-
-
-class _RunTurns:
-    """Lets a run send some requests at a time, while the others wait."""
-
-    def __init__(self) -> None:
-        self.are_over = False
-        self._left = self._sending = 0
-        self._changed = asyncio.Condition()
-
-    async def give(self, requests: int) -> None:
-        """Let some requests be sent, and wait until they are answered and the next are planned."""
-        async with self._changed:
-            self._left += requests
-            self._changed.notify_all()
-            await self._changed.wait_for(lambda: self.are_over or not (self._left or self._sending))
-
-    async def end(self) -> None:
-        """Tell that there are no requests any more."""
-        async with self._changed:
-            self.are_over = True
-            self._changed.notify_all()
-
-    async def __aenter__(self) -> None:
-        """Wait for the turn of a request."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._left > 0)
-            self._left -= 1
-            self._sending += 1
-
-    async def __aexit__(self, *error: object) -> None:
-        """Tell that it is answered, and the next one planned."""
-        async with self._changed:
-            self._sending -= 1
-            self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -160,7 +117,8 @@ class _Sending:
     engine: LiveEngine
     run: Run
     planner: ReusePlanner
-    turns: _RunTurns = field(default_factory=_RunTurns)
+    lines: list[AsyncIterator[None]] = field(init=False)
+    """As many as are asked at a time; each sends a request a step, conversation by conversation."""
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
@@ -170,27 +128,28 @@ class _Sending:
     answers: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    async def send(self) -> None:
-        """Send all requests, each in its turn."""
-        requests = self.run.trace
-        groups = [requests] if self.run.at_once == 1 else _conversations(requests)
-        waiting = iter(groups)
+    def __post_init__(self) -> None:
+        """Divide the requests."""
+        requests, at_once = self.run.trace, self.run.at_once
+        waiting = iter([requests] if at_once == 1 else _conversations(requests))
+        self.lines = [self._send(waiting) for _ in range(at_once)]
 
-        async def work() -> None:
-            for group in waiting:
-                await self._converse(group)
+    async def send_some(self) -> bool:
+        """Send some requests, and plan the next ones; return whether there are any."""
+        self.lines = [
+            line for line in await asyncio.gather(*map(_some_steps, self.lines)) if line is not None
+        ]
+        if not self.lines:
+            for _ in range(2 * (len(self.run.trace) - self.sent)):
+                self.engine.advance()
+        return bool(self.lines)
 
-        await asyncio.gather(*(work() for _ in range(self.run.at_once)))
-        for _ in range(2 * (len(self.run.trace) - self.sent)):
-            self.engine.advance()
-        await self.turns.end()
-
-    async def _converse(self, trace: Sequence[TraceRequest]) -> None:
-        """Send requests one after the other."""
-        plans = replayed(self.run.policy, trace, self.planner, conversations=True)
-        step = self._next_step(plans, None)
-        while step is not None:
-            async with self.turns:
+    async def _send(self, waiting: Iterator[Sequence[TraceRequest]]) -> AsyncIterator[None]:
+        """Send what waits, one request after the other."""
+        for trace in waiting:
+            plans = replayed(self.run.policy, trace, self.planner, conversations=True)
+            step = self._next_step(plans, None)
+            while step is not None:
                 planned, plan = step
                 answer = await self._answer(plan)
                 if answer is not None:
@@ -199,6 +158,7 @@ class _Sending:
                 self.engine.advance()
                 self.engine.advance()
                 step = self._next_step(plans, answer)
+                yield
 
     def result(self) -> RunResult:
         """Return what was measured."""
@@ -244,6 +204,16 @@ class _Sending:
         self.first_token_s.append(answer.time_to_first_token_s)
         self.answers.append(answer.text)
         return answer.text
+
+
+async def _some_steps(line: AsyncIterator[None]) -> AsyncIterator[None] | None:
+    """Take some steps; return None where there are no more."""
+    for _ in range(_A_TURN):
+        try:
+            await anext(line)
+        except StopAsyncIteration:
+            return None
+    return line
 
 
 def _conversations(trace: Sequence[TraceRequest]) -> Sequence[Sequence[TraceRequest]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -10,16 +9,15 @@ from pathlib import Path
 from shlex import quote
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.files import make_folder, write_text, written_file
-from ctxreuse.errors import MissingExtraError
+from ctxreuse.context.files import make_folder
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, TriedPolicies
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
+from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.bill import Bill
-from ctxreuse.measure.results.policy_styles import POLICY_STYLES
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results_file import results_of
 from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
@@ -39,8 +37,6 @@ _NEXT_STEP = (
     "`ctxreuse estimate recording`."
 )
 
-_CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
-
 
 def run_demo(
     output: Path,
@@ -52,7 +48,7 @@ def run_demo(
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-    tried = TriedPolicies.of(cache, list(_CACHES.values()), COMMON_RATES.prefill_tokens_per_s)
+    tried = TriedPolicies.of(cache, [None, SMALL_CACHE_TOKENS], COMMON_RATES.prefill_tokens_per_s)
     steps = 4 * len(tried.policies) * len(tried.sizes) * len(trace)
     with progress("planning and replaying", steps) as advance:
         replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
@@ -81,7 +77,7 @@ def run_demo(
         yield bill_table(bill)
         yield from bill_lines(bill)
         yield from _example(corpus, runs)
-        write_text(file, json.dumps(bill.as_json(), indent=1) + "\n")
+        results.write(file)
         yield f"\nresults: {file}"
         return
     yield from demo_tables(runs)
@@ -92,8 +88,8 @@ def run_demo(
     )
     yield from _example(corpus, runs)
     plot = output / "hit_ratio.png"
-    _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
-    write_text(file, json.dumps(list(_reached(runs)), indent=1) + "\n")
+    charts(results)[0].write(plot)
+    results.write(file)
     yield f"\nplot: {plot}\nresults: {file}"
 
 
@@ -179,55 +175,3 @@ def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
 
 def _marked(text: str, cached: bool) -> str:
     return Good(f"● {text}") if cached else f"○ {text}"
-
-
-def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
-    """Plot the hit ratio over the run, for both caches."""
-    try:
-        from matplotlib.figure import Figure  # draws with Agg, which needs no display
-    except ImportError as error:
-        raise MissingExtraError("the demo's plot", "demo") from error
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    titles = ("unlimited cache", f"cache of {SMALL_CACHE_TOKENS:,} tokens")
-    for panel, title, capacity in zip(panels, titles, _CACHES.values(), strict=True):
-        shown = [run for run in runs if run.capacity_tokens == capacity]
-        for run in shown:
-            ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
-            style = POLICY_STYLES[run.policy]
-            panel.plot(
-                range(1, len(ratios) + 1),
-                ratios,
-                label=run.policy,
-                color=style.colour,
-                linestyle=(0, style.dashes) if style.dashes else "-",
-            )
-        panel.set_title(title)
-        panel.set_xlabel("requests, in the order in which they ran")
-        panel.set_ylim(0, 1)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("hit ratio so far")
-    panels[0].legend(loc="upper left", fontsize="small")
-    figure.suptitle("Prompt tokens served from the prefix cache")
-    with written_file(path) as file:
-        figure.savefig(file, format="png", dpi=110)
-
-
-def _reached(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:
-    """Yield an entry a policy, with what it reached with each cache."""
-    for one, small in zip(runs[::2], runs[1::2], strict=True):
-        caches = {
-            name: {
-                "prompt_tokens": run.total.prompt_tokens,
-                "cached_tokens": run.total.cached_tokens,
-                "hit_ratio": round(run.total.hit_ratio, 4),
-            }
-            for name, run in zip(_CACHES, (one, small), strict=True)
-        }
-        yield {
-            "policy": {"name": one.policy, "strategy": one.strategy, "mode": one.mode},
-            "deduplicated": one.deduplicated,
-            "planning_ms_per_request": one.planning_ms,
-            **caches,
-        }

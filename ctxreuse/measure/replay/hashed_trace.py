@@ -72,7 +72,7 @@ def hashed_requests(
 
 def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
     timestamp_ms = line.time_ms("timestamp")
-    input_tokens, output_tokens = _length(line, "input_length"), _length(line, "output_length")
+    input_tokens, output_tokens = (line.natural(name) for name in ("input_length", "output_length"))
     hash_ids: list[int] = line.get("hash_ids", (list,))
     for hash_id in hash_ids:
         if type(hash_id) is not int or not 0 <= hash_id <= LARGEST:
@@ -89,13 +89,6 @@ def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
             "another size, say which (--block-size)"
         )
     return HashedRequest(timestamp_ms, input_tokens, output_tokens, tuple(hash_ids))
-
-
-def _length(line: JsonLine, name: str) -> int:
-    length: int = line.count(name)
-    if length < 0:
-        line.fail(f"field {name!r} must be an integer from 0")
-    return length
 
 
 def simulate_hashed(

@@ -19,14 +19,18 @@ from typing import Any
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import Notice, Reference
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
-from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
-from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.trace_files import TraceRequest, request_fields
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import recorded_marks
 
 _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
     *("query", "system", "tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
+)
+_ALIKE = (
+    *("request_id", "query", "system", "tenant", "conversation_id", "turn"),
+    *("timestamp_ms", "marks", "sent"),
 )
 MOST_TURNS = 10_000
 """Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
@@ -91,22 +95,15 @@ class PlannedRequest:
     @classmethod
     def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
         """Return a recorded request as it was sent, without any plan."""
+        alike = {name: getattr(traced, name) for name in _ALIKE}
         return cls(
-            request_id=traced.request_id,
             parts=tuple(("", block.id, None) for block in traced.blocks),
             order_annotation=None,
-            query=traced.query,
-            system=traced.system,
-            tenant=traced.tenant,
-            conversation_id=traced.conversation_id,
-            turn=traced.turn,
             after=None,
             expected_cached_tokens=None,
             place="trace",
-            timestamp_ms=traced.timestamp_ms,
             is_labelled=False,
-            marks=traced.marks,
-            sent=traced.sent,
+            **alike,
         )
 
     @property
@@ -143,27 +140,18 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
     for line in lines:
         request = PlannedRequest(
-            request_id=line.get("request_id", (str, int)),
             parts=_parts(line),
             order_annotation=line.get("order_annotation", (str,), None),
-            query=line.get("query", (str,), ""),
-            system=line.get("system", (str,), None),
-            tenant=line.get("tenant", (str,), ""),
-            conversation_id=line.get("conversation_id", (str, int), None),
-            turn=line.count("turn", 0),
             after=line.get("after", (str, int), None),
-            expected_cached_tokens=line.count("expected_cached_tokens", None),
+            expected_cached_tokens=line.natural("expected_cached_tokens", None),
             place=line.place,
-            timestamp_ms=line.time_ms("timestamp", None),
             is_labelled=line.get("is_labelled", (bool,), True)
             and line.fields.get("parts") is not None,
-            sent=sent_call_of(line),
+            **request_fields(line),
         )
         most = len(request.blocks)
         marks, primes = line.marks("marks", most), line.marks("primes", most) or ()
         request = replace(request, marks=marks, primes=primes)
-        if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
-            line.fail("field 'expected_cached_tokens' must be an integer from 0")
         if request.after is not None and request.after not in turns:
             line.fail(
                 f"it continues request {request.after!r}, which does not stand before it; "

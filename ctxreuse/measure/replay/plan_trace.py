@@ -21,7 +21,14 @@ Step: TypeAlias = tuple[PlannedRequest, Plan]
 class OnlinePlanner(Protocol):
     """What plans requests one by one: a `ReusePlanner`, or several that share an engine."""
 
-    def plan(self, request: ContextRequest, strategy: Strategy | Policy) -> Plan:
+    def plan(
+        self,
+        request: ContextRequest,
+        strategy: Strategy | Policy,
+        *,
+        now: float | None,
+        primes: bool,
+    ) -> Plan:
         """Plan a request that has just arrived."""
 
 
@@ -82,14 +89,13 @@ def replayed(
 ) -> Replayed:
     """Yield the plan of each request of a trace, in execution order."""
     histories = _Histories(conversations)
-    for traced, turns in _counted(trace, histories):
-        if turns > MOST_TURNS:
+    for key, turns in Counter(map(histories.key, trace)).items():
+        if key is not None and turns > MOST_TURNS:
             raise InputFileError(
-                f"conversation {describe(traced.conversation_id)} has more than {MOST_TURNS:,} "
-                "turns in the trace; give some of them another conversation_id"
+                f"conversation {describe(key[1])} has more than {MOST_TURNS:,} turns in the trace; "
+                "give some of them another conversation_id"
             )
-    is_batch = policy.mode == "offline" and policy.strategy != "none"
-    if is_batch:
+    if policy.mode == "offline" and policy.strategy != "none":
         assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
         plans = _offline(policy, trace, planner, histories)
     else:
@@ -98,18 +104,6 @@ def replayed(
         after = histories.last.get(histories.key(traced))
         answer = yield PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan
         histories.record(traced, plan, answer)
-
-
-def _counted(
-    trace: Sequence[TraceRequest], histories: _Histories
-) -> Iterator[tuple[TraceRequest, int]]:
-    """Yield the turns of conversations, with how many of their conversation have come so far."""
-    turns = Counter[object]()
-    for traced in trace:
-        key = histories.key(traced)
-        if key is not None:
-            turns[key] += 1
-            yield traced, turns[key]
 
 
 class _Histories:
@@ -123,7 +117,7 @@ class _Histories:
         self.ended: set[object] = set()
         """Conversations of which a turn has no answer."""
 
-    def key(self, traced: TraceRequest) -> object | None:
+    def key(self, traced: TraceRequest) -> tuple[str, str | int] | None:
         """Return the conversation that a request is a turn of, if conversations are replayed."""
         if traced.conversation_id is None or not self._conversations:
             return None
@@ -168,16 +162,9 @@ def _online(
 ) -> _Planned:
     for traced in trace:
         if histories.key(traced) not in histories.ended:
-            request = histories.request(traced)
-            if isinstance(planner, ReusePlanner):
-                now, primes = _arrival_s(traced), policy.is_primed
-                yield traced, planner.plan(request, policy.strategy, now=now, primes=primes)
-            else:
-                yield traced, planner.plan(request, policy.strategy)
-
-
-def _arrival_s(traced: TraceRequest) -> float | None:
-    return None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
+            now = None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
+            request, primes = histories.request(traced), policy.is_primed
+            yield traced, planner.plan(request, policy.strategy, now=now, primes=primes)
 
 
 def _offline(

@@ -86,7 +86,14 @@ class WorkerPlanners:
         self._lengths = deque([0], maxlen=workers)  # of the log, before each of the latest requests
         self._of_conversation: dict[tuple[str, object], int] = {}
 
-    def plan(self, request: ContextRequest, strategy: Strategy | Policy) -> Plan:
+    def plan(
+        self,
+        request: ContextRequest,
+        strategy: Strategy | Policy,
+        *,
+        now: float | None = None,
+        primes: bool = False,
+    ) -> Plan:
         """Plan a request as the worker does that it goes to."""
         number = self._requests % len(self._planners)
         self._requests += 1
@@ -96,7 +103,7 @@ class WorkerPlanners:
         self._take_in(number)
         policy = self._policies[strategy] if isinstance(strategy, str) else strategy
         started = time.perf_counter()
-        plan = self._planners[number].plan(request, policy)
+        plan = self._planners[number].plan(request, policy, primes=primes)
         self.planning_s += time.perf_counter() - started
         self._lengths.append(len(self._log))
         return plan

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import accumulate
 from math import ceil
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxreuse.cache import CacheUsage
+from ctxreuse.context.files import written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.html_page import legible
 from ctxreuse.measure.replay.explain_plan import TreeNode
@@ -75,6 +77,13 @@ class Chart:
             figure = Figure(figsize=_SIZES[self.is_wide], layout="constrained")
             self.draw(figure.add_subplot())
         return figure
+
+    def write(self, path: Path) -> None:
+        """Write it as a PNG file."""
+        figure = self.figure()
+        figure.suptitle(self.title, fontsize=_FONT_SIZE)
+        with written_file(path) as file:
+            figure.savefig(file, format="png", dpi=160)
 
     def svg(self) -> str:
         """Return it as SVG for a page, in the page's colours."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.files import make_folder, write_text, written_file
+from ctxreuse.context.files import make_folder, write_text
 from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE
@@ -44,16 +44,9 @@ class _CauseRow:
     misses: Sequence[Miss]
 
 
-def page(results: Results) -> str:
-    """Return results as an HTML page that holds everything it shows."""
+def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()) -> str:
+    """Return results, and more tables and charts, as an HTML page that holds all it shows."""
     _check_results(results)
-    return rendered(results)
-
-
-def rendered(
-    results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()
-) -> str:
-    """Return results, and more tables and charts, as a page."""
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
     return _PAGE.render(
@@ -82,10 +75,7 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
     make_folder(folder)
     for chart in charts(results):
         path = Path(folder) / f"{chart.name}.png"
-        figure = chart.figure()
-        figure.suptitle(chart.title, fontsize=10)
-        with written_file(path) as file:
-            figure.savefig(file, format="png", dpi=160)
+        chart.write(path)
         paths.append(path)
     return paths
 
@@ -96,7 +86,7 @@ def _check_results(results: object) -> None:
 
 def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
     """Yield prompt tokens computed a request, as retrieved and by this package; and planning."""
-    size = None if said.saving is None else said.saving.capacity_tokens
+    size = None if said.saving is None else said.saving.run.capacity_tokens
     runs = [run for run in results.part() if run.capacity_tokens == size and run.prompt_tokens]
     best = best_of_ours(runs)
     if not best:
@@ -115,27 +105,25 @@ def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
 
 def _bill_cards(bill: Bill, results: Results, said: SavingsVerdict) -> Iterator[_Card]:
     """Yield the input bill as it is sent today and by this package; or the money, with prices."""
-    deduplicated = said.saving is not None and said.saving.deduplicated
-    before = next(row for row in bill.rows if row.policy == bill.base and not row.deduplicated)
-    shown = [before]
-    shown += [
-        row
-        for row in bill.rows
-        if row.policy in (OURS_ONLINE.name, OURS_BATCH.name) and row.deduplicated == deduplicated
-    ]
+    deduplicated = said.saving is not None and said.saving.run.deduplicated
     names = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
-    for row in shown:
+    base = (bill.base.policy, bill.base.deduplicated)
+    before = next(row for row in bill.rows if (row.run.policy, row.run.deduplicated) == base)
+    for row in bill.rows:
+        if row is not before and (
+            row.run.policy not in names or row.run.deduplicated != deduplicated
+        ):
+            continue
         number, words = f"{row.to_uncached:.2f}", "of the uncached input"
-        if bill.prices is not None:
-            number, words = (
-                f"{amount(row.money or 0.0)} {bill.prices.currency}",
-                "per 1,000 requests",
-            )
+        money = bill.money(row)
+        if bill.prices is not None and money is not None:
+            number, words = f"{amount(money)} {bill.prices.currency}", "per 1,000 requests"
         if row is not before and before.to_uncached:
             change = 1 - row.to_uncached / before.to_uncached
             words += f", input {abs(change):.0%} {'lower' if change >= 0 else 'higher'}"
         is_good = row.to_uncached < before.to_uncached
-        yield _Card(names.get(row.policy, row.policy.capitalize()), number, words, is_good)
+        name = names.get(row.run.policy, row.run.policy.capitalize())
+        yield _Card(name, number, words, is_good)
     for run in results.part():
         if run.policy == OURS_ONLINE.name and run.deduplicated == deduplicated:
             yield _Card("Planning", f"{run.planning_ms:.2f} ms", "a request, as requests arrive")
@@ -148,12 +136,8 @@ def _computed(run: RunResult) -> float:
 
 def _causes(results: Results) -> Iterator[_CauseRow]:
     """Yield the causes for which something was computed again, each with its worst requests."""
-    # results of earlier versions have no totals
-    totals = results.causes or [
-        CauseTotal(cause, 0, 0) for cause in dict.fromkeys(one.cause for one in results.misses)
-    ]
     remedies: dict[str, str] = {cause.value: words for cause, words in REMEDIES.items()}
-    for total in totals:
+    for total in results.causes:
         misses = [one for one in results.misses if one.cause == total.cause]
         if total.lost_tokens or misses:
             yield _CauseRow(total, remedies.get(total.cause, ""), misses)

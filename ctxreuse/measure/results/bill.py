@@ -1,4 +1,4 @@
-"""The bill of a hosted cache: what the same requests cost, sent in several ways."""
+"""What runs save against others, and the bill of a hosted cache."""
 
 from __future__ import annotations
 
@@ -14,25 +14,75 @@ from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 
+LEAST_SHARE = 0.01
+"""Of the computed tokens; a smaller saving is not worth a change of a program."""
+
 _THOUSAND = 1_000
 _ALIKE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class BillRow:
-    """What one way to send the requests costs."""
+class Saving:
+    """What a run saves against prompts as they are sent without it, for one cache."""
 
-    policy: str
-    deduplicated: bool
-    tokens: BilledTokens
-    bill: RunBill
-    to_uncached: float
-    money: float | None
+    run: RunResult
+    before: BilledTokens
+    after: BilledTokens
+    cache: CacheRules
 
-    def name(self, bill: Bill) -> str:
-        """Return what tables call it."""
-        names = (bill.base, self.policy)  # what is sent today has no marks
-        return "retrieved, marked" if names == (TODAY.name, AS_SENT.name) else self.policy
+    @property
+    def requests(self) -> int:
+        """The requests that are compared."""
+        return len(self.run.prompt_tokens)
+
+    @property
+    def tokens(self) -> float:
+        """How much smaller the bill is, in uncached tokens; of an engine, tokens computed less."""
+        return self.before.bill(self.cache) - self.after.bill(self.cache)
+
+    @property
+    def share(self) -> float:
+        """The same as a share of the bill before."""
+        before = self.before.bill(self.cache)
+        return self.tokens / before if before else 0.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it is large enough to do something for: more than caching nothing would save."""
+        uncached = self.before.prompt_tokens
+        cheap = self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
+        return cheap and self.share >= LEAST_SHARE
+
+    @property
+    def to_uncached(self) -> float:
+        """The bill as a multiple of the prompts before, none of them cached."""
+        return self.factor(self.after)
+
+    def factor(self, tokens: BilledTokens) -> float:
+        """Return the bill of some tokens as a multiple of the prompts before, none cached."""
+        uncached = self.before.prompt_tokens
+        return tokens.bill(self.cache) / uncached if uncached else 1.0
+
+    def a_thousand(self, amount: float) -> float:
+        """Return an amount of all requests for a thousand of them."""
+        return _THOUSAND * amount / self.requests if self.requests else 0.0
+
+    def money(self, prices: Prices) -> float:
+        """Return what the prompts of a thousand requests cost less."""
+        return self.a_thousand(prices.money(self.before) - prices.money(self.after))
+
+
+def savings_of(runs: Sequence[RunResult], cache: CacheRules) -> list[Saving]:
+    """Return what each run saves, against that as retrieved with a cache of the same size."""
+    savings = []
+    for run in runs:
+        base = base_run([one for one in runs if one.capacity_tokens == run.capacity_tokens])
+        if base is not None and base.request_ids:  # an engine does not answer all
+            common = set(base.request_ids) & set(run.request_ids)
+            base, run = base.only(common), run.only(common)
+        if base is not None:
+            savings.append(Saving(run, base.billed, run.billed, cache))
+    return savings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +90,8 @@ class Bill:
     """The bill of a trace."""
 
     cache: CacheRules
-    base: str
-    requests: int
-    rows: tuple[BillRow, ...]
-    median_tokens: int
-    long_enough: int
+    base: RunResult
+    rows: Sequence[Saving]
     prices: Prices | None = None
     output_tokens: int | None = None
 
@@ -55,23 +102,43 @@ class Bill:
         base = base_run(runs)
         if base is None:
             return None
-        least = results.cache.least_tokens
-        rows = tuple(_row(run, base, results) for run in runs)
-        return cls(
-            results.cache,
-            base.policy,
-            len(base.prompt_tokens),
-            rows,
-            round(median(base.prompt_tokens)) if base.prompt_tokens else 0,
-            sum(tokens >= least for tokens in base.prompt_tokens),
-            results.prices,
-            results.output_tokens,
-        )
+        rows = savings_of(runs, results.cache)
+        return cls(results.cache, base, rows, results.prices, results.output_tokens)
+
+    def name(self, row: Saving) -> str:
+        """Return what tables call a way to send the requests."""
+        names = (self.base.policy, row.run.policy)  # what is sent today has no marks
+        return "retrieved, marked" if names == (TODAY.name, AS_SENT.name) else row.run.policy
+
+    def charged(self, row: Saving) -> RunBill:
+        """Return what is charged for a run, besides the tokens that are served."""
+        return row.run.bill or RunBill()
+
+    def money(self, row: Saving) -> float | None:
+        """Return what a thousand requests cost, with their answers; None without prices."""
+        if self.prices is None:
+            return None
+        return row.a_thousand(self.prices.money(row.after, self.output_tokens or 0))
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent."""
+        return len(self.base.prompt_tokens)
+
+    @property
+    def median_tokens(self) -> int:
+        """The length of a prompt that half of them have."""
+        return round(median(self.base.prompt_tokens)) if self.requests else 0
+
+    @property
+    def long_enough(self) -> int:
+        """How many prompts are long enough to be kept."""
+        return sum(tokens >= self.cache.least_tokens for tokens in self.base.prompt_tokens)
 
     @property
     def lives(self) -> list[str]:
         """The times to live that something was written for; else the one that is written with."""
-        written = {life for row in self.rows for life in row.tokens.written}
+        written = {life for row in self.rows for life in row.after.written}
         known = [one.name for one in self.cache.times_to_live if one.name in written]
         return known or [self.cache.time_to_live.name]
 
@@ -110,11 +177,11 @@ class Bill:
             f"Writing costs {cache.write_factor:g} times an uncached token, reading "
             f"{cache.read_factor:g}: {pays}."
         )
-        written = [row for row in self.rows if row.tokens.written]
         from_when = [
-            f"{row.name(self)}{', de-duplicated' if row.deduplicated else ''}: "
-            + ("never" if row.bill.pays_from is None else f"{row.bill.pays_from:,}")
-            for row in written
+            f"{self.name(row)}{', de-duplicated' if row.run.deduplicated else ''}: "
+            + (f"{self.charged(row).pays_from:,}" if self.charged(row).pays_from else "never")
+            for row in self.rows
+            if row.after.written
         ]
         if from_when:
             yield f"Request from which all so far cost less than uncached: {'; '.join(from_when)}."
@@ -133,18 +200,19 @@ class Bill:
             "prices": None if self.prices is None else self.prices.as_json(),
             "rows": [
                 {
-                    "policy": row.policy,
-                    "deduplicated": row.deduplicated,
-                    "prompt_tokens": row.tokens.prompt_tokens,
-                    "uncached_tokens": row.tokens.uncached,
-                    "read_tokens": row.tokens.read,
-                    "written_tokens": dict(row.tokens.written),
-                    "never_read_tokens": row.bill.never_read,
+                    "policy": row.run.policy,
+                    "deduplicated": row.run.deduplicated,
+                    "prompt_tokens": row.after.prompt_tokens,
+                    "uncached_tokens": row.after.uncached,
+                    "read_tokens": row.after.read,
+                    "written_tokens": dict(row.after.written),
+                    "never_read_tokens": self.charged(row).never_read,
                     "bill_to_uncached": round(row.to_uncached, 6),
-                    "pays_from_request": row.bill.pays_from,
-                    "money_per_1000_requests": None if row.money is None else round(row.money, 6),
+                    "pays_from_request": self.charged(row).pays_from,
+                    "money_per_1000_requests": None if money is None else round(money, 6),
                 }
                 for row in self.rows
+                for money in (self.money(row),)
             ],
         }
 
@@ -187,24 +255,6 @@ def price_lines(bill: Bill) -> Iterator[str]:
                 f"{write:.3g}; plans and input bill go by the profile's {cache.read_factor:g} and "
                 f"{cache.write_factor:g}."
             )
-
-
-def _row(run: RunResult, base: RunResult, results: Results) -> BillRow:
-    bill = run.bill
-    assert bill is not None, "only runs with a bill"
-    uncached, requests, prices = base.total.prompt_tokens, len(run.prompt_tokens), results.prices
-    money = None
-    if prices is not None:
-        paid = prices.money(run.billed, results.output_tokens or 0)
-        money = _THOUSAND * paid / requests if requests else 0.0
-    return BillRow(
-        run.policy,
-        run.deduplicated,
-        run.billed,
-        bill,
-        run.billed.bill(results.cache) / uncached if uncached else 1.0,
-        money,
-    )
 
 
 def _times(number: int) -> str:

@@ -14,7 +14,7 @@ from ctxreuse.measure.replay.explain_plan import ExplainedRequest
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.replay.simulate import SizeResult
-from ctxreuse.measure.results.bill import Bill, BillRow, price_lines
+from ctxreuse.measure.results.bill import Bill, Saving, price_lines
 from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.verdict import amount, verdict
@@ -198,22 +198,22 @@ def bill_table(bill: Bill) -> Table:
     def tokens(number: int) -> str:
         return f"{number / requests:,.0f}"
 
-    columns: dict[str, Callable[[BillRow], str]] = {
-        "": lambda row: row.name(bill),
-        "un-\ncached": lambda row: tokens(row.tokens.uncached),
-        "read": lambda row: tokens(row.tokens.read),
+    columns: dict[str, Callable[[Saving], str]] = {
+        "": bill.name,
+        "un-\ncached": lambda row: tokens(row.after.uncached),
+        "read": lambda row: tokens(row.after.read),
     }
     if bill.has_paid_writes:
         for life in bill.lives:
             name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
-            columns[name] = partial(lambda life, row: tokens(row.tokens.written.get(life, 0)), life)
-        columns["never\nread"] = lambda row: tokens(row.bill.never_read)
+            columns[name] = partial(lambda life, row: tokens(row.after.written.get(life, 0)), life)
+        columns["never\nread"] = lambda row: tokens(bill.charged(row).never_read)
     if bill.output_tokens is not None:
         columns["out-\nput"] = lambda _: tokens(bill.output_tokens or 0)
     columns["input\nbill"] = lambda row: f"{row.to_uncached:.3f}"
     if prices is not None:
-        columns[f"{prices.currency} a\n1,000"] = lambda row: amount(row.money or 0.0)
-    plain, shorter = ([row for row in bill.rows if row.deduplicated == one] for one in (0, 1))
+        columns[f"{prices.currency} a\n1,000"] = lambda row: amount(bill.money(row) or 0.0)
+    plain, shorter = ([row for row in bill.rows if row.run.deduplicated == one] for one in (0, 1))
     title = f"The bill with {profile_spec(bill.cache)}: tokens a request by what is paid for them"
     return Table.of_groups(title, {"": plain, _DEDUPLICATED: shorter}, columns)
 

@@ -9,15 +9,10 @@ from typing import Any
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, TODAY
 from ctxreuse.measure.replay.run_result import Part, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
-from ctxreuse.measure.results.bill import Bill, base_run
-from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_marks import mark_field
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
-
-LEAST_SHARE = 0.01
-"""Of the computed tokens; a smaller saving is not worth a change of a program."""
+from ctxreuse.rules.cache_rules import profile_spec
 
 ONLINE_STEP = (
     "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex){with_context}; in your "
@@ -43,56 +38,6 @@ LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its
 SMALL_SHARE = 0.05
 """Of the computed tokens; a smaller saving hardly shows in the time of a request."""
 
-_THOUSAND = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What a policy saves against prompts as they were retrieved, for one cache."""
-
-    policy: str
-    mode: str
-    deduplicated: bool
-    workers: int
-    capacity_tokens: int | None
-    requests: int
-    before: BilledTokens
-    after: BilledTokens
-    cache: CacheRules = DEFAULT_CACHE
-    word_tokens: int = 0
-
-    @property
-    def tokens(self) -> float:
-        """How much smaller the bill is, in uncached tokens; of an engine, tokens computed less."""
-        return self.before.bill(self.cache) - self.after.bill(self.cache)
-
-    @property
-    def share(self) -> float:
-        """The same as a share of the bill before."""
-        before = self.before.bill(self.cache)
-        return self.tokens / before if before else 0.0
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether it is large enough to do something for: more than caching nothing would save."""
-        uncached = self.before.prompt_tokens
-        cheap = self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
-        return cheap and self.share >= LEAST_SHARE
-
-    def factor(self, tokens: BilledTokens) -> float:
-        """Return a bill as a multiple of the prompts before, none of them cached."""
-        uncached = self.before.prompt_tokens
-        return tokens.bill(self.cache) / uncached if uncached else 1.0
-
-    def seconds(self, tokens_per_s: float) -> float:
-        """Return the seconds of prefill that a thousand requests take less."""
-        return _THOUSAND * self.tokens / self.requests / tokens_per_s if self.requests else 0.0
-
-    def money(self, prices: Prices) -> float:
-        """Return what the prompts of a thousand requests cost less."""
-        less = prices.money(self.before) - prices.money(self.after)
-        return _THOUSAND * less / self.requests if self.requests else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class SavingsVerdict:
@@ -102,10 +47,8 @@ class SavingsVerdict:
     next_step: str
     also: tuple[str, ...] = ()
     saving: Saving | None = None
-    bill: Bill | None = None
+    results: Results | None = None
     is_gain: bool = False
-    prefill_tokens_per_s: float | None = None
-    prices: Prices | None = None
 
     def lines(self) -> Iterator[str]:
         """Yield what a terminal shows."""
@@ -115,33 +58,34 @@ class SavingsVerdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        saving, rate, prices = self.saving, self.prefill_tokens_per_s, self.prices
+        saving, results = self.saving, self.results
         fields: dict[str, Any] = {
             "sentence": self.sentence,
             "next_step": self.next_step,
             "also": list(self.also),
             "is_gain": self.is_gain,
         }
-        if saving is None:
+        if saving is None or results is None:
             return fields
+        rate, prices = results.prefill_tokens_per_s, results.prices
         fields |= {
-            "policy": saving.policy,
-            "mode": saving.mode,
-            "deduplicated": saving.deduplicated,
+            "policy": saving.run.policy,
+            "mode": saving.run.mode,
+            "deduplicated": saving.run.deduplicated,
         }
-        if self.bill is not None:
+        if saving.run.bill is not None:
             fields |= {
-                "cache": profile_spec(self.bill.cache),
+                "cache": profile_spec(saving.cache),
                 "requests": saving.requests,
                 "bill_to_uncached_before": round(saving.factor(saving.before), 6),
-                "bill_to_uncached": round(saving.factor(saving.after), 6),
+                "bill_to_uncached": round(saving.to_uncached, 6),
                 "saved_share": round(saving.share, 6),
             }
         else:
-            seconds = None if rate is None else round(saving.seconds(rate), 3)
+            seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
             fields |= {
-                "workers": saving.workers,
-                "capacity_tokens": saving.capacity_tokens,
+                "workers": saving.run.workers,
+                "capacity_tokens": saving.run.capacity_tokens,
                 "requests": saving.requests,
                 "computed_tokens_as_retrieved": saving.before.uncached,
                 "computed_tokens": saving.after.uncached,
@@ -180,10 +124,10 @@ def _of_order(results: Results) -> SavingsVerdict:
             "No verdict: nothing was measured as retrieved, to compare with.",
             "measure part policies, too.",
         )
-    savings = _savings(compared, results.cache)
-    of_workers = [one for one in savings if one.workers > 1]
-    online = of_workers or [one for one in savings if one.policy == OURS_ONLINE.name]
-    batch = [one for one in savings if one.policy == OURS_BATCH.name]
+    savings = savings_of(compared, results.cache)
+    of_workers = [one for one in savings if one.run.workers > 1]
+    online = of_workers or [one for one in savings if one.run.policy == OURS_ONLINE.name]
+    batch = [one for one in savings if one.run.policy == OURS_BATCH.name]
     arriving = _best(online, results)
     together = None if of_workers else _best(batch, results)
     found = [one for one in (arriving, together) if one is not None]
@@ -194,10 +138,13 @@ def _of_order(results: Results) -> SavingsVerdict:
             "measure ctxreuse, online or ctxreuse, batch, too.",
         )
     bill = Bill.of(results)
-    if bill is not None:
-        return _of_bill(results, bill, chosen, savings, together)
-    also = tuple(_also(results, chosen, savings, together))
-    return (_gain if chosen.is_worth_it else _no_gain)(results, chosen, savings, also)
+    if bill is None:
+        said = (_gain if chosen.is_worth_it else _no_gain)(results, chosen, savings)
+        also = _also(results, chosen, savings, together)
+    else:
+        said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
+        also = _also_of_bill(bill, chosen, together)
+    return SavingsVerdict(*said, tuple(also), chosen, results, chosen.is_worth_it)
 
 
 def _compared(results: Results) -> list[RunResult]:
@@ -211,65 +158,34 @@ def _compared(results: Results) -> list[RunResult]:
     return []
 
 
-def _savings(runs: Sequence[RunResult], cache: CacheRules) -> list[Saving]:
-    """Return what each run saves, against that as retrieved with the same cache."""
-    sizes = dict.fromkeys(run.capacity_tokens for run in runs)
-    plain = {size: base_run([run for run in runs if run.capacity_tokens == size]) for size in sizes}
-    savings = []
-    for run in runs:
-        base = plain.get(run.capacity_tokens)
-        if base is None:
-            continue
-        if base.request_ids:  # an engine does not answer all
-            common = set(base.request_ids) & set(run.request_ids)
-            base, run = base.only(common), run.only(common)
-        savings.append(
-            Saving(
-                run.policy,
-                run.mode,
-                run.deduplicated,
-                run.workers,
-                run.capacity_tokens,
-                len(run.prompt_tokens),
-                base.billed,
-                run.billed,
-                cache,
-                run.word_tokens,
-            )
-        )
-    return savings
-
-
 def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
     """Return the largest saving with the cache that the verdict is about."""
-    sizes = [one.capacity_tokens for one in savings]
+    sizes = [one.run.capacity_tokens for one in savings]
     size = results.cache_tokens if results.cache_tokens in sizes else next(iter(sizes), None)
-    of_size = [one for one in savings if one.capacity_tokens == size]
-    return max(of_size, key=lambda one: one.tokens, default=None)
+    of_size = [one for one in savings if one.run.capacity_tokens == size]
+    return max(of_size, key=_tokens, default=None)
 
 
 def _without_log(saving: Saving, savings: Sequence[Saving]) -> Saving | None:
     """Return what the same workers save without a shared log, where a saving is with one."""
-    if saving.workers == 1:
+    if saving.run.workers == 1:
         return None
-    no_log, shared_log = (policy.name for policy in worker_policies(saving.workers))
+    no_log, shared_log = (policy.name for policy in worker_policies(saving.run.workers))
     alone = [
         one
         for one in savings
-        if one.policy == no_log
-        and saving.policy == shared_log
-        and one.capacity_tokens == saving.capacity_tokens
+        if one.run.policy == no_log
+        and saving.run.policy == shared_log
+        and one.run.capacity_tokens == saving.run.capacity_tokens
     ]
-    return max(alone, key=lambda one: one.tokens, default=None)
+    return max(alone, key=_tokens, default=None)
 
 
-def _gain(
-    results: Results, saving: Saving, savings: Sequence[Saving], also: tuple[str, ...]
-) -> SavingsVerdict:
-    a_thousand = _a_thousand(results, saving)
-    if saving.workers > 1:
+def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
+    """Return what an engine computes less, and what to do."""
+    if saving.run.workers > 1:
         step = SHARE_STEP.format(planner=_planner(results, "shared_log=SQLiteLog(path)"))
-    elif saving.mode == "online":
+    elif saving.run.mode == "online":
         step = ONLINE_STEP.format(
             with_context=WITH_CONTEXT if results.outside_runs else "",
             planner=_planner(results),
@@ -278,23 +194,18 @@ def _gain(
     else:
         named = _planner(results) if results.keep_best else "planner"
         step = BATCH_STEP.format(planner=named)
-    sentence = f"{_change(saving)} with {_policy(saving)} ({_conditions(results, saving)})"
+    sentence = (
+        f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
+        f"({_conditions(results, saving)})"
+    )
     alone = _without_log(saving, savings)
     if alone is not None:
         sentence = (
-            f"{_percent(alone)} prompt tokens to compute with {saving.workers} workers as they "
+            f"{_percent(alone)} prompt tokens to compute with {saving.run.workers} workers as they "
             f"are, which share no log; {_percent(saving)} with a shared one "
             f"({_cache(results, saving)})"
         )
-    return SavingsVerdict(
-        f"{sentence}{a_thousand}.",
-        step,
-        also,
-        saving,
-        is_gain=True,
-        prefill_tokens_per_s=results.prefill_tokens_per_s,
-        prices=results.prices,
-    )
+    return f"{sentence}{_a_thousand(results, saving)}.", step
 
 
 def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
@@ -302,8 +213,9 @@ def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
     rate, prices = results.prefill_tokens_per_s, results.prices
     less, basis = [], []
     if rate is not None:
-        milliseconds = 1e3 * saving.seconds(rate) / _THOUSAND
-        less.append(f"{_rounded(milliseconds)} ms less prefill a request")
+        milliseconds = saving.a_thousand(saving.tokens) / rate
+        shown = f"{milliseconds:,.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
+        less.append(f"{shown} ms less prefill a request")
         basis.append(f"at {rate:,.0f} tokens a second")
     if prices is not None:
         less.append(f"{amount(saving.money(prices))} {prices.currency} less per 1,000 requests")
@@ -311,18 +223,9 @@ def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
     return f"{sign}{' and '.join(less)} ({'; '.join(basis)})" if less else ""
 
 
-def _no_gain(
-    results: Results, saving: Saving, savings: Sequence[Saving], also: tuple[str, ...]
-) -> SavingsVerdict:
+def _no_gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     reason, step = _reason(results, saving, savings)
-    return SavingsVerdict(
-        f"Nothing to gain here, because {reason} ({_conditions(results, saving)}).",
-        step,
-        also,
-        saving,
-        prefill_tokens_per_s=results.prefill_tokens_per_s,
-        prices=results.prices,
-    )
+    return f"Nothing to gain here, because {reason} ({_conditions(results, saving)}).", step
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
@@ -334,12 +237,13 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
         return f"there is {number}, and so nothing that comes again", NO_STEP
     if bound < LEAST_SHARE:
         return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
+    size = saving.run.capacity_tokens
     larger = [
         one
         for one in savings
-        if one.policy == saving.policy
-        and saving.capacity_tokens is not None
-        and (one.capacity_tokens is None or one.capacity_tokens > saving.capacity_tokens)
+        if one.run.policy == saving.run.policy
+        and size is not None
+        and (one.run.capacity_tokens is None or one.run.capacity_tokens > size)
     ]
     if any(one.is_worth_it for one in larger):
         return "the cache has lost blocks before they come again", LARGER_CACHE_STEP
@@ -348,38 +252,21 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
             f"the retriever's order already has {served:.0%} of the prompt tokens served, of "
             f"{bound:.0%} that were sent before"
         ), NO_STEP
-    if saving.workers > 1 and not saving.is_worth_it:
-        return f"{saving.workers} workers together compute {_few(saving)}", NO_STEP
+    few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
+    if saving.run.workers > 1:
+        return f"{saving.run.workers} workers together compute {few}", NO_STEP
     return (
-        f"requests share blocks but not enough of them together: {_policy(saving)} computes "
-        f"{_few(saving)}"
+        f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
     ), NO_STEP
 
 
-def _of_bill(
-    results: Results,
-    bill: Bill,
-    saving: Saving,
-    savings: Sequence[Saving],
-    together: Saving | None,
-) -> SavingsVerdict:
-    """Return what a hosted cache's bill comes to."""
-    spec = profile_spec(bill.cache)
-    also = tuple(_also_of_bill(bill, saving, savings, together))
-    if not saving.is_worth_it:
-        reason, step = _reason_of_bill(results, bill, saving)
-        sentence = f"Nothing to gain: {reason} (cache profile {spec})."
-        return SavingsVerdict(sentence, step, also, saving, bill, prices=results.prices)
-    return SavingsVerdict(
-        f"{saving.share:.0%} lower input bill than {bill.base} with {_policy(saving)} (cache "
-        f"profile {spec}): {_instead(saving)}{_a_thousand(results, saving, '; ')}.",
-        _step_of_bill(results, bill.cache, saving),
-        also,
-        saving,
-        bill,
-        is_gain=True,
-        prices=results.prices,
-    )
+def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
+    """Return how much lower a hosted cache's bill is, and what to do."""
+    return (
+        f"{saving.share:.0%} lower input bill than {bill.base.policy} with {_policy(saving)} "
+        f"(cache profile {profile_spec(bill.cache)}): {_instead(saving)}"
+        f"{_a_thousand(results, saving, '; ')}."
+    ), _step_of_bill(results, saving)
 
 
 def _planner(results: Results, *options: str) -> str:
@@ -388,9 +275,10 @@ def _planner(results: Results, *options: str) -> str:
     return f"ReusePlanner({', '.join(given)})"
 
 
-def _step_of_bill(results: Results, cache: CacheRules, saving: Saving) -> str:
+def _step_of_bill(results: Results, saving: Saving) -> str:
+    cache = results.cache
     planner = _planner(results, f'cache="{profile_spec(cache)}"')
-    if saving.mode == "offline":
+    if saving.run.mode == "offline":
         return (
             f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
             "plans in their order."
@@ -405,9 +293,7 @@ def _step_of_bill(results: Results, cache: CacheRules, saving: Saving) -> str:
     )
 
 
-def _also_of_bill(
-    bill: Bill, chosen: Saving, savings: Sequence[Saving], together: Saving | None
-) -> Iterator[str]:
+def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterator[str]:
     """Yield what a reader of a bill should know, too."""
     before = chosen.before.bill(bill.cache)
     unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
@@ -422,10 +308,10 @@ def _also_of_bill(
     yield from _words(chosen)
     if not chosen.is_worth_it:
         return
-    for one in savings:
-        is_like = one.policy == AS_SENT.name and one.deduplicated == chosen.deduplicated
+    for one in bill.rows:
+        is_like = (one.run.policy, one.run.deduplicated) == (AS_SENT.name, chosen.run.deduplicated)
         if is_like and abs(one.share) >= LEAST_SHARE:
-            with_marks = ", with marks" if bill.base == TODAY.name else ""
+            with_marks = ", with marks" if bill.base.policy == TODAY.name else ""
             yield f"In the retriever's order{with_marks}: {_bill_change(one)}."
     if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield f"All requests planned together as one batch: {_bill_change(together)}."
@@ -436,23 +322,24 @@ def _also_of_bill(
         )
 
 
-def _reason_of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
+def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
     """Return why planning does not lower a bill, and what to do."""
-    if bill.requests < 2:
-        return _reason(results, saving, ())
-    if bill.is_too_short:
-        return (
+    bound, step = results.trace.reuse_bound, NO_STEP
+    if bill.is_too_short and bill.requests > 1:
+        step = LONGER_STEP
+        reason = (
             f"prompts are shorter than the minimum of {bill.cache.name}, "
             f"{bill.cache.least_tokens:,} tokens; their median is {bill.median_tokens:,}, and "
             f"{bill.long_enough:,} of {bill.requests:,} reach it"
-        ), LONGER_STEP
-    bound = results.trace.reuse_bound
-    if bound < LEAST_SHARE:
-        return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
-    return (
-        f"too little of what is written is read again: {_policy(saving)} costs "
-        f"{saving.factor(saving.after):.3f} times the same prompts uncached"
-    ), NO_STEP
+        )
+    elif bill.requests < 2 or bound < LEAST_SHARE:
+        reason, step = _reason(results, saving, ())
+    else:
+        reason = (
+            f"too little of what is written is read again: {_policy(saving)} costs "
+            f"{saving.to_uncached:.3f} times the same prompts uncached"
+        )
+    return f"Nothing to gain: {reason} (cache profile {profile_spec(bill.cache)}).", step
 
 
 def _bill_change(saving: Saving) -> str:
@@ -461,8 +348,8 @@ def _bill_change(saving: Saving) -> str:
 
 
 def _instead(saving: Saving) -> str:
-    before, after = saving.factor(saving.before), saving.factor(saving.after)
-    return f"{after:.2f} instead of {before:.2f} of the uncached price"
+    before = saving.factor(saving.before)
+    return f"{saving.to_uncached:.2f} instead of {before:.2f} of the uncached price"
 
 
 def _also(
@@ -471,46 +358,29 @@ def _also(
     """Yield what words cost, and what holds with other caches and for other ways to plan."""
     yield from _worth(chosen, together)
     yield from _words(chosen)
-    others: dict[int | None, Saving] = {}
-    for one in savings:
-        is_like = one.policy == chosen.policy and one.capacity_tokens != chosen.capacity_tokens
-        best = others.get(one.capacity_tokens)
-        if is_like and (best is None or one.tokens > best.tokens):
-            others[one.capacity_tokens] = one
-    if others:
-        sizes = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in others.values())
-        yield f"The same with other caches: {sizes}."
-    shortened = [
-        one
-        for one in savings
-        if one.policy == AS_SENT.name
-        and one.deduplicated
-        and one.capacity_tokens == chosen.capacity_tokens
+    size = chosen.run.capacity_tokens
+    others = [one for one in savings if one.run.policy == chosen.run.policy]
+    sizes = dict.fromkeys(one.run.capacity_tokens for one in others)
+    best = [
+        max((one for one in others if one.run.capacity_tokens == other), key=_tokens)
+        for other in sizes
+        if other != size
     ]
-    if chosen.deduplicated and shortened:
-        yield (
-            "Of it, leaving out what a conversation shows already gives "
-            f"{_percent(shortened[0])} in the retriever's order, too."
-        )
+    if best:
+        said = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in best)
+        yield f"The same with other caches: {said}."
+    for one in savings:
+        is_like = (one.run.policy, one.run.capacity_tokens) == (AS_SENT.name, size)
+        if is_like and one.run.deduplicated and chosen.run.deduplicated:
+            yield (
+                "Of it, leaving out what a conversation shows already gives "
+                f"{_percent(one)} in the retriever's order, too."
+            )
     if together is not None and together.share >= chosen.share + LEAST_SHARE:
         yield (
-            f"Planned together, all requests as one batch ({together.policy}): {_percent(together)}"
-            f" ({_conditions(results, together)})."
+            f"Planned together, all requests as one batch ({together.run.policy}): "
+            f"{_percent(together)} ({_conditions(results, together)})."
         )
-    if chosen.workers == 1:
-        return
-    said = None if not chosen.is_worth_it else _without_log(chosen, savings)
-    alike = [
-        one
-        for one in savings
-        if one.capacity_tokens == chosen.capacity_tokens
-        and (said is None or one.policy != said.policy)
-    ]
-    for name in dict.fromkeys(one.policy for one in alike):
-        best = max((one for one in alike if one.policy == name), key=lambda one: one.tokens)
-        is_other = name != chosen.policy and (best.workers > 1 or name == OURS_ONLINE.name)
-        if is_other:
-            yield f"{name}: {_percent(best)} ({_conditions(results, best)})."
 
 
 def _worth(saving: Saving, together: Saving | None) -> Iterator[str]:
@@ -519,55 +389,48 @@ def _worth(saving: Saving, together: Saving | None) -> Iterator[str]:
         return
     if saving.share >= SMALL_SHARE:
         yield "Worth trying; it shows most where prompts are long and answers short."
-    elif saving.mode != "online":
-        yield "Small: probably not worth it."
-    elif together is None:
-        yield "Small: probably not worth it for single requests."
-    elif together.share < saving.share + LEAST_SHARE:
-        yield "Small: probably not worth it for single requests; a batch gives no more."
-    else:
-        yield (
-            f"Small: probably not worth it for single requests; a batch gives {together.share:.0%}."
-        )
-
-
-def _rounded(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+        return
+    more = ""
+    if saving.run.mode == "online":
+        more = " for single requests"
+        if together is not None:
+            is_more = together.share >= saving.share + LEAST_SHARE
+            more += f"; a batch gives {f'{together.share:.0%}' if is_more else 'no more'}"
+    yield f"Small: probably not worth it{more}."
 
 
 def _words(saving: Saving) -> Iterator[str]:
-    if saving.word_tokens:
+    if saving.run.word_tokens:
         yield (
-            f"Words that ctxreuse adds: about {saving.word_tokens:,} tokens in "
+            f"Words that ctxreuse adds: about {saving.run.word_tokens:,} tokens in "
             f"{saving.requests:,} requests, counted."
         )
 
 
-def _change(saving: Saving) -> str:
-    return f"{saving.share:.0%} fewer prompt tokens to compute"
+def _tokens(saving: Saving) -> float:
+    return saving.tokens
+
+
+def _more(saving: Saving) -> str:
+    return "more" if saving.tokens < 0 else "fewer"
 
 
 def _percent(saving: Saving) -> str:
-    return f"{abs(saving.share):.0%} {'more' if saving.tokens < 0 else 'fewer'}"
-
-
-def _few(saving: Saving) -> str:
-    word = "more" if saving.tokens < 0 else "fewer"
-    return f"{abs(saving.share):.1%} {word} prompt tokens than as retrieved"
+    return f"{abs(saving.share):.0%} {_more(saving)}"
 
 
 def _policy(saving: Saving) -> str:
-    return f"{saving.policy}{', de-duplicated' if saving.deduplicated else ''}"
+    return f"{saving.run.policy}{', de-duplicated' if saving.run.deduplicated else ''}"
 
 
 def _conditions(results: Results, saving: Saving) -> str:
-    workers = "one worker" if saving.workers == 1 else f"{saving.workers} workers"
+    workers = "one worker" if saving.run.workers == 1 else f"{saving.run.workers} workers"
     return f"{workers}, {_cache(results, saving)}"
 
 
 def _cache(results: Results, saving: Saving) -> str:
-    if saving.capacity_tokens is not None:
-        return f"a cache of {saving.capacity_tokens:,} tokens"
+    if saving.run.capacity_tokens is not None:
+        return f"a cache of {saving.run.capacity_tokens:,} tokens"
     return "the engine's own cache" if results.level == "engine" else "an unlimited cache"
 
 

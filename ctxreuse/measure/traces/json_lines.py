@@ -48,6 +48,13 @@ class JsonLine:
             self.fail(f"field {name!r} is {describe(value)}; it must have at most 100 digits")
         return value
 
+    def natural(self, name: str, default: Any = ...) -> Any:
+        """Return a field that is an integer from 0; see `get`."""
+        value = self.count(name, default)
+        if value is not None and value < 0:
+            self.fail(f"field {name!r} must be an integer from 0")
+        return value
+
     def time_ms(self, name: str, default: Any = ...) -> Any:
         """Return a field that is a point in time, in milliseconds; see `get`."""
         value = self.get(name, (int, float), default)

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
@@ -70,14 +69,6 @@ class _MeasuredBlock(NamedTuple):
     digest: bytes
 
 
-@dataclass(slots=True)
-class _CorpusEntry:
-    """What the corpus has under a name, and how many tenants' blocks it is remembered for."""
-
-    digest: bytes
-    tenants: int = 0
-
-
 class TraceRecorder(OnePerProcess):
     """Writes requests into a folder as they come; safe for the threads of one process."""
 
@@ -112,10 +103,7 @@ class TraceRecorder(OnePerProcess):
         self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
             _BLOCKS, max_weight=_BLOCKS, weight_of=id_size
         )
-        self._written: dict[
-            BlockId, _CorpusEntry
-        ] = {}  # by the names that the tenants' blocks have
-        self._has_forgotten = False
+        self._written: dict[bytes, bytes] = {}  # what the corpus has under a name, by digests
         self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
         self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: list[Path] = []
@@ -196,13 +184,10 @@ class TraceRecorder(OnePerProcess):
         with self._lock:
             of = [f"{number:,} from {name}" for name, number in self.sources.most_common() if name]
             turns, talks = self._requests_of_conversations, self._talks
-            ending = "" if talks == 1 else "s"
-            conversations = (
-                f", {turns:,} of them in {talks:,} conversation{ending}" if turns else ""
-            )
             documents = "1 block" if self._blocks == 1 else f"{self._blocks:,} different blocks"
             count = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
-        return f"{count} with {documents}{conversations}{': ' if of else ''}{', '.join(of)}"
+        in_talks = f", {turns:,} of them in {talks:,} conversation{'s' * (talks != 1)}"
+        return f"{count} with {documents}{in_talks * bool(turns)}{': ' * bool(of)}{', '.join(of)}"
 
     def close(self) -> None:
         """Close the files; what is recorded afterwards counts in `faults`."""
@@ -337,13 +322,14 @@ class TraceRecorder(OnePerProcess):
         title: str,
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
-        digest = measured.digest
-        name: BlockId = digest.hex() if self._hash_only else block.id
-        if self._has_forgotten and not self._hash_only and name not in self._written:
-            name = f"{name}~{digest.hex()}"  # the id may have had another text
-        while name in self._written and self._written[name].digest != digest:
-            name = f"{name}~{digest.hex()}"
-        if name not in self._written:
+        digest, own = measured.digest, measured.digest.hex()
+        name: BlockId = own if self._hash_only else block.id
+        key = text_digest(repr(name))
+        may_be_new = len(self._written) < _BLOCKS  # else the id may have had another text
+        if self._written.get(key, digest if may_be_new else b"") != digest:
+            name = f"{name}~{own}"
+            key = text_digest(repr(name))
+        if self._written.get(key) != digest:
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line["text"] = block.text
@@ -351,13 +337,9 @@ class TraceRecorder(OnePerProcess):
                     line["title"] = title
             _append(corpus, line)
             self._blocks += 1
-            self._written[name] = _CorpusEntry(digest)
-        self._written[name].tenants += 1
-        for _, _, gone in self._names.put(tenant, block.key, name):
-            self._written[gone].tenants -= 1
-            if not self._written[gone].tenants:
-                del self._written[gone]
-                self._has_forgotten = True
+            if may_be_new:
+                self._written[key] = digest
+        self._names.put(tenant, block.key, name)
         return name
 
     def _name(self, name: str | int) -> str | int:
@@ -470,6 +452,9 @@ def document_title(metadata: Mapping[str, Any]) -> str:
     return title[:_LONGEST_TITLE]
 
 
+_OPENAI, _ANTHROPIC = "OpenAI clients", "Anthropic clients"
+
+
 class PromptRecorder:
     """Records chat prompts: their system message, and the blocks of their last user message."""
 
@@ -477,7 +462,7 @@ class PromptRecorder:
         self,
         recorder: TraceRecorder,
         read_context: ReadContext = paragraphs,
-        source: str = "OpenAI clients",
+        source: str = _OPENAI,
     ) -> None:
         self._recorder = recorder
         self._source = source
@@ -543,17 +528,17 @@ def record_client(
             f"anthropic.AsyncAnthropic, not {describe(client)}"
         )
     checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
-    if completions is None:
-        assert messages is not None, "one of the two"
-        prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
-        messages.create = _noting(messages.create, prompts)
-        messages.stream = _noting(messages.stream, prompts)
-        return client
-    prompts = PromptRecorder(recorder, read_context)
-    completions.create = _noting(completions.create, prompts)
-    responses = getattr(client, "responses", None)
-    if responses is not None:
-        responses.create = _noting(responses.create, prompts)
+    parts, names, source = [messages], ["create", "stream"], _ANTHROPIC
+    if completions is not None:
+        parts, names, source = (
+            [completions, getattr(client, "responses", None)],
+            ["create"],
+            _OPENAI,
+        )
+    prompts = PromptRecorder(recorder, read_context, source)
+    for part in parts:
+        for name in names if part is not None else ():
+            setattr(part, name, _noting(getattr(part, name), prompts))
     return client
 
 
@@ -583,9 +568,6 @@ def recording_anthropic(
     # its stream() does not call create(), as OpenAI's does
     with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
         yield
-
-
-_ANTHROPIC = "Anthropic clients"
 
 
 @contextmanager

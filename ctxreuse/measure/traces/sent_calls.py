@@ -63,13 +63,10 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
     tools = sent.get("tools", (list,), [])
     if not all(isinstance(one, str) for one in tools):
         sent.fail("field 'tools' must hold strings")
-    counts = {name: sent.count(name, None) for name in _COUNTS}
+    counts = {name: sent.natural(name, None) for name in _COUNTS}
     marks = sent.get("marks", (dict,), {})
     placed = JsonLine(f"{sent.place}, in 'marks'", marks)
-    numbers = {name: placed.count(name, 0) for name in MARKED_PLACES}
-    for name, count in (*counts.items(), *numbers.items()):
-        if count is not None and count < 0:
-            sent.fail(f"field {name!r} must be an integer from 0")
+    numbers = {name: placed.natural(name, 0) for name in MARKED_PLACES}
     return SentCall(
         model=sent.get("model", (str,), ""),
         key=sent.get("key", (str,), ""),

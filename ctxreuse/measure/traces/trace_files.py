@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, describe
-from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, read_lines
+from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
@@ -43,6 +44,20 @@ class TraceRequest:
     marks: tuple[int, ...] | None = None
     in_run: bool | None = None
     front: str | None = None
+
+
+def request_fields(line: JsonLine) -> dict[str, Any]:
+    """Return what lines of traces and of plans say alike of a request."""
+    return {
+        "request_id": line.get("request_id", (str, int)),
+        "query": line.get("query", (str,), ""),
+        "conversation_id": line.get("conversation_id", (str, int), None),
+        "turn": line.count("turn", 0),
+        "tenant": line.get("tenant", (str,), ""),
+        "system": line.get("system", (str,), None),
+        "timestamp_ms": line.time_ms("timestamp", None),
+        "sent": sent_call_of(line),
+    }
 
 
 def block_tokens(block: ContextBlock) -> int:
@@ -95,23 +110,13 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                     "add it there, or pass the corpus that the trace was made with"
                 )
             blocks.append(block)
-        output_tokens = line.count("output_tokens", None)
-        if output_tokens is not None and output_tokens < 0:
-            line.fail("field 'output_tokens' must be an integer from 0")
         trace.append(
             TraceRequest(
-                request_id=request_id,
-                query=line.get("query", (str,), ""),
                 blocks=tuple(blocks),
-                conversation_id=line.get("conversation_id", (str, int), None),
-                turn=line.count("turn", 0),
-                tenant=line.get("tenant", (str,), ""),
-                system=line.get("system", (str,), None),
-                timestamp_ms=line.time_ms("timestamp", None),
-                output_tokens=output_tokens,
-                sent=sent_call_of(line),
+                output_tokens=line.natural("output_tokens", None),
                 marks=line.marks("marks", len(blocks)),
                 in_run=line.get("in_run", (bool,), None),
+                **request_fields(line),
             )
         )
     return trace
