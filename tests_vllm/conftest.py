@@ -39,7 +39,7 @@ def no_event_loop_is_left() -> Iterator[None]:
     """Close the event loops that libraries and plugins open in the main thread and leave."""
     yield
     for one in gc.get_objects():
-        if isinstance(one, asyncio.BaseEventLoop) and not (one.is_closed() or one.is_running()):
+        if isinstance(one, asyncio.BaseEventLoop) and not (one.is_closed() or one.isrunning()):
             one.close()
 
 
@@ -69,7 +69,7 @@ def engine() -> Iterator[Engine]:
     if given:
         yield Engine(given)
         return
-    with _running(ServerOptions(port=free_port())) as server:
+    with running(ServerOptions(port=free_port())) as server:
         yield Engine(server.base_url)
 
 
@@ -79,7 +79,7 @@ def small_server_options() -> Iterator[ServerOptions]:
     options = ServerOptions(
         port=free_port(), kv_cache_tokens=SMALL_CACHE_TOKENS, kv_events=LOCAL_SOCKETS
     )
-    with _running(options):
+    with running(options):
         yield options
 
 
@@ -96,7 +96,7 @@ def small_engine(small_server: Server) -> Engine:
 
 
 @contextmanager
-def _running(options: ServerOptions) -> Iterator[Server]:
+def running(options: ServerOptions) -> Iterator[Server]:
     """Run a server as long as the block does, however often a test restarts it."""
     if not (HOME / "installed").exists():
         pytest.skip("vLLM is not installed here: make vllm")

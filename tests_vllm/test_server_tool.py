@@ -77,5 +77,5 @@ def test_subscribers_connect_to_where_the_server_publishes() -> None:
     assert options.events_endpoint == "tcp://127.0.0.1:5557"
     assert options.replay_endpoint == "tcp://127.0.0.1:5558"
     local = ServerOptions(port=8123, kv_events=LOCAL_SOCKETS)
-    assert (local.events_endpoint or "").endswith("/servers/8123.events")
+    assert (local.events_endpoint or "").endswith("/8123.events")
     assert ServerOptions().events_endpoint is None

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -30,6 +31,8 @@ LOCAL_SOCKETS = -1
 """Instead of a port for events: sockets in the file system, which only this machine reaches."""
 
 _STATE = HOME / "servers"
+# not there: paths of sockets have to be short
+_SOCKETS = Path(tempfile.gettempdir()) / f"ctxreuse-vllm-{getattr(os, 'getuid', int)()}"
 _MODULE = "vllm.entrypoints.openai.api_server"
 _LONGEST_SOCKET_PATH = 100  # 107 on Linux, 103 on macOS
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -84,7 +87,7 @@ class ServerOptions:
         if self.kv_events is None:
             return None
         if self.kv_events == LOCAL_SOCKETS:
-            return f"ipc://{_STATE}/{self.port}.{name}"
+            return f"ipc://{_SOCKETS}/{self.port}.{name}"
         return f"{tcp}{self.kv_events + offset}"
 
     def arguments(self, folder: Path) -> list[str]:
@@ -244,7 +247,7 @@ def _check(options: ServerOptions) -> None:
     if local.startswith("/") and len(local) > _LONGEST_SOCKET_PATH:
         raise SetupError(
             f"{local} is too long a path for a socket; give --kv-events a port, or set "
-            "CTXREUSE_VLLM_HOME to a folder with a shorter path"
+            "TMPDIR to a folder with a shorter path"
         )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
@@ -260,6 +263,7 @@ def _check(options: ServerOptions) -> None:
 
 def _launch(options: ServerOptions, folder: Path) -> Server:
     _STATE.mkdir(parents=True, exist_ok=True)
+    _SOCKETS.mkdir(mode=0o700, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     cache_bytes = (
         options.blocks * options.block_size * known_model(options.model).kv_bytes_per_token
