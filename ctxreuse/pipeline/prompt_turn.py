@@ -302,7 +302,7 @@ class PromptPlanner:
         before = context.message[: context.start]
         if edit is not None:  # another context stands before this one in the same text
             before = edit.applied(context.message, self._planner.templates)
-        ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked()
+        ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
         return ContextRequest(
             [blocks[place] for place in ranked],

@@ -251,7 +251,10 @@ class ReuseChatModel(DelegatingChatModel):
                 messages = self._convert_input(value).to_messages()
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
-            found = self._read(messages, arguments, CarriedRequest(own, scope_from_config(own)))
+            request = CarriedRequest(own, scope_from_config(own))
+            found = self._gateway.attempt(
+                partial(self._read, messages, arguments, request), lambda: None
+            )
             if found is not None:
                 read[position] = found
         positions = list(read)
@@ -365,23 +368,20 @@ class ReuseChatModel(DelegatingChatModel):
         arguments: Mapping[str, Any],
         request: CarriedRequest,
         run: BaseRunManager | None = None,
-    ) -> tuple[PromptTexts, ScopedPrompt] | None:
-        """Return a prompt's texts, and what is to be planned; None if it cannot be read."""
-
-        def read() -> tuple[PromptTexts, ScopedPrompt]:
-            texts = prompt_texts(messages, arguments)
-            root = run_documents().root_of((run and run.parent_run_id) or request.config)
-            rendered_only = not self.find_retrieved
-            given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
-            return texts, given
-
-        return self._gateway.attempt(read, lambda: None)
+    ) -> tuple[PromptTexts, ScopedPrompt]:
+        """Return a prompt's texts, and what is to be planned."""
+        texts = prompt_texts(messages, arguments)
+        root = run_documents().root_of((run and run.parent_run_id) or request.config)
+        rendered_only = not self.find_retrieved
+        given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
+        return texts, given
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
-        texts, prompt = self._read(messages, arguments, self._carried, run) or (None, None)
+        read = partial(self._read, messages, arguments, self._carried, run)
+        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
         planned = self._batch.take(texts) if self._batch and texts else None
         if prompt is not None:
             planned = self._gateway.plan(planned or prompt)
@@ -391,7 +391,8 @@ class ReuseChatModel(DelegatingChatModel):
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
-        texts, prompt = self._read(messages, arguments, self._carried, run) or (None, None)
+        read = partial(self._read, messages, arguments, self._carried, run)
+        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
         planned = self._batch.take(texts) if self._batch and texts else None
         if prompt is not None:
             planned = await self._gateway.aplan(planned or prompt)
@@ -423,7 +424,9 @@ class ReuseChatModel(DelegatingChatModel):
         scope: RequestScope,
     ) -> _Outgoing:
         """Return planned texts, in parts with marks where the cache has any, and options."""
-        options = {**arguments, **self._request_options(arguments, scope, planned)}
+        options = dict(arguments)
+        if self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed:
+            options |= self._request_options(arguments, scope, planned)
         if texts is None or planned is None:
             return planned, messages, options
         sent = texts.with_texts(planned.texts)
