@@ -470,11 +470,12 @@ class ReuseChatModel(DelegatingChatModel):
         known = self._given(arguments, names) if self.planner.cache.is_routed else {}
         at_model = getattr(self.inner, "model_kwargs", None) or {}
         # a call's replaces the model's, so both are merged
-        body, headers = (
-            arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
+        given = {
+            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
             for name in ("extra_body", "extra_headers")
-        )
-        return settings.added(planned, scope, known, body, headers)
+        }
+        added = settings.added(planned, scope, known, *given.values())
+        return {name: {**given[name], **more} for name, more in added.items()}
 
 
 @lru_cache(maxsize=256)
