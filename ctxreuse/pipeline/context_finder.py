@@ -30,11 +30,14 @@ class Context(NamedTuple):
     blocks: list[ContextBlock]  # of labelled texts what stands under the label
     is_labelled: bool  # each text stands under a label of ours
     separator: str  # between each two
+    ranked: list[int]  # the places of the texts, best first: as their list ranks them, if ours
 
     @classmethod
     def of(cls, message: str, spans: Sequence[KnownSpan], held: TextList | None) -> Context:
         """Return known texts as a context."""
-        known = [one.known for one in spans]
+        known, ranked = [one.known for one in spans], list(range(len(spans)))
+        if held is not None and held.take_back is not None:
+            ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         return cls(
             message,
             tuple(spans),
@@ -45,15 +48,8 @@ class Context(NamedTuple):
             [one.block for one in known],
             all(one.form.block is not None for one in known),
             message[spans[0].end : spans[1].start],
+            ranked,
         )
-
-    def ranked(self) -> list[int]:
-        """Return the places of the texts, best first: as their list ranks them, if that is ours."""
-        places = list(range(len(self.spans)))
-        held = self.held
-        if held is None or held.take_back is None:
-            return places
-        return sorted(places, key=lambda place: self.spans[place].known.rank_in(held) or 0)
 
 
 class FoundContexts(NamedTuple):

@@ -79,7 +79,7 @@ class EngineOptions(NamedTuple):
         body: Mapping[str, Any],
         headers: Mapping[str, Any],
     ) -> dict[str, dict[str, Any]]:
-        """Return `extra_body` and `extra_headers` with salt, cache key and session id added.
+        """Return what to add to `extra_body` and `extra_headers`: salt, cache key, session id.
 
         What the user has set stays: in the body, beside it (`known`), and in headers.
         """
@@ -91,9 +91,9 @@ class EngineOptions(NamedTuple):
         if self.cache.is_routed:
             more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
         session = self._session(scope, groups)
-        options = {"extra_body": {**body, **more}} if more else {}
+        options = {"extra_body": more} if more else {}
         if session is not None and self.header.lower() not in map(str.lower, headers):
-            options["extra_headers"] = {**headers, self.header: session}
+            options["extra_headers"] = {self.header: session}
         return options
 
     def _session(self, scope: RequestScope, groups: Sequence[tuple[str, ...]]) -> str | None:

@@ -141,10 +141,6 @@ class KnownTexts:
             "planned_messages": self._planned.size,
         }
 
-    def knows(self, tenant: str) -> bool:
-        """Return whether any text of a tenant is known."""
-        return tenant in self._beginnings
-
     def add(
         self,
         tenant: str,

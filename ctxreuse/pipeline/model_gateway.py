@@ -63,7 +63,7 @@ class ModelGateway:
         One that a batch has planned waits for its leader alone.
         """
         if isinstance(prompt, PlannedPrompt):
-            return self._in_turn(self._entered(prompt))
+            return prompt if prompt.use is None else self._in_turn(self._entered(prompt))
         opened = self._opened(prompt)
         if not opened.contexts:  # it gains nothing by waiting for others
             return self._scheduled([opened])[0].result

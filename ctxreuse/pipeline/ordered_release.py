@@ -152,10 +152,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            line = self._lanes[lane]
-            while line and line[0][2].state is not SlotState.WAITING:  # it was given up
-                heappop(line)
-            return bool(line)
+            return self._head(self._lanes[lane]) is not None
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
@@ -233,22 +230,26 @@ class OrderedQueue(Generic[_Item, _Result]):
         """Return whether the next call waits in the event loop of the one released last."""
         if loop is None:
             return False
-        lane = self._lanes[self._next_lane % len(self._lanes)]
-        while lane and lane[0][2].state is not SlotState.WAITING:
-            heappop(lane)
-        return bool(lane) and lane[0][2].loop is loop
+        head = self._head(self._lanes[self._next_lane % len(self._lanes)])
+        return head is not None and head.loop is loop
 
     def _first(self) -> Slot[_Item, _Result] | None:
         """Take the first waiting call out of its lane; the lanes take turns."""
         for step in range(len(self._lanes)):
             number = (self._next_lane + step) % len(self._lanes)
-            lane = self._lanes[number]
-            while lane:
-                *_, slot = heappop(lane)
-                if slot.state is SlotState.WAITING:
-                    self._next_lane = number + 1
-                    return slot
+            slot = self._head(self._lanes[number])
+            if slot is not None:
+                heappop(self._lanes[number])
+                self._next_lane = number + 1
+                return slot
         return None
+
+    @staticmethod
+    def _head(lane: list[tuple[int, int, Slot[_Item, _Result]]]) -> Slot[_Item, _Result] | None:
+        """Return the first call that waits in a lane; those that were given up leave it."""
+        while lane and lane[0][2].state is not SlotState.WAITING:
+            heappop(lane)
+        return lane[0][2] if lane else None
 
 
 async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:

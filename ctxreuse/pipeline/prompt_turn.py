@@ -302,7 +302,7 @@ class PromptPlanner:
         before = context.message[: context.start]
         if edit is not None:  # another context stands before this one in the same text
             before = edit.applied(context.message, self._planner.templates)
-        ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked()
+        ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
         return ContextRequest(
             [blocks[place] for place in ranked],
@@ -470,7 +470,9 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
     between = separator if not separator.strip() else "\n\n"
     groups = [_Group((Slice(start, context.start),)), *_turn_groups(plan, own, joint, between)]
     groups += [_Group((joint, one)) for one in repeats]
-    behind = context.end + len(_closing(context))
+    closing = _CLOSING_TAGS.match(separator)  # tags behind the last text, as behind each other one
+    is_closed = closing and context.message.startswith(closing[0], context.end)
+    behind = context.end + (len(closing[0]) if closing and is_closed else 0)
     groups.append(_Group((Slice(context.end, behind),)))
     if plan.order_annotation is not None and (
         context.is_labelled or not have_own_numbers(context.texts)
@@ -499,14 +501,6 @@ def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | No
                 length = 0
     group_names = shard_of(plan) if plan.cache.is_routed else ()
     return Edit(tuple(pieces), tuple(cuts), tuple(marks), group_names)
-
-
-def _closing(context: Context) -> str:
-    """Return the tags behind the last text that stand behind each other one, too."""
-    closing = _CLOSING_TAGS.match(context.separator)
-    if closing is None or not context.message.startswith(closing[0], context.end):
-        return ""
-    return closing[0]
 
 
 def _first_new(roles: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -41,14 +41,10 @@ class CarriedRequest:
     config: RunnableConfig
     scope: RequestScope
 
-    def serving(self) -> AbstractContextManager[RequestScope]:
-        """Say whose request the code inside serves, for whatever the component calls."""
-        return serving(self.scope)
-
     def steps(self, steps: Generator[_Step, None, None]) -> Generator[_Step, None, None]:
         """Yield what a generator yields; it runs in this request's context, not the reader's."""
         with closing(steps):
-            with self.serving():
+            with serving(self.scope):
                 try:
                     first = next(steps)
                 except StopIteration:
@@ -59,7 +55,7 @@ class CarriedRequest:
     async def asteps(self, steps: AsyncGenerator[_Step, None]) -> AsyncGenerator[_Step, None]:
         """Yield what an asynchronous generator yields, as `steps` does."""
         async with aclosing(steps):
-            with self.serving():
+            with serving(self.scope):
                 try:
                     first = await anext(steps)
                 except StopAsyncIteration:
@@ -83,9 +79,9 @@ class RequestCarrier(BaseModel):
         copy = self.model_copy()
         # a stream without chunks invokes its copy when it is read, maybe in another context
         request = self._request
-        with nullcontext() if request is None else request.serving():
+        with nullcontext() if request is None else serving(request.scope):
             whole = ensure_config(config)
-            copy._request = CarriedRequest(whole, _scope_in(whole))
+            copy._request = CarriedRequest(whole, scope_from_config(whole))
         return copy
 
     @property
@@ -95,7 +91,7 @@ class RequestCarrier(BaseModel):
         if request is not None:
             return request
         config = ensure_config()
-        return CarriedRequest(config, _scope_in(config))
+        return CarriedRequest(config, scope_from_config(config))
 
 
 def on_carrying_copy(method: _Method) -> _Method:
@@ -126,19 +122,14 @@ class CarryingRetriever(RequestCarrier, BaseRetriever):
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     """Return a call's tenant, conversation and history: by config, else `request_context`."""
-    return _scope_in(ensure_config(config))
-
-
-def _scope_in(config: RunnableConfig) -> RequestScope:
-    """Return what `scope_from_config` does of a config that has all keys."""
-    configurable: Mapping[str, Any] = config.get("configurable", {})
-    thread, history = configurable.get("thread_id"), configurable.get("history")
+    configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
+    tenant, thread, history = map(configurable.get, ("tenant", "thread_id", "history"))
     if history is not None:
         history = _fail_open.attempt(
             lambda: history_as_openai(configurable["history"]), lambda: None
         )
     return current_scope().inside(
-        tenant=_named_tenant(configurable),
+        tenant=None if tenant is None else str(tenant),
         conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
         history=history,
     )
@@ -146,13 +137,8 @@ def _scope_in(config: RunnableConfig) -> RequestScope:
 
 def tenant_from_config() -> str | None:
     """Return the tenant of a call, as `scope_from_config` does."""
-    tenant = _named_tenant(ensure_config().get("configurable", {}))
-    return current_scope().tenant if tenant is None else tenant
-
-
-def _named_tenant(configurable: Mapping[str, Any]) -> str | None:
-    tenant = configurable.get("tenant")
-    return None if tenant is None else str(tenant)
+    tenant = ensure_config().get("configurable", {}).get("tenant")
+    return current_scope().tenant if tenant is None else str(tenant)
 
 
 def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:

@@ -92,6 +92,28 @@ async def test_other_memory_blocks_and_the_system_message_keep_their_text():
     assert [text for _, text in shown(third)] == ["", "", "", "", "efg"]
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+    placement, is_stored
+):
+    block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)
+    [other] = await turns(
+        reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=is_stored
+    )
+    memory = reuse_memory(block, chat_store=ListChatStore())
+    asked = ["ab one?", "cd two?", "gef three?", "g four?"]
+    *_, third, fourth = await turns(memory, asked, is_stored=is_stored)
+    opening = shown(other) if is_stored else shown(other)[:-1]  # without its question
+    assert shown(third)[: len(opening)] == opening
+    assert (third[0].content or "").startswith((other[0].content or "").removesuffix("efg zero?"))
+    assert "".join(text for _, text in shown(third)) == "efg"
+    assert (third[-1].content or "").endswith("gef three?")
+    assert [one.content for one in fourth[: len(third)]] == [one.content for one in third]
+    assert "".join(text for _, text in shown(fourth)) == "efg"
+    assert await memory.aget() == await memory.aget()
+
+
 @pytest.mark.parametrize("wrong", ["user", 3, None])
 def test_another_place_is_refused(wrong):
     with pytest.raises((InvalidRequestError, ValueError), match="placement"):

@@ -302,9 +302,9 @@ def test_a_plan_of_ours_ranks_its_texts_wherever_they_stand():
     found = contexts_in(known, "", "\n".join([C, A, B]), "run")
     assert found is not None
     [context] = found.contexts
-    assert context.ranked() == [1, 2, 0]
+    assert context.ranked == [1, 2, 0]
     [context] = found_in("\n".join([C, A, B]), [A, B, C]).contexts
-    assert context.ranked() == [0, 1, 2], "a retriever's best stand first in its prompt"
+    assert context.ranked == [0, 1, 2], "a retriever's best stand first in its prompt"
 
 
 def test_labelled_texts_are_blocks_without_their_label():

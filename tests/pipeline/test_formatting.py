@@ -77,7 +77,7 @@ def test_what_was_planned_is_as_good_when_it_is_rendered():
     shown = contexts_in(known_texts(), "", join("abc"))
     assert shown is not None
     [context] = shown.contexts
-    assert context.ranked() == [1, 2, 0]
+    assert context.ranked == [1, 2, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import Field, PrivateAttr, StrictBool, ValidationInfo, field_validator
 
-from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.scope import RequestScope, serving
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
     EngineOptions,
@@ -202,7 +202,8 @@ class ReuseChatModel(DelegatingChatModel):
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
         with self._planned_batch(inputs, config, kwargs) as batch:
             options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
-            calling = self._calling(batch)
+            calling = self.model_copy()
+            calling._batch = batch
             ask = DelegatingChatModel.batch_as_completed  # this class's plans again
             found: Any = ask(calling, batch.inputs, batch.configs, **options)
             for number, answer in found:
@@ -219,7 +220,8 @@ class ReuseChatModel(DelegatingChatModel):
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
         with await planned_aside(work, len(inputs)) as batch:
-            calling = self._calling(batch)
+            calling = self.model_copy()
+            calling._batch = batch
 
             async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
                 try:
@@ -243,30 +245,22 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> PlannedBatch:
         """Return a batch's inputs, planned together; those that are not planned go last."""
         configs = get_config_list(config, len(inputs)) if inputs else []
-        texts: dict[int, PromptTexts] = {}
-        prompts: list[ScopedPrompt] = []
-        for position, value in enumerate(inputs):
+        read: dict[int, tuple[PromptTexts, ScopedPrompt]] = {}
+        for position, (value, own) in enumerate(zip(inputs, configs, strict=True)):
             try:
                 messages = self._convert_input(value).to_messages()
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
-            found = _texts(messages, arguments, self._gateway)
+            request = CarriedRequest(own, scope_from_config(own))
+            found = self._gateway.attempt(
+                partial(self._read, messages, arguments, request), lambda: None
+            )
             if found is not None:
-                texts[position] = found
-                request = CarriedRequest(configs[position], scope_from_config(configs[position]))
-                prompts.append(self._scoped(found, request))
-        said = list(texts.items())
-        planned = {
-            said[one.position][0]: (said[one.position][1], one)
-            for one in self._gateway.plan_batch(prompts)
-        }
+                read[position] = found
+        positions = list(read)
+        plans = self._gateway.plan_batch([prompt for _, prompt in read.values()])
+        planned = {(at := positions[one.position]): (read[at][0], one) for one in plans}
         return PlannedBatch(inputs, configs, planned, self._gateway)
-
-    def _calling(self, batch: PlannedBatch) -> Self:
-        """Return a copy that makes the calls of a batch."""
-        copy = self.model_copy()
-        copy._batch = batch
-        return copy
 
     # The private methods send what LangChain hands to them: planned, in the planned order.
 
@@ -278,7 +272,7 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        with self._gateway.calling(planned) as read, self._carried.serving():
+        with self._gateway.calling(planned) as read, serving(self._carried.scope):
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = run_manager
             result = self.inner._generate(sent, stop=stop, **arguments)
@@ -294,7 +288,7 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        with self._gateway.calling(planned) as read, self._carried.serving():
+        with self._gateway.calling(planned) as read, serving(self._carried.scope):
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = run_manager
             result = await self.inner._agenerate(sent, stop=stop, **arguments)
@@ -368,42 +362,41 @@ class ReuseChatModel(DelegatingChatModel):
             async for step in within:
                 yield step
 
-    def _scoped(
+    def _read(
         self,
-        texts: PromptTexts,
+        messages: Sequence[BaseMessage],
+        arguments: Mapping[str, Any],
         request: CarriedRequest,
         run: BaseRunManager | None = None,
-    ) -> ScopedPrompt:
-        """Return a prompt with its scope, and the run that sends it."""
-        around = (run.parent_run_id if run is not None else None) or request.config
-        root = self._gateway.attempt(lambda: run_documents().root_of(around), lambda: None)
-        return ScopedPrompt(texts.parts, request.scope, root, not self.find_retrieved, texts.beside)
+    ) -> tuple[PromptTexts, ScopedPrompt]:
+        """Return a prompt's texts, and what is to be planned."""
+        texts = prompt_texts(messages, arguments)
+        root = run_documents().root_of((run and run.parent_run_id) or request.config)
+        rendered_only = not self.find_retrieved
+        given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
+        return texts, given
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
-        texts, prompt = self._prompt(messages, arguments, run)
-        planned = None if prompt is None else self._gateway.plan(prompt)
+        read = partial(self._read, messages, arguments, self._carried, run)
+        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
+        planned = self._batch.take(texts) if self._batch and texts else None
+        if prompt is not None:
+            planned = self._gateway.plan(planned or prompt)
         return self._with_plan(messages, arguments, texts, planned)
 
     async def _aoutgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
-        texts, prompt = self._prompt(messages, arguments, run)
-        planned = None if prompt is None else await self._gateway.aplan(prompt)
+        read = partial(self._read, messages, arguments, self._carried, run)
+        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
+        planned = self._batch.take(texts) if self._batch and texts else None
+        if prompt is not None:
+            planned = await self._gateway.aplan(planned or prompt)
         return self._with_plan(messages, arguments, texts, planned)
-
-    def _prompt(
-        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
-    ) -> tuple[PromptTexts | None, ScopedPrompt | PlannedPrompt | None]:
-        """Return a prompt's texts, and what is to be planned, or what a batch has planned."""
-        texts = _texts(messages, arguments, self._gateway)
-        if texts is None:
-            return None, None
-        planned = None if self._batch is None else self._batch.take(texts)
-        return texts, planned or self._scoped(texts, self._carried, run)
 
     def _with_plan(
         self,
@@ -431,7 +424,9 @@ class ReuseChatModel(DelegatingChatModel):
         scope: RequestScope,
     ) -> _Outgoing:
         """Return planned texts, in parts with marks where the cache has any, and options."""
-        options = {**arguments, **self._request_options(arguments, scope, planned)}
+        options = dict(arguments)
+        if self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed:
+            options |= self._request_options(arguments, scope, planned)
         if texts is None or planned is None:
             return planned, messages, options
         sent = texts.with_texts(planned.texts)
@@ -475,18 +470,12 @@ class ReuseChatModel(DelegatingChatModel):
         known = self._given(arguments, names) if self.planner.cache.is_routed else {}
         at_model = getattr(self.inner, "model_kwargs", None) or {}
         # a call's replaces the model's, so both are merged
-        body, headers = (
-            arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
+        given = {
+            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
             for name in ("extra_body", "extra_headers")
-        )
-        return settings.added(planned, scope, known, body, headers)
-
-
-def _texts(
-    messages: Sequence[BaseMessage], arguments: Mapping[str, Any], gateway: ModelGateway
-) -> PromptTexts | None:
-    """Return the texts of a prompt; None if they cannot be read."""
-    return gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
+        }
+        added = settings.added(planned, scope, known, *given.values())
+        return {name: {**given[name], **more} for name, more in added.items()}
 
 
 @lru_cache(maxsize=256)

@@ -412,10 +412,11 @@ class ReuseLLM(DelegatingLLM):
             self.session_header,
             self.salt_key,
         )
-        body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
+        own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
         known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
-        added = settings.added(planned, scope, known, body, headers)
-        return {**given, **self._always_sent, **added}
+        added = settings.added(planned, scope, known, *own.values())
+        sent = {name: {**added.get(name, {}), **one} for name, one in own.items()}
+        return {**given, **{name: one for name, one in sent.items() if one}}
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)

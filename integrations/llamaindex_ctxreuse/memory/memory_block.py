@@ -253,6 +253,14 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return content
         return "\n\n".join(block.text for block in made.plan.request.blocks)
 
+    def found_in_front(self, content: str) -> int:
+        """Return how many tokens of a `content` a conversation finds that begins with it."""
+        made = self._made(content)
+        if made is None:
+            return 0
+        first = replace(made.plan.request, history=None)
+        return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
+
     def _made(self, content: str) -> _Content | None:
         """Return what a text of the surrounding tenant and conversation was made of."""
         scope = current_scope()

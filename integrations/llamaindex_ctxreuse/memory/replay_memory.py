@@ -174,16 +174,30 @@ class ReplayMemory(Memory):
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         content = await self._content(turns, known, block_kwargs)
+        opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
-            known = {}
-            content = await self._content(turns, known, block_kwargs)
+            opening, known = self._better_place(turns, content), {}
+            content = await self._content(turns, known, block_kwargs, opens=opening is not None)
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         with request_context(conversation_id=self._conversation_id()):
             fitting = await self._truncate_memory_blocks(
                 content, self._tokens(content.values()), others
             )
         inserted = await self._placed(fitting, is_first=not known, is_alone=turns.is_new)
+        if opening is not None:  # and nothing for this turn, which is served so
+            return {opening: inserted, turns.place: _Addition()}
         return {**known, turns.place: inserted}
+
+    def _better_place(self, turns: _PlacedHistory, content: Mapping[str, Any]) -> bytes | None:
+        """Return where a first turn shows memories, if more is found there than was said since."""
+        if turns.opening is None or len(self.memory_blocks) != 1:
+            return None
+        [block] = self.memory_blocks
+        if not isinstance(block, ReuseMemoryBlock):
+            return None
+        with request_context(conversation_id=self._conversation_id()):
+            found = block.found_in_front(content.get(block.name, ""))
+        return turns.opening if found > self._tokens(turns.before_the_turn({})) else None
 
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
@@ -234,9 +248,11 @@ class ReplayMemory(Memory):
         turns: _PlacedHistory,
         known: _Insertions,
         block_kwargs: dict[str, Any],
+        *,
+        opens: bool = False,
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name."""
-        sent = turns.before_the_turn(known)
+        sent = [] if opens else turns.before_the_turn(known)
         history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
         # as paragraphs of their own, which the template's words may keep them from being
         texts = [text for one in known.values() for text in one.texts]
@@ -306,6 +322,14 @@ class _PlacedHistory:
     def is_new(self) -> bool:
         """Whether the current turn's question is not stored yet, or nothing was asked."""
         return self._turn >= self._stored
+
+    @property
+    def opening(self) -> bytes | None:
+        """The place of a first turn's memories; None where nothing was asked first, or but now."""
+        roles = [message.role for message in self.messages]
+        first = next((n for n, role in enumerate(roles) if role != MessageRole.SYSTEM), self._turn)
+        is_asked = first < self._turn and roles[first] == MessageRole.USER
+        return self._place(first) if is_asked else None
 
     @property
     def places(self) -> list[bytes]:
