@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +27,6 @@ from ctxreuse.measure.results.tables import (
     cache_words,
     engine_table,
     first_token_seconds,
-    grid,
     in_words,
     interval_words,
     reached,
@@ -88,10 +88,12 @@ def more_tables(measured: Measured, *, is_scored: bool) -> Iterator[Table]:
     for runs in (policies, sessions, ablations) if is_scored else ():
         if any(run.answers for run in runs):
             yield from _score_table(runs, measured.references)
+    if results.part(Part.k):
+        yield _ks(results)
     if sessions:
         size = cache_words(sessions[0].capacity_tokens)
         title = f"Hit ratio by conversations at a time, with {size}"
-        yield grid(title, sessions, lambda run: str(run.sessions))
+        yield _grid(title, sessions, lambda run: str(run.sessions))
     if any(run.first_token_s for run in sessions):
         yield engine_table("Conversations at a time, as the engine reported", sessions, _at_a_time)
     if any(run.first_token_s for run in ablations):
@@ -103,6 +105,31 @@ def more_tables(measured: Measured, *, is_scored: bool) -> Iterator[Table]:
         }
         columns = {"": lambda run: run.policy} | reached(policies)
         yield Table.of_groups("One idea less", groups, columns)
+
+
+def _ks(results: Results) -> Table:
+    """Return hit ratios by blocks a request, and how much of them had been sent before."""
+    more = "" if results.level == "blocks" else ", of block tokens alone"
+    more += "; histories come on top" if results.trace.conversations else ""
+    bounds = {str(k): f"{share:.3f}" for k, share in results.bounds}
+    shown = _grid("Hit ratio by blocks a request", results.part(Part.k), lambda run: str(run.k))
+    last = (f"reuse bound{more}", *(bounds.get(name, "") for name in shown.head[1:]))
+    return Table(shown.title, shown.head, (*shown.rows, last))
+
+
+def _grid(title: str, runs: Runs, column: Callable[[RunResult], str]) -> Table:
+    """Return a table of hit ratios with a row a policy and a column for each value."""
+    ratios: dict[str, dict[str, str]] = {}
+    for run in runs:
+        ratios.setdefault(run.policy, {})[column(run)] = f"{run.total.hit_ratio:.3f}"
+
+    def cell(name: str, row: tuple[str, Mapping[str, str]]) -> str:
+        return row[1].get(name, "")
+
+    columns: dict[str, Callable[[tuple[str, Mapping[str, str]]], str]] = {
+        name: partial(cell, name) for name in dict.fromkeys(map(column, runs))
+    }
+    return Table.of(title, ratios.items(), {next(iter(POLICY)): lambda row: row[0]} | columns)
 
 
 def _at_a_time(run: RunResult) -> str:
@@ -136,16 +163,41 @@ def _score_table(runs: Runs, references: Mapping[str, Sequence[str]]) -> Iterato
 
 
 def more_charts(results: Results) -> list[Chart]:
-    """Return the chart of conversations at a time, if that was measured."""
-    runs = results.part(Part.sessions)
-    if not runs:
-        return []
-    words = (
-        "The more take turns, the longer until one's history is needed again: a cache that is too "
-        "small for all of them has lost it by then."
-    )
-    title = "Hit ratio and conversations at a time"
-    return [Chart("sessions", title, words, lambda axes: _draw_sessions(axes, runs))]
+    """Return the charts of blocks a request and of conversations at a time, where measured."""
+    runs, over_k = results.part(Part.sessions), results.part(Part.k)
+    found = []
+    if over_k:
+        words = (
+            "The dotted line is the reuse bound: the share of the block tokens that had been sent "
+            "before, in whatever place."
+        )
+        found += [
+            Chart(
+                "blocks",
+                "Hit ratio and blocks a request",
+                words,
+                lambda axes: _draw_ks(axes, over_k, results.bounds),
+            )
+        ]
+    if runs:
+        words = (
+            "The more take turns, the longer until one's history is needed again: a cache that is "
+            "too small for all of them has lost it by then."
+        )
+        title = "Hit ratio and conversations at a time"
+        found += [Chart("sessions", title, words, lambda axes: _draw_sessions(axes, runs))]
+    return found
+
+
+def _draw_ks(axes: Axes, runs: Runs, bounds: Sequence[tuple[int, float]]) -> None:
+    ks, shares = [k for k, _ in bounds], [share for _, share in bounds]
+    if ks:
+        axes.plot(ks, shares, color="#8c8c8c", linestyle=":")
+        place = min(shares[-1], 0.93) + 0.015
+        axes.text(ks[-1], place, "reuse bound", ha="right", alpha=0.8)
+    plot_policies(axes, runs, lambda run: run.k or 0)
+    axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
+    axes.set_xlabel("blocks a request at most")
 
 
 def _draw_sessions(axes: Axes, runs: Runs) -> None:

@@ -18,7 +18,7 @@ from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import CACHES, PRICES, option
-from ctxreuse.measure.replay.estimate import KS, TraceSummary, cut, deduplications, reuse_bounds
+from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import (
@@ -67,6 +67,22 @@ WORDS, BLOCKS = "words", "blocks"
 
 _Measured: TypeAlias = RunResult | BatchTooLargeError
 _Measure: TypeAlias = Callable[[Sequence[Run]], Iterable[_Measured]]
+
+
+KS = (3, 5, 10, 15)
+"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
+
+
+def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
+    """Return the trace that a retriever which finds k blocks a request would have given."""
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
+
+
+def _reuse_bounds(
+    trace: Sequence[TraceRequest], ks: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """Return for each k the share of the block tokens that had been sent before."""
+    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
 
 
 class Part(StrEnum):
@@ -262,7 +278,7 @@ def run(
         results,
         planned,
         workload.corpus,
-        bounds=reuse_bounds(workload.in_order(), ks),
+        bounds=_reuse_bounds(workload.in_order(), ks),
         settings=tuple(_settings(config, workload, summary)),
         notes=tuple(dict.fromkeys(notes)),
         cache_tokens=next(iter(config.capacity_tokens), None),

@@ -19,14 +19,13 @@ from served_engines import URL, served
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.replay.estimate import cut
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import POLICIES
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from public_data.benchmark import BenchConfig, Part, RunMatrix
+from public_data.benchmark import BenchConfig, Part, RunMatrix, cut
 from public_data.benchmark import run as run_bench
 from public_data.datasets import Dataset, Passage, Question
 from public_data.peers.frameworks import framework_policies

@@ -16,24 +16,17 @@ from test_estimate import replay
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.html_page import HtmlPage
-from ctxreuse.measure.replay.estimate import (
-    TraceSummary,
-    estimate,
-    estimate_over_k,
-    reuse_bounds,
-    shown,
-)
+from ctxreuse.measure.replay.estimate import TraceSummary, estimate, shown
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
 from ctxreuse.measure.report import page, write_pictures, write_report
-from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES
+from ctxreuse.measure.report.charts import OTHER_STYLES, POLICY_STYLES, charts
 from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
 
-CHARTS = {"hit-ratio", "prefilled", "first-token", "cache-size", "blocks", "tree"}
+CHARTS = {"hit-ratio", "prefilled", "cache-size", "tree"}
 HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
 
 
@@ -51,15 +44,13 @@ def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
     ]
     again = replay(trace)
     runs = list(estimate(again, capacities))
-    over_k = estimate_over_k(again, (1, 4))
     return results_of(
         "Some <trace>",
         "blocks",
         TraceSummary.of(trace),
-        [*runs, *(one for _, one in over_k)],
+        runs,
         shown(runs).planned,
         again.corpus,
-        bounds=reuse_bounds(trace, (1, 4)),
     )
 
 
@@ -99,14 +90,7 @@ def test_a_page_holds_all_it_shows(measured):
     assert "script" not in found.elements
     assert all(address.startswith("#") for address in found.addresses)
     assert "url(http" not in text
-    assert set(found.marks) == {
-        "hit-ratio",
-        "prefilled",
-        "first-token",
-        "cache-size",
-        "blocks",
-        "tree",
-    }
+    assert set(found.marks) == CHARTS
     assert all(marks > 15 for marks in found.marks.values())
     assert "Some &lt;trace&gt;" in text
     ids = re.findall(r' id="([^"]+)"', text)
@@ -147,7 +131,7 @@ def test_the_four_cards_count_the_same_thing(measured):
 
 def test_every_line_has_its_name_beside_it(measured):
     for chart in charts(measured):
-        if chart.name in ("tree", "first-token"):
+        if chart.name == "tree":
             continue
         axes = chart.figure().axes[0]
         names = "\n".join(text.get_text() for text in axes.texts)
@@ -264,7 +248,7 @@ def test_one_cache_size_needs_no_chart_of_sizes():
 
 def test_pictures_are_written(measured, tmp_path):
     paths = write_pictures(measured, tmp_path / "pictures")
-    assert len(paths) == 6
+    assert len(paths) == len(CHARTS)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 

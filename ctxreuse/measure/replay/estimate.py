@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy
-from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 
@@ -16,9 +15,6 @@ _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 """Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
 
 _MOST_SIZES = 4
-
-KS = (3, 5, 10, 15)
-"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +67,6 @@ class TraceSummary:
         return [None, *less[-_MOST_SIZES:]]
 
 
-def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
-    """Return the trace that a retriever which finds k blocks a request would have given."""
-    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
-
-
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[MeasuredPolicy] = POLICIES
 ) -> Iterator[RunResult]:
@@ -87,22 +78,6 @@ def estimate(
                     yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
                 except BatchTooLargeError:
                     break
-
-
-def estimate_over_k(
-    replay: Replay, ks: Sequence[int], policies: Sequence[MeasuredPolicy] = POLICIES
-) -> Iterator[tuple[int, RunResult]]:
-    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k."""
-    for k in ks:
-        shorter = replay.of(cut(replay.trace, k))
-        for policy in policies:
-            with suppress(BatchTooLargeError):
-                yield k, replace(shorter.run(policy), part=Part.k, k=k)
-
-
-def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """Return for each k the share of the block tokens that had been sent before."""
-    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
 
 
 def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:

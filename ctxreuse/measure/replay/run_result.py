@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields, replace
-from enum import StrEnum
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -21,11 +20,8 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 _Value = TypeVar("_Value")
 
 
-class Part(StrEnum):
-    """A part of what is measured; benchmarks may have others."""
-
-    policies = "policies"
-    k = "k"
+POLICIES_PART = "policies"
+"""The part of what is measured that compares policies; benchmarks have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Run:
     trace: Sequence[TraceRequest]
     deduplicate: bool = True
     capacity_tokens: int | None = None
-    part: str = Part.policies
+    part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
     workers: int = 1
@@ -86,7 +82,7 @@ class RunResult:
     planning_ms: float
     prompt_tokens: tuple[int, ...]
     cached_tokens: tuple[int, ...]
-    part: str = Part.policies
+    part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
     workers: int = 1

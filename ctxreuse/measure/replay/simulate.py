@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
@@ -117,10 +117,6 @@ class Replay:
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
     cache: CacheRules = DEFAULT_CACHE
-
-    def of(self, trace: Sequence[TraceRequest]) -> Replay:
-        """Return a replay of another trace of the same corpus."""
-        return replace(self, trace=trace)
 
     def run(
         self,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import accumulate
-from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +18,8 @@ from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.html_page import legible
 from ctxreuse.measure.replay.explain_plan import TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
-from ctxreuse.measure.replay.run_result import Part, RunResult
-from ctxreuse.measure.results.policy_styles import OTHER_STYLES, POLICY_STYLES, PolicyStyle
+from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.results_file import Results
-from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +49,36 @@ _LETTERS = 120
 """Letters that fit the width of the tree."""
 
 _LONGEST_NAME = 32
+
+
+class PolicyStyle(NamedTuple):
+    """How a chart shows a policy."""
+
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+
+POLICY_STYLES = {
+    "as retrieved": PolicyStyle("#8c8c8c"),
+    "as sent today": PolicyStyle("#5c6f96", (9, 2, 2, 2)),
+    "papers' order, online": PolicyStyle("#d98c00", (5, 2)),
+    "papers' order, batch": PolicyStyle("#c2452d", (5, 2, 1, 2)),
+    "ctxreuse, online": PolicyStyle("#2f86d6", (14, 1.5)),
+    "ctxreuse, batch": PolicyStyle("#1fa06a", (8, 2)),
+    "as retrieved, de-duplicated": PolicyStyle("#a07850", (3, 1.5)),
+}
+"""A policy's style in every chart."""
+
+OTHER_STYLES = (
+    PolicyStyle("#7d7aff", (3, 3)),
+    PolicyStyle("#6f9a1f", (10, 3, 2, 3)),
+    PolicyStyle("#a259c4", (1, 1.5)),
+    PolicyStyle("#2fa3a8", (2, 1)),
+    PolicyStyle("#a89600", (6, 1.5, 1, 1.5, 1, 1.5)),
+    PolicyStyle("#e0679a", (4, 1)),
+    PolicyStyle("#93407c", (4, 1, 1, 1)),
+)
+"""For policies that not every report has, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +136,13 @@ def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = _shown(results, results.part())
     return [
-        *_over_time(results, [run for run in runs if run.capacity_tokens is None]),
-        *_over_settings(results, runs),
+        *_over_time([run for run in runs if run.capacity_tokens is None]),
+        *_over_sizes(runs),
         *([_tree_chart(results.tree)] if results.tree.children else []),
     ]
 
 
-def _over_time(results: Results, unlimited: Sequence[RunResult]) -> Iterator[Chart]:
+def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     if not unlimited:
         return
     yield Chart(
@@ -140,22 +167,9 @@ def _over_time(results: Results, unlimited: Sequence[RunResult]) -> Iterator[Cha
             ylim=(0, None),
         ),
     )
-    is_measured = all(run.first_token_s for run in unlimited)
-    yield Chart(
-        "first-token",
-        "Time to first token",
-        "Half of the requests take no longer than the dot, 95% no longer than the bar's end; "
-        + (
-            "as measured."
-            if is_measured
-            else f"at {COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, without waiting."
-        ),
-        lambda axes: _draw_first_token(axes, unlimited),
-    )
 
 
-def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
-    over_k = _shown(results, results.part(Part.k))
+def _over_sizes(runs: Sequence[RunResult]) -> Iterator[Chart]:
     if len({run.capacity_tokens for run in runs}) > 1:
         yield Chart(
             "cache-size",
@@ -163,18 +177,6 @@ def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Char
             "An engine's cache is never unlimited; vLLM says at its start how many tokens it "
             "holds.",
             lambda axes: _draw_cache_sizes(axes, runs),
-        )
-    if over_k:
-        cache = (
-            "an unlimited cache" if over_k[0].bill is None else f"the cache {results.cache.name}"
-        )
-        more = "; the histories of conversations come on top" if results.trace.conversations else ""
-        yield Chart(
-            "blocks",
-            "Hit ratio and blocks a request",
-            f"With {cache}. The dotted line is the reuse bound: the share of the block tokens that "
-            f"had been sent before, in whatever place{more}.",
-            lambda axes: _draw_ks(axes, over_k, results.bounds),
         )
 
 
@@ -318,48 +320,12 @@ def _draw_over_time(
     _draw_lines(axes, lines)
 
 
-def _draw_first_token(axes: Axes, runs: Sequence[RunResult]) -> None:
-    """Draw a row a policy, from half of the requests to nearly all."""
-    shown = [run for run in runs if run.prompt_tokens]
-    for number, run in enumerate(shown):
-        estimated = [COMMON_RATES.step_s(usage.prefilled_tokens, 1) for usage in run.usages]
-        half, most = _half_and_most(run.first_token_s or estimated)
-        style = _style(run, number)
-        axes.plot((half, most), (-number, -number), **_drawn(style, run))
-        axes.plot(half, -number, "o", color=style.colour, markersize=5)
-        axes.plot(most, -number, "|", color=style.colour, markersize=9, markeredgewidth=2)
-    names = [_printable(run.policy, _LONGEST_NAME).replace("$", r"\$") for run in shown]
-    axes.set_yticks([-number for number in range(len(shown))], names)
-    axes.set(xlabel="seconds", xlim=(0, None), ylim=(-len(shown) + 0.4, 0.6))
-    axes.grid(alpha=0.25)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def _half_and_most(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the times that half and 95% of the requests need no more than."""
-    ordered = sorted(seconds)
-    half, most = (ordered[max(0, ceil(share * len(ordered)) - 1)] for share in (0.5, 0.95))
-    return half, most
-
-
 def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places = {size: place for place, size in enumerate([*sizes, None])}
     plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
     axes.set_xlabel("tokens that the cache holds")
-
-
-def _draw_ks(axes: Axes, runs: Sequence[RunResult], bounds: Sequence[tuple[int, float]]) -> None:
-    ks, shares = [k for k, _ in bounds], [share for _, share in bounds]
-    if ks:
-        axes.plot(ks, shares, color="#8c8c8c", linestyle=":")
-        place = min(shares[-1], 0.93) + 0.015
-        axes.text(ks[-1], place, "reuse bound", ha="right", fontsize=_LABEL_SIZE, alpha=0.8)
-    plot_policies(axes, runs, lambda run: run.k or 0)
-    axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
-    axes.set_xlabel("blocks a request at most")
 
 
 def plot_policies(axes: Axes, runs: Sequence[RunResult], place: Callable[[RunResult], int]) -> None:

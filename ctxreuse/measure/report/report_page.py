@@ -11,11 +11,10 @@ from ctxreuse.context.files import make_folder, write_text
 from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE
-from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.report.charts import Chart, charts
-from ctxreuse.measure.results.bill import Bill
+from ctxreuse.measure.results.bill import Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import CauseTotal, Miss, Results
-from ctxreuse.measure.results.tables import best_of_ours, bill_lines, bill_table, tables
+from ctxreuse.measure.results.tables import bill_lines, bill_table, tables
 from ctxreuse.measure.results.verdict import SavingsVerdict, amount, verdict
 from ctxreuse.measure.table import Table
 from ctxreuse.rules.cache_rules import profile_spec
@@ -35,6 +34,9 @@ class _Card:
     is_good: bool = False
 
 
+_NAMES = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
+
+
 @dataclass(frozen=True, slots=True)
 class _CauseRow:
     """What was computed again for one cause, and what to do about it."""
@@ -52,7 +54,7 @@ def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Cha
     return _PAGE.render(
         results=results,
         verdict=said,
-        cards=list(_cards(results, said) if bill is None else _bill_cards(bill, results, said)),
+        cards=list(_cards(results, said)),
         bill=shown,
         bill_lines=[] if bill is None else list(bill_lines(bill)),
         cache=None if bill is None else profile_spec(bill.cache),
@@ -85,53 +87,40 @@ def _check_results(results: object) -> None:
 
 
 def _cards(results: Results, said: SavingsVerdict) -> Iterator[_Card]:
-    """Yield prompt tokens computed a request, as retrieved and by this package; and planning."""
-    size = None if said.saving is None else said.saving.run.capacity_tokens
-    runs = [run for run in results.part() if run.capacity_tokens == size and run.prompt_tokens]
-    best = best_of_ours(runs)
-    if not best:
+    """Yield what prompts cost as they are sent today and by this package; and planning."""
+    saving, bill = said.saving, Bill.of(results)
+    if saving is None:
         return
-    before = _computed(runs[0])
-    yield _Card("As retrieved", f"{before:,.0f}", "prompt tokens computed a request")
-    for mode, run in best.items():
-        name = "As requests arrive" if mode == "online" else "As one batch"
-        saved = 1 - _computed(run) / before if before else 0.0
-        words = f"{abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} to compute"
-        yield _Card(name, f"{_computed(run):,.0f}", words, is_good=saved > 0)
-    mode, run = next(iter(best.items()))
-    how = "as requests arrive" if mode == "online" else "as one batch"
-    yield _Card("Planning", f"{run.planning_ms:.2f} ms", f"a request, {how}")
+    rows = [
+        one
+        for one in savings_of(results.part(), results.cache)
+        if one.run.capacity_tokens == saving.run.capacity_tokens and one.run.prompt_tokens
+    ]
+    ours = [one for one in rows if one.run.deduplicated == saving.run.deduplicated]
+    for row in (*rows[:1], *(one for one in ours if one.run.policy in _NAMES)):
+        is_first = row is rows[0]
+        number, words = _number(row, bill)
+        if not is_first:
+            less = ("lower", "higher") if bill is not None else ("fewer", "more")
+            change = f"{abs(row.share):.0%} {less[row.share < 0]}"
+            words = f"{words}, input {change}" if bill is not None else f"{change} to compute"
+        name = _NAMES.get(row.run.policy, row.run.policy.capitalize())
+        yield _Card(name, number, words, is_good=row.share > 0)
+    planning = next((one.run for one in ours if one.run.policy in _NAMES), None)
+    if planning is not None:
+        how = _NAMES[planning.policy].lower()
+        yield _Card("Planning", f"{planning.planning_ms:.2f} ms", f"a request, {how}")
 
 
-def _bill_cards(bill: Bill, results: Results, said: SavingsVerdict) -> Iterator[_Card]:
-    """Yield the input bill as it is sent today and by this package; or the money, with prices."""
-    deduplicated = said.saving is not None and said.saving.run.deduplicated
-    names = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
-    base = (bill.base.policy, bill.base.deduplicated)
-    before = next(row for row in bill.rows if (row.run.policy, row.run.deduplicated) == base)
-    for row in bill.rows:
-        if row is not before and (
-            row.run.policy not in names or row.run.deduplicated != deduplicated
-        ):
-            continue
-        number, words = f"{row.to_uncached:.2f}", "of the uncached input"
-        money = bill.money(row)
-        if bill.prices is not None and money is not None:
-            number, words = f"{amount(money)} {bill.prices.currency}", "per 1,000 requests"
-        if row is not before and before.to_uncached:
-            change = 1 - row.to_uncached / before.to_uncached
-            words += f", input {abs(change):.0%} {'lower' if change >= 0 else 'higher'}"
-        is_good = row.to_uncached < before.to_uncached
-        name = names.get(row.run.policy, row.run.policy.capitalize())
-        yield _Card(name, number, words, is_good)
-    for run in results.part():
-        if run.policy == OURS_ONLINE.name and run.deduplicated == deduplicated:
-            yield _Card("Planning", f"{run.planning_ms:.2f} ms", "a request, as requests arrive")
-
-
-def _computed(run: RunResult) -> float:
-    """Return the prompt tokens that are computed a request."""
-    return run.total.prefilled_tokens / len(run.prompt_tokens)
+def _number(row: Saving, bill: Bill | None) -> tuple[str, str]:
+    """Return what a card shows of a run, and what that is."""
+    if bill is None:
+        computed = row.after.uncached / row.requests
+        return f"{computed:,.0f}", "prompt tokens computed a request"
+    money = bill.money(row)
+    if bill.prices is None or money is None:
+        return f"{row.to_uncached:.2f}", "of the uncached input"
+    return f"{amount(money)} {bill.prices.currency}", "per 1,000 requests"
 
 
 def _causes(results: Results) -> Iterator[_CauseRow]:

@@ -15,12 +15,9 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
 from ctxreuse.measure.replay.estimate import (
-    KS,
     TraceSummary,
     deduplications,
     estimate,
-    estimate_over_k,
-    reuse_bounds,
     shown,
 )
 from ctxreuse.measure.replay.policies import (
@@ -123,10 +120,8 @@ def measure_savings(
     if asked.keep_best:
         tried = keeping_best(tried)
     tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))
-    most = max((len(one.blocks) for one in requests), default=0)
-    ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
     policies = len(tried) if number is None else len(tried) + len(worker_policies(number))
-    rounds = policies * len(deduplications(requests)) * len(sizes) + len(tried) * len(ks)
+    rounds = policies * len(deduplications(requests)) * len(sizes)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance, profile)
         runs = list(estimate(replay, sizes, tried))
@@ -135,16 +130,14 @@ def measure_savings(
             if number is None
             else list(estimate_workers(replay, sizes, number, keep_best=asked.keep_best))
         )
-        over_k = [run for _, run in estimate_over_k(replay, ks, tried)]
     return results_of(
         Path(asked.trace).name,
         "blocks" if encoder is None else "tokens",
         summary,
-        [*runs, *of_workers, *over_k],
+        [*runs, *of_workers],
         shown(runs).planned if for_report else (),
         blocks,
         read_titles(asked.corpus or corpus_path(asked.trace)) if for_report else None,
-        bounds=reuse_bounds(requests, ks),
         notes=(
             *((_BEST_FIRST,) if asked.keep_best else ()),
             *_front_notes(requests),

@@ -21,7 +21,7 @@ from ctxreuse.measure.replay.explain_plan import (
     shortened,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.stored_results import (
     FORMAT,
@@ -89,7 +89,7 @@ class Results:
     outside_runs: int = 0
     keep_best: bool = False
 
-    def part(self, name: str = Part.policies) -> list[RunResult]:
+    def part(self, name: str = POLICIES_PART) -> list[RunResult]:
         """Return the runs of a part of a benchmark."""
         return [run for run in self.runs if run.part == name]
 

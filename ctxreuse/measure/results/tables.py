@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import exp, log
@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import ExplainedRequest
-from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
-from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.replay.policies import POLICIES
+from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import SizeResult
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
 from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
@@ -24,9 +24,6 @@ from ctxreuse.rules.cache_rules import profile_spec
 
 Runs: TypeAlias = Sequence[RunResult]
 Columns: TypeAlias = dict[str, Callable[[RunResult], str]]
-
-_OURS = (OURS_ONLINE.name, OURS_BATCH.name)
-"""This package's policies for one planner; its others are of several workers."""
 
 _DEDUPLICATED = "without what a chat shows"
 _AGREE = {True: "yes", False: "no", None: "-"}
@@ -187,8 +184,6 @@ def tables(results: Results) -> Iterator[Table]:
         yield bill_table(bill)
     elif policies:
         yield _policies(policies)
-    if results.part(Part.k):
-        yield _ks(results)
 
 
 def bill_table(bill: Bill) -> Table:
@@ -278,30 +273,6 @@ def _times(run: RunResult, base: RunResult | None) -> str:
     return f"{run.total.prefilled_tokens / before if before else 1.0:.2f}"
 
 
-def _ks(results: Results) -> Table:
-    more = "" if results.level == "blocks" else ", of block tokens alone"
-    more += "; histories come on top" if results.trace.conversations else ""
-    bounds = {str(k): f"{share:.3f}" for k, share in results.bounds}
-    shown = grid("Hit ratio by blocks a request", results.part(Part.k), lambda run: str(run.k))
-    last = (f"reuse bound{more}", *(bounds.get(name, "") for name in shown.head[1:]))
-    return Table(shown.title, shown.head, (*shown.rows, last))
-
-
-def grid(title: str, runs: Runs, column: Callable[[RunResult], str]) -> Table:
-    """Return a table of hit ratios with a row a policy and a column for each value."""
-    ratios: dict[str, dict[str, str]] = {}
-    for run in runs:
-        ratios.setdefault(run.policy, {})[column(run)] = f"{run.total.hit_ratio:.3f}"
-
-    def cell(name: str, row: tuple[str, Mapping[str, str]]) -> str:
-        return row[1].get(name, "")
-
-    columns: dict[str, Callable[[tuple[str, Mapping[str, str]]], str]] = {
-        name: partial(cell, name) for name in dict.fromkeys(map(column, runs))
-    }
-    return Table.of(title, ratios.items(), {next(iter(POLICY)): lambda row: row[0]} | columns)
-
-
 def engine_table(
     title: str, runs: Runs, name: Callable[[RunResult], str] = lambda run: run.policy
 ) -> Table:
@@ -378,10 +349,3 @@ def in_words(summary: TraceSummary) -> str:
         f"{summary.block_tokens:,} block tokens in all. {summary.reuse_bound:.0%} of them had been "
         f"sent before: no order can have more of them served{histories}."
     )
-
-
-def best_of_ours(runs: Runs) -> dict[str, RunResult]:
-    """Return this package's runs that compute the fewest tokens: "online" and "offline"."""
-    by_work = sorted(runs, key=lambda run: run.total.prefilled_tokens)
-    best = {run.mode: run for run in reversed(by_work) if run.policy in _OURS}
-    return {mode: best[mode] for mode in ("online", "offline") if mode in best}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, TODAY
-from ctxreuse.measure.replay.run_result import Part, RunResult
+from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import Results
@@ -149,7 +149,7 @@ def _of_order(results: Results) -> SavingsVerdict:
 
 def _compared(results: Results) -> list[RunResult]:
     """Return runs that differ in policy and cache only, among them one as retrieved."""
-    for part in dict.fromkeys((Part.policies, *(run.part for run in results.runs))):
+    for part in dict.fromkeys((POLICIES_PART, *(run.part for run in results.runs))):
         runs = results.part(part)
         plain = [run for run in runs if run.policy == AS_SENT.name and not run.deduplicated]
         if plain:
