@@ -1,8 +1,7 @@
 """A workflow run plainly: one stage after the other, wavefront by wavefront.
 
 It shares nothing with the engine but the compiled graph and its templates, so that it can say what
-the engine must give. A graph that leads two writers of one key onto a wavefront is its caller's
-fault.
+the engine must give.
 """
 
 import asyncio
@@ -13,17 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextBlock
-from ctxreuse.workflow.errors import VisitLimitError
+from ctxreuse.workflow.errors import RouterError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State
+from ctxreuse.workflow.graph.state import Documents, State, written
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a language model is asked: the prompt, and all that can change its answer."""
 
-    prompt: RenderedPrompt
+    query: str
+    blocks: Sequence[ContextBlock]
     system: str | None
     params: Mapping[str, Any]
 
@@ -85,9 +85,10 @@ def steps(
         writes = {}
         for name in wavefront:
             node = graph.nodes[name]
-            assert node.output not in writes, f"two writers of one key in {wavefront}"
+            if node.output in writes:
+                raise RouterError(f"two writers of one key in {wavefront}")
             writes[node.output] = _result(node, state, llm, retrieve, retrievers or {})
-        state = state.commit(writes, wavefront)
+        state = written(state, writes, wavefront)
         wavefront = _next_wavefront(graph, wavefront, state)
     yield Step((), state)
 
@@ -97,7 +98,7 @@ def _result(
 ) -> Any:
     if isinstance(node, Generation):
         system = None if node.system is None else node.system.render_text(state)
-        return llm(Asked(node.prompt.render_prompt(state), system, node.params))
+        return llm(Asked(*node.prompt.render_prompt(state), system, node.params))
     if isinstance(node, Retrieval):
         ask = retrieve if node.retriever is None else retrievers[node.retriever]
         return Documents(ask(node.query.render_text(state), node.k))

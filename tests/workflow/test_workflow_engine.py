@@ -379,7 +379,7 @@ async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     options = WorkflowOptions(speculative_retrieval=False)
     async with engine_over(options=options) as engine:
         await engine.run(rag(), "Why is it", session="s")
-        first = engine._services.last_search("", "s", "default")
+        first = next(engine._services.sessions.of("").values())
         assert first is not None
         assert [f"d{number}" for number in first.ids[:3]] == [
             block.id for block in plain_search("Why is it", 3)
@@ -415,7 +415,7 @@ async def test_a_tenants_many_sessions_take_no_other_tenants_away(monkeypatch):
         assert parts["sessions"].entries > 2
         assert parts["session_bytes"].entries > 1_000
         assert parts["timeline"].entries
-        assert engine._services.last_search("quiet", "s", "default") is not None
+        assert len(engine._services.sessions.of("quiet")) == 1
 
 
 def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same():
@@ -448,7 +448,7 @@ async def test_a_search_right_behind_another_one_knows_what_that_has_found(recor
     graph.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
     async with engine_over() as engine:
         await engine.run(graph, "Why", session="s")
-        kept = engine._services.last_search("", "s", "default")
+        kept = next(engine._services.sessions.of("").values())
         assert kept is not None
         assert kept.vectors is not None
         for record, query in ((records[1], "Why first"), (kept, "Why second")):

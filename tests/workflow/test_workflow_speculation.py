@@ -107,7 +107,7 @@ def launched(
         services = Services(llm, {}, None, WorkflowOptions(**options), None, clock)
         background = BackgroundTasks(FailOpen("tests"))
         ahead = SpeculativeGeneration(RunContext(services, GRAPH.compile(), print, 1), background)
-        state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
+        state = State({"input": "Why", "docs": Documents(BLOCKS[:2])})
         ahead.launch(NODE, state, (0, 1))
         await asyncio.sleep(0.015)
         test(ahead, services, llm, GenerationRequest.of(NODE, state))
@@ -167,7 +167,7 @@ def test_nothing_is_launched_beyond_the_limits(options):
             assert services.speculation.launched == 1  # nothing has been wasted yet
             ahead.drop()
             services.speculation.wasted_tokens = 1
-            state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
+            state = State({"input": "Why", "docs": Documents(BLOCKS[:2])})
             assert not ahead.launch(NODE, state, (0, 1))
         assert ahead.ids is None
 

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
@@ -184,7 +183,7 @@ class Services:
         self.options = options
         self.clock = clock
         self.generations = Generations(llm, planner)
-        self._sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
+        self.sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
             _MOST_SESSIONS,
             max_weight=_MOST_SESSION_BYTES,
             weight_of=lambda record: record.size_bytes,
@@ -219,33 +218,18 @@ class Services:
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
         return {
-            "sessions": self._sessions.size,
-            "session_bytes": self._sessions.weight_size,
+            "sessions": self.sessions.size,
+            "session_bytes": self.sessions.weight_size,
             "generation_statistics": self.generation_statistics.size,
             "preview_stability": self.preview_stability.size,
             "timeline": PartSize(len(self.timeline), _MOST_SPANS),
         }
-
-    def last_search(self, tenant: str, session: str | int, retriever: str) -> SearchRecord | None:
-        """Return the last search of a tenant's session, if it is remembered."""
-        return self._sessions.get(tenant, _session_key(session, retriever))
-
-    def keep_search(
-        self, tenant: str, session: str | int, retriever: str, record: SearchRecord
-    ) -> None:
-        """Remember the last search of a tenant's session."""
-        self._sessions.put(tenant, _session_key(session, retriever), record)
 
     async def close(self) -> None:
         """Wait for the searches, and end the threads."""
         for executor in self.executors.values():
             await executor.close()
         self._threads.close()
-
-
-def _session_key(session: str | int, retriever: str) -> bytes:
-    """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
-    return text_digest(repr((session, retriever)))
 
 
 @dataclass(frozen=True, slots=True)
