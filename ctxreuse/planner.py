@@ -335,7 +335,8 @@ class ReusePlanner(FixedSettings):
         if now is not None:
             checked_number("now", now)
         began = time.perf_counter()
-        self._check_primes(primes)
+        if primes is not False:
+            self._check_primes(primes)
         plan = self._planning.plan(
             request, policy, deduplicate, now, self._given_marks, primes=primes
         )
@@ -388,7 +389,8 @@ class ReusePlanner(FixedSettings):
                 raise _not_a_request(request, f" at position {position}")
         policy = self._policy(strategy)
         _check_now(now)
-        self._check_primes(primes)
+        if primes is not False:
+            self._check_primes(primes)
         began = time.perf_counter()
         planned = self._planning.plan_batch(
             batch, policy, deduplicate, now, self._given_marks, primes=primes
