@@ -240,7 +240,18 @@ class MemoryPlanner:
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result with its memories in planned order, none left out."""
-        return self._fail_open.attempt(lambda: self._reordered(result, search), lambda: result)
+
+        def reordered() -> Any:
+            found = found_memories(result)
+            scope = RequestScope(self.tenant_of(search))
+            shown_to = current_scope().tenant or ""
+            retrieved = RetrievedItems(found, search.query, scope, shown_to=shown_to)
+            [memories] = self._searches.plan_batch([retrieved])
+            if list(map(id, memories)) == list(map(id, found)):
+                return result
+            return {**result, _RESULTS: memories} if isinstance(result, Mapping) else memories
+
+        return self._fail_open.attempt(reordered, lambda: result)
 
     def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
         """Return the memories that earlier messages show."""
@@ -290,16 +301,6 @@ class MemoryPlanner:
         if self._placement == "system" and request.history and not anew:
             return "before_question"
         return self._placement
-
-    def _reordered(self, result: Any, search: MemorySearch) -> Any:
-        found = found_memories(result)
-        scope = RequestScope(self.tenant_of(search))
-        shown_to = current_scope().tenant or ""
-        retrieved = RetrievedItems(found, search.query, scope, shown_to=shown_to)
-        [memories] = self._searches.plan_batch([retrieved])
-        if list(map(id, memories)) == list(map(id, found)):
-            return result
-        return {**result, _RESULTS: memories} if isinstance(result, Mapping) else memories
 
     def without(
         self,

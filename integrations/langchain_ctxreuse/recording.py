@@ -128,7 +128,6 @@ class TraceCallbackHandler(OpenRuns):
         serialized: dict[str, Any],
         messages: Sequence[Sequence[BaseMessage]],
         *,
-        run_id: UUID,
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
@@ -142,7 +141,6 @@ class TraceCallbackHandler(OpenRuns):
         serialized: dict[str, Any],
         prompts: Sequence[str],
         *,
-        run_id: UUID,
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:

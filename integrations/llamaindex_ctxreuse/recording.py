@@ -128,14 +128,7 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
             span._call.retrievals.clear()
         return span
 
-    def prepare_to_drop_span(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        err: BaseException | None = None,
-        **kwargs: Any,
-    ) -> _RecordedSpan | None:
+    def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> _RecordedSpan | None:
         """Drop a span that failed: its nodes were not sent."""
         return self.open_spans.get(id_)
 

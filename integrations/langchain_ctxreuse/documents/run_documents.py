@@ -54,14 +54,7 @@ class OpenRuns(BaseCallbackHandler):
         self._runs: dict[Hashable, _OpenRun] = {}
 
     def _on_start(
-        self,
-        serialized: Any,
-        given: Any,
-        /,
-        *,
-        run_id: Hashable,
-        parent_run_id: Hashable = None,
-        **_: Any,
+        self, *_: Any, run_id: Hashable, parent_run_id: Hashable = None, **__: Any
     ) -> None:
         """Note a run and the one around it."""
         self._fail_open.attempt(lambda: self._start(run_id, parent_run_id), lambda: None)
@@ -110,14 +103,7 @@ class RunDocuments(OpenRuns):
     # What LangChain calls.
 
     def _on_retrieval(
-        self,
-        serialized: Any,
-        given: Any,
-        /,
-        *,
-        run_id: Hashable,
-        parent_run_id: Hashable = None,
-        **_: Any,
+        self, *_: Any, run_id: Hashable, parent_run_id: Hashable = None, **__: Any
     ) -> None:
         """Note a retriever's run and the one around it."""
         self._fail_open.attempt(lambda: self._start(run_id, parent_run_id, True), lambda: None)

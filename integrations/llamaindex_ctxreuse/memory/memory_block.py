@@ -201,35 +201,24 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return ""
         if found.unread:
             self._reading.note(InvalidBlockError(f"{found.unread} memories have no text"))
-        blocks = tuple(texts_to_show(found.blocks))
-        shown = await self._shown(found.blocks)
-        outdated = shown.outdated(found.blocks)
-        if not blocks and not outdated:
-            return ""
-        scope = current_scope()
-        return self._planning.attempt(
-            lambda: self._planned(
-                ContextRequest(
-                    blocks,
-                    history=scope.history,
-                    conversation_id=scope.conversation_id,
-                    tenant=self._tenant(scope),
-                    outdated=outdated,
-                    labels=self.labels,
-                )
-            ),
-            lambda: "\n\n".join(block.text for block in blocks),
-        )
-
-    async def _shown(self, found: Sequence[ContextBlock]) -> ShownMemories:
-        """Return the memories that earlier messages show, looked up in the store."""
         scope = current_scope()
         request = ContextRequest(
-            (),
+            tuple(texts_to_show(found.blocks)),
             history=scope.history,
             conversation_id=scope.conversation_id,
             tenant=self._tenant(scope),
+            labels=self.labels,
         )
+        outdated = (await self._shown(request, found.blocks)).outdated(found.blocks)
+        if not request.blocks and not outdated:
+            return ""
+        return self._planning.attempt(
+            lambda: self._planned(replace(request, outdated=outdated)),
+            lambda: "\n\n".join(block.text for block in request.blocks),
+        )
+
+    async def _shown(self, request: ContextRequest, found: Sequence[ContextBlock]) -> ShownMemories:
+        """Return the memories that earlier messages show, looked up in the store."""
         shown = self._planning.attempt(
             lambda: ShownMemories.of(self._store, self._planner, request, found), ShownMemories
         )

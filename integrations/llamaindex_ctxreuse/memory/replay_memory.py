@@ -55,13 +55,11 @@ class _Addition(NamedTuple):
 
     def before(self) -> list[ChatMessage]:
         """Return the messages that stand before the user's."""
-        own = self._user_message() if self.is_alone else []
-        return [*map(copied_message, self.messages), *own]
-
-    def _user_message(self) -> list[ChatMessage]:
-        if not self.content:
-            return []
-        return [ChatMessage(role=MessageRole.USER, blocks=copied_blocks(self.content))]
+        messages = list(map(copied_message, self.messages))
+        if self.is_alone and self.content:
+            own = copied_blocks(self.content)
+            messages.append(ChatMessage(role=MessageRole.USER, blocks=own))
+        return messages
 
 
 _Insertions: TypeAlias = Mapping[bytes, _Addition]
@@ -162,7 +160,8 @@ class ReplayMemory(Memory):
         found = self._inserted
         known: _Insertions = {one: found[one] for one in turns.places if one in found}
         if turns.place not in known:
-            known = await self._with_new_content(turns, known, block_kwargs)
+            with request_context(conversation_id=self._conversation_id()):
+                known = await self._with_new_content(turns, known, block_kwargs)
         self._inserted = known
         return turns.as_sent(known)
 
@@ -179,10 +178,8 @@ class ReplayMemory(Memory):
             opening, known = self._better_place(turns, content), {}
             content = await self._content(turns, known, block_kwargs, opens=opening is not None)
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
-        with request_context(conversation_id=self._conversation_id()):
-            fitting = await self._truncate_memory_blocks(
-                content, self._tokens(content.values()), others
-            )
+        own = self._tokens(content.values())
+        fitting = await self._truncate_memory_blocks(content, own, others)
         inserted = await self._placed(fitting, is_first=not known, is_alone=turns.is_new)
         if opening is not None:  # and nothing for this turn, which is served so
             return {opening: inserted, turns.place: _Addition()}
@@ -195,8 +192,7 @@ class ReplayMemory(Memory):
         [block] = self.memory_blocks
         if not isinstance(block, ReuseMemoryBlock):
             return None
-        with request_context(conversation_id=self._conversation_id()):
-            found = block.found_in_front(content.get(block.name, ""))
+        found = block.found_in_front(content.get(block.name, ""))
         return turns.opening if found > self._tokens(turns.before_the_turn({})) else None
 
     def _is_too_long(
@@ -208,8 +204,7 @@ class ReplayMemory(Memory):
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
         if tokens > self.token_limit or not blocks:
             return tokens > self.token_limit
-        with request_context(conversation_id=self._conversation_id()):
-            anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in blocks}
+        anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in blocks}
         alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])
         return is_too_long(tokens, alone, self.growth_limit)
 
@@ -233,9 +228,8 @@ class ReplayMemory(Memory):
         for place, shown in rendered.items():
             role = "system" if place == "system" else "user"
             texts = [one.text for one in shown if isinstance(one, TextBlock)]
-            with request_context(conversation_id=self._conversation_id()):
-                for block in blocks:  # a wrapped model leaves alone what is planned
-                    block.note_shown(content.get(block.name, ""), role, texts)
+            for block in blocks:  # a wrapped model leaves alone what is planned
+                block.note_shown(content.get(block.name, ""), role, texts)
         if own := rendered.get("after_history"):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
         said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
@@ -257,7 +251,7 @@ class ReplayMemory(Memory):
         # as paragraphs of their own, which the template's words may keep them from being
         texts = [text for one in known.values() for text in one.texts]
         history += [{"role": "user", "content": text} for text in texts]
-        with request_context(conversation_id=self._conversation_id(), history=history):
+        with request_context(history=history):
             return await self._get_memory_blocks_content(turns.messages, **block_kwargs)
 
     async def _get_memory_blocks_content(
