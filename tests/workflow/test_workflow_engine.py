@@ -307,7 +307,7 @@ async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own():
 @virtual_time
 async def test_a_deadline_that_is_no_time_is_refused(deadline_s):
     async with engine_over() as engine:
-        with pytest.raises(InvalidRequestError, match="deadline_s must be a number of seconds"):
+        with pytest.raises(InvalidRequestError, match="deadline_s must be a number from 0"):
             await engine.run(rag(), "Why", deadline_s=deadline_s)
         assert engine.metrics().runs == 0
 
@@ -549,7 +549,7 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
         ({"max_retrievals": True}, "max_retrievals must be an integer from 0, not True"),
         ({"workers": 0}, "workers must be an integer from 1, not 0"),
         ({"max_wasted_share": 1.1}, "max_wasted_share must be a number from 0 to 1, not 1.1"),
-        ({"speculation": "often"}, "speculation must be one of adaptive, always, stable, off"),
+        ({"speculation": "often"}, "there is no speculation 'often'"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -9,20 +9,24 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import (
+    checked_choice,
+    checked_integer,
+    checked_number,
+    checked_optional_integer,
+)
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.nodes import Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.nodes import Node
 from ctxreuse.workflow.models.language_model import LanguageModel
 from ctxreuse.workflow.retrievers import Retriever
 from ctxreuse.workflow.runtime.events import Emit
 from ctxreuse.workflow.runtime.generations import Generations
 from ctxreuse.workflow.runtime.measurements import (
-    Kind,
     Outcome,
     Span,
     SpeculationCounters,
@@ -77,20 +81,15 @@ class WorkflowOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.speculation not in get_args(Rule):
-            raise InvalidRequestError(
-                f"speculation must be one of {', '.join(get_args(Rule))}, "
-                f"not {describe(self.speculation)}"
-            )
+        checked_choice("speculation", self.speculation, get_args(Rule))
         checked_integer("max_in_flight", self.max_in_flight, 1)
         checked_integer("max_generations", self.max_generations)
         checked_integer("max_retrievals", self.max_retrievals)
-        if self.workers is not None:
-            checked_integer("workers", self.workers, 1)
-        share = self.max_wasted_share
-        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        checked_optional_integer("workers", self.workers, 1)
+        if checked_number("max_wasted_share", self.max_wasted_share) > 1:
             raise InvalidRequestError(
-                f"max_wasted_share must be a number from 0 to 1, not {describe(share)}"
+                "max_wasted_share must be a number from 0 to 1, not "
+                f"{describe(self.max_wasted_share)}"
             )
 
 
@@ -98,12 +97,6 @@ DEFAULT_RETRIEVER = "default"
 """The name of the retriever that is asked where a node names none."""
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
-
-_KINDS: dict[type[Node], Kind] = {
-    Generation: "generation",
-    Retrieval: "retrieval",
-    Function: "function",
-}
 
 NodeKey: TypeAlias = tuple[str, str]
 """A workflow's name and a node's."""
@@ -245,8 +238,7 @@ class RunContext:
 
     def record(self, node: Node, visit: int, began_s: float, outcome: Outcome) -> None:
         """Enter a stage that has ended into the timeline."""
-        kind = _KINDS[type(node)]
-        ended_s = self.services.clock()
+        kind, ended_s = type(node).__name__.lower(), self.services.clock()
         self.services.timeline.append(
             Span(self.number, self.graph.name, node.name, visit, kind, began_s, ended_s, outcome)
         )
