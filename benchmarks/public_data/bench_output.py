@@ -16,12 +16,12 @@ from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.report.charts import Chart, plot_policies
 from ctxreuse.measure.results.bill import Bill
-from ctxreuse.measure.results.intervals import bootstrap_interval
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import (
     POLICY,
     Runs,
     bill_lines,
+    bootstrap_interval,
     by_kind,
     cache_sizes,
     cache_words,

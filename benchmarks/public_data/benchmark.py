@@ -39,8 +39,7 @@ from ctxreuse.measure.replay.simulate import (
     load_tokenizer,
     no_progress,
 )
-from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.published_prices import prices_given
+from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results_file import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile, profile_spec

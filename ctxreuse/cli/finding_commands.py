@@ -19,8 +19,8 @@ from ctxreuse.measure.doctor import (
 )
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, PRICES, option
-from ctxreuse.measure.results.published_prices import prices_given
-from ctxreuse.measure.traces.recording_folder import read_recording
+from ctxreuse.measure.results.prices import prices_given
+from ctxreuse.measure.traces.trace_files import read_recording
 from ctxreuse.rules.cache_rules import cache_profile
 
 

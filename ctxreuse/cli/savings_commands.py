@@ -22,7 +22,7 @@ from ctxreuse.measure.bench.recorded_bench import (
 from ctxreuse.measure.options import CACHES, PRICES, option
 from ctxreuse.measure.report import write_pictures, write_report
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
-from ctxreuse.measure.results.published_prices import prices_given
+from ctxreuse.measure.results.prices import prices_given
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.rules.cache_rules import cache_profile

@@ -18,9 +18,8 @@ from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.replay.plan_trace import ANSWER, next_step, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, TriedPolicies
 from ctxreuse.measure.replay.prompts import said_tokens
-from ctxreuse.measure.replay.provider_bill import billed_prompts
 from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, billed_prompts
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings

@@ -18,8 +18,7 @@ from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
-from ctxreuse.measure.traces.recording_folder import read_recording
-from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_recording
 from ctxreuse.measure.traces.varying_fronts import fronts_that_differ
 
 HELP = "You help people with questions about rivers, and answer from the documents alone."

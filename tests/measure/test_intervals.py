@@ -1,6 +1,6 @@
 import pytest
 
-from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
+from ctxreuse.measure.results.tables import Interval, bootstrap_interval
 
 
 def test_the_interval_is_that_of_normal_theory_and_equal_scores_have_no_spread():

@@ -34,8 +34,7 @@ from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_sa
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import TraceRecorder, record_client
 from ctxreuse.measure.traces.recording import recording as recording_openai
-from ctxreuse.measure.traces.recording_folder import read_recording
-from ctxreuse.measure.traces.trace_files import read_titles
+from ctxreuse.measure.traces.trace_files import read_recording, read_titles
 from ctxreuse.measure.traces.varying_fronts import fronts_that_differ
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseRetriever

@@ -11,7 +11,7 @@ from typing import Any
 
 import ctxreuse
 from ctxreuse.context.files import write_text
-from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
+from ctxreuse.measure.results.tables import Interval, bootstrap_interval
 from ctxreuse.measure.table import Bad, Good, Shown, Table
 from public_data.quality.question_sets import QuestionId
 from public_data.quality.scoring import (

@@ -19,8 +19,7 @@ from ctxreuse.measure.results.results_file import Results, results_of
 from ctxreuse.measure.results.tables import engine_table, in_words, verdict_output
 from ctxreuse.measure.table import Shown
 from ctxreuse.measure.traces.json_lines import write_lines
-from ctxreuse.measure.traces.recording_folder import read_recording
-from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_recording
 from ctxreuse.planner import Strategy
 
 _ORDERS = [one for one in get_args(Strategy) if one != "none"]

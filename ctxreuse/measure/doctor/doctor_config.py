@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ctxreuse.context.checks import checked_number, checked_optional_integer
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_number
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.options import BESIDE_TRACE, option
 
 MOST_TOKENS = 20_000
@@ -66,11 +66,6 @@ class DoctorConfig:
             raise InvalidRequestError(
                 "there is nothing to look at; give --base-url, --metrics, --shared-log or a folder "
                 "that ctxreuse record wrote"
-            )
-        checked_optional_integer("workers", self.workers, 1)
-        if (checked_optional_integer("tokens", self.tokens, 64) or 0) > MOST_TOKENS:
-            raise InvalidRequestError(
-                f"tokens must be at most {MOST_TOKENS:,}, not {describe(self.tokens)}"
             )
         checked_number("quiet_s", self.quiet_s)
         checked_number("timeout_s", self.timeout_s)

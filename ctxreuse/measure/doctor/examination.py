@@ -16,8 +16,8 @@ from ctxreuse.measure.doctor.engine_findings import (
 from ctxreuse.measure.doctor.findings import AN_ANSWER, Finding, Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import EngineReadings, probe
-from ctxreuse.measure.traces.recording_folder import read_recording
+from ctxreuse.measure.doctor.probe import probe
+from ctxreuse.measure.traces.trace_files import read_recording
 
 
 def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Finding]:
@@ -38,16 +38,9 @@ def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> 
         readings = asyncio.run(probe(config, announce, log))
     except MissingExtraError as error:
         raise MissingExtraError(f"doctor {named}", "openai") from error
-    for one in _of_engine(config, readings, log):
+    findings = list(engine_findings(readings)) if config.base_url is not None else []
+    if config.base_url is not None or config.metrics_url is not None:
+        findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
+    for one in (*findings, processes_finding(readings, log, config.workers)):
         is_open = readings.is_silent and one.verdict is Verdict.UNKNOWN
         yield replace(one, needs=AN_ANSWER) if is_open else one
-
-
-def _of_engine(
-    config: DoctorConfig, readings: EngineReadings, log: LogWatch | None
-) -> Iterator[Finding]:
-    if config.base_url is not None:
-        yield from engine_findings(readings)
-    if config.base_url is not None or config.metrics_url is not None:
-        yield metrics_finding(readings, is_asked_for=config.metrics_url is not None)
-    yield processes_finding(readings, log, config.workers)

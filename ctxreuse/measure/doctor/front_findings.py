@@ -25,7 +25,12 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     systems, first = system_texts(requests), list(openings(requests))
     fronts = [one.front for one in requests if one.front is not None]
     if not systems and not first and fronts:
-        return _check_fronts(fronts)
+        return _counted(
+            fronts,
+            "text{s} before the documents of {requests:,} prompts",
+            "put what differs behind the documents: in your template, {context} must stand before "
+            "{question}",
+        )
     if not systems and not first:
         if requests and all(one.sent is not None for one in requests):
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
@@ -38,7 +43,12 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
             {"requests": len(requests)},
         )
     if systems and all(is_digest(text) for _, text in systems):
-        return _check_digests(systems)
+        return _counted(
+            systems,
+            "system texts in {requests:,} requests",
+            "record some requests without --hash-only, and look at them: ctxreuse doctor recording",
+            "; where they differ is not in a recording without texts",
+        )
     often = [one for one in front_variations(trace) if one.is_often]
     if often:
         return _found(max(often, key=lambda one: one.requests), len(often))
@@ -67,31 +77,11 @@ def _found(worst: Variation, number: int) -> Finding:
     )
 
 
-def _check_fronts(fronts: Sequence[str]) -> Finding:
-    """Judge what stands before the documents in models' prompts, of which hashes are known."""
-    forms = len(set(fronts))
-    figures: dict[str, int | float | str | None] = {"requests": len(fronts), "forms": forms}
-    found = f"{forms:,} text{'s' * (forms > 1)} before the documents of {len(fronts):,} prompts"
-    if forms <= max(1, OFTEN * len(fronts)):
+def _counted(texts: Sequence[object], words: str, remedy: str, more: str = "") -> Finding:
+    """Judge texts of which hashes are known: how many there are is all that these say."""
+    forms = len(set(texts))
+    found = f"{forms:,} {words.format(s='s' * (forms > 1), requests=len(texts))}"
+    figures = {"requests": len(texts), "forms": forms}
+    if forms <= max(1, OFTEN * len(texts)):
         return Finding(CHECK, Verdict.OK, found, "", figures)
-    remedy = (
-        "put what differs behind the documents: in your template, {context} must stand before "
-        "{question}"
-    )
-    return Finding(CHECK, Verdict.PROBLEM, found, remedy, figures)
-
-
-def _check_digests(systems: Sequence[tuple[str, str]]) -> Finding:
-    """Judge a recording that holds no texts: how many there are is all that it says."""
-    forms = len(set(systems))
-    figures: dict[str, int | float | str | None] = {"requests": len(systems), "forms": forms}
-    found = f"{forms:,} system texts in {len(systems):,} requests"
-    if forms <= max(1, OFTEN * len(systems)):
-        return Finding(CHECK, Verdict.OK, found, "", figures)
-    return Finding(
-        CHECK,
-        Verdict.PROBLEM,
-        f"{found}; where they differ is not in a recording without texts",
-        "record some requests without --hash-only, and look at them: ctxreuse doctor recording",
-        figures,
-    )
+    return Finding(CHECK, Verdict.PROBLEM, found + more, remedy, figures)

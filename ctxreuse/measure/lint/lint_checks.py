@@ -220,15 +220,11 @@ def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
 
 def _volatile_digests(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find system texts that are new nearly each time in a recording that holds no texts."""
-    tally, seen = _Evidence(), set[Hashable]()
-    hidden = trace.hidden_systems
-    for one in hidden:
-        front = (one.root, one.sent.tools)
-        if front in seen and (front, one.traced.system) not in seen:
-            tokens = (one.sent.system_tokens or 0) + one.lost(Cause.other_system)
-            if one.front_tokens + tokens >= trace.cache.least_tokens:
-                tally.add(one, tokens)
-        seen |= {front, (front, one.traced.system)}
+    tally, hidden = _Evidence(), trace.hidden_systems
+    for one in _new(hidden, lambda one: ((one.root, one.sent.tools), one.traced.system)):
+        tokens = (one.sent.system_tokens or 0) + one.lost(Cause.other_system)
+        if one.front_tokens + tokens >= trace.cache.least_tokens:
+            tally.add(one, tokens)
     if tally.tokens:
         forms = len({one.traced.system for one in hidden})
         found = (
@@ -267,14 +263,20 @@ def _volatile_fronts(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 def _new_fronts(requests: Sequence[_Request]) -> list[_Request]:
     """Return requests with other words before the documents than all earlier ones like them."""
+    told = [one for one in requests if one.traced.front and not one.sent.history]
+    return _new(told, lambda one: ((one.root, one.traced.system), one.traced.front))
+
+
+def _new(
+    requests: Sequence[_Request], what: Callable[[_Request], tuple[Hashable, Hashable]]
+) -> list[_Request]:
+    """Return requests whose text is new although earlier ones are alike: `what` says both."""
     new, seen = [], set[Hashable]()
     for one in requests:
-        if not one.traced.front or one.sent.history:
-            continue
-        alike = (one.root, one.traced.system)
-        if alike in seen and (alike, one.traced.front) not in seen:
+        alike, _ = told = what(one)
+        if alike in seen and told not in seen:
             new.append(one)
-        seen |= {alike, (alike, one.traced.front)}
+        seen |= {alike, told}
     return new
 
 
@@ -430,10 +432,6 @@ def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 _Check: TypeAlias = Callable[[_CheckedTrace], Iterator[LintFinding]]
-_CHECKS: Final[tuple[_Check, ...]] = (
-    _volatile,
-    _tools,
-    _causes,
-)
+_CHECKS: Final[tuple[_Check, ...]] = (_volatile, _tools, _causes)
 _OF_MARKS: Final[tuple[_Check, ...]] = (_marks, _behind_questions)
 _OF_BILLS: Final[tuple[_Check, ...]] = (_minimum,)

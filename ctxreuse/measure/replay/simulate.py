@@ -6,23 +6,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.prompts import (
+    CutPrompt,
     Tokenizer,
     prime_ends,
     prompt_blocks,
+    prompt_pieces,
     prompt_tokens,
 )
-from ctxreuse.measure.replay.provider_bill import billed_prompts
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.rules.answers import read_of_blocks
+from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _Item = TypeVar("_Item")
@@ -179,3 +182,49 @@ Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], o
 def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], object]]:
     """Show nothing."""
     return nullcontext(lambda: None)
+
+
+class BilledPrompts(NamedTuple):
+    """The prompts of a trace by what is paid for them."""
+
+    prompts: list[BilledTokens]
+    never_read: int
+
+
+def billed_prompts(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    profile: CacheRules,
+    tokenizer: Tokenizer | None = None,
+    *,
+    is_marked: bool = True,
+    is_timed: bool = True,
+    advance: Callable[[], object] = lambda: None,
+) -> BilledPrompts:
+    """Return what is charged for requests sent one after the other, each answered first."""
+    marks_end = not is_marked and profile.marks_end
+    cache, billed, now = ProviderCache(profile, marks_end=marks_end), [], 0.0
+    for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
+        if is_timed and request.timestamp_ms is not None:
+            now = max(now, request.timestamp_ms / 1_000)
+        marks = _marks(request, prompt) if is_marked else _default_marks(prompt, marks_end)
+        pieces = [
+            PromptPiece(one.content, one.tokens, number in marks)
+            for number, one in enumerate(prompt.pieces, start=1)
+        ]
+        billed.append(cache.serve(pieces, now=now, key=request.tenant))
+        advance()
+    return BilledPrompts(billed, cache.never_read)
+
+
+def _marks(request: PlannedRequest, prompt: CutPrompt) -> set[int]:
+    """Return behind which pieces `Plan.body` puts a mark."""
+    marks = {prompt.block_ends[mark] for mark in request.marks or ()}
+    if request.conversation_id is not None:
+        marks.update(prompt.turn_ends[-2:])  # what the turn before has written, and for the next
+    return marks
+
+
+def _default_marks(prompt: CutPrompt, marks_end: bool) -> set[int]:
+    """Return where earlier turns had the mark that the provider puts at the end of each."""
+    return set(prompt.turn_ends[:-1]) if marks_end else set()

@@ -28,11 +28,14 @@ from ctxreuse.measure.replay.policies import (
 )
 from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.measure.replay.workers import estimate_workers, worker_policies
-from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.published_prices import prices_given
+from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results_file import Results, results_of
-from ctxreuse.measure.traces.recording_folder import corpus_path, read_recording
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_titles
+from ctxreuse.measure.traces.trace_files import (
+    TraceRequest,
+    corpus_path,
+    read_recording,
+    read_titles,
+)
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES

@@ -14,7 +14,6 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_origin, get_
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.traces.json_lines import LARGEST
@@ -131,7 +130,6 @@ def fail(place: str, value: Any, words: str) -> NoReturn:
 def readers_of(cache: CacheRules) -> Readers:
     """Return how parts of results are read that have been measured with a cache of some rules."""
     return {
-        TraceSummary: _summary,
         TreeNode: partial(_tree, TREE_DEPTH),
         RunBill: partial(_run_bill, cache),
         RunResult: lambda place, value: run_result(place, value, cache),
@@ -163,25 +161,10 @@ def _run_bill(cache: CacheRules, place: str, value: Any) -> RunBill:
     return bill
 
 
-def _summary(place: str, value: Any) -> TraceSummary:
-    summary: TraceSummary = read_fields(TraceSummary, place, value, {})
-    if summary.repeated_tokens > summary.block_tokens:
-        raise InputFileError(
-            f"{place}: repeated_tokens is {summary.repeated_tokens}; "
-            f"it must be at most block_tokens, {summary.block_tokens}"
-        )
-    return summary
-
-
 def _tree(levels: int, place: str, value: Any) -> TreeNode:
     if not levels and json_object(place, value).get("children"):  # before they are looked at
         raise InputFileError(f"{place}: children: it must have none {TREE_DEPTH} blocks deep")
     node: TreeNode = read_fields(TreeNode, place, value, {TreeNode: partial(_tree, levels - 1)})
-    for name in ("requests", "sent_tokens"):
-        if sum(getattr(child, name) for child in node.children) > getattr(node, name):
-            raise InputFileError(
-                f"{place}: {name} is {getattr(node, name)}; it must be at least its children's"
-            )
     return node
 
 

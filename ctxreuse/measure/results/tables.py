@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import exp, log
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import ExplainedRequest
@@ -15,7 +17,6 @@ from ctxreuse.measure.replay.policies import POLICIES
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import SizeResult
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
-from ctxreuse.measure.results.intervals import Interval, bootstrap_interval
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.verdict import amount, verdict
 from ctxreuse.measure.table import Shown, Table
@@ -349,3 +350,27 @@ def in_words(summary: TraceSummary) -> str:
         f"{summary.block_tokens:,} block tokens in all. {summary.reuse_bound:.0%} of them had been "
         f"sent before: no order can have more of them served{histories}."
     )
+
+
+_SCORES_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_interval(scores: Sequence[float], *, resamples: int = 10_000) -> Interval:
+    """Return the mean of some scores, at least one, with its 95% percentile interval."""
+    values, random = np.asarray(scores, dtype=np.float64), np.random.default_rng(0)
+    means = np.empty(resamples)
+    step = max(1, _SCORES_AT_ONCE // values.size)  # as many samples as fit into memory
+    for start in range(0, resamples, step):
+        part = means[start : start + step]
+        part[:] = values[random.integers(0, values.size, (part.size, values.size))].mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return Interval(float(values.mean()), float(low), float(high))

@@ -11,14 +11,19 @@ Further fields are skipped.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import InvalidBlockError, describe
+from ctxreuse.errors import InputFileError, InvalidBlockError, describe
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines
+from ctxreuse.measure.traces.recording import CORPUS, FRONTS, TRACE
 from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
@@ -120,3 +125,34 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
             )
         )
     return trace
+
+
+def read_recording(
+    trace: str, corpus: str | None = None
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
+    """Read a trace and its blocks."""
+    checked_kind("trace", trace, (str, os.PathLike), "a path")
+    path = Path(trace)
+    with file_errors(trace, "read"):
+        if not path.exists():
+            raise InputFileError(f"{trace}: there is no such file or folder")
+        if path.is_dir():
+            path /= TRACE
+    blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
+    return blocks, _with_fronts(read_trace(str(path), blocks), path.with_name(FRONTS))
+
+
+def _with_fronts(trace: list[TraceRequest], path: Path) -> list[TraceRequest]:
+    """Return a trace with what stands before its documents in prompts, as far as that is known."""
+    with file_errors(path, "read"):
+        if not path.is_file():
+            return trace
+    lines = read_lines(str(path))
+    fronts = {line.get("request_id", (str, int)): line.get("front", (str,)) for line in lines}
+    return [replace(one, front=fronts.get(one.request_id)) for one in trace]
+
+
+def corpus_path(trace: str) -> str:
+    """Return where the blocks of a trace are, or of a recording, if nothing else is said."""
+    path = Path(trace)
+    return str((path if path.is_dir() else path.parent) / CORPUS)
