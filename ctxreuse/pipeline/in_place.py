@@ -79,10 +79,7 @@ def reason_in_place(
     ranking: re.Pattern[str] | None = None,
     has_new_front: bool = False,
 ) -> Reason | None:
-    """Return why a context stays where it is; None for one that is planned.
-
-    `ranking` finds words on the order that an earlier plan has put behind it.
-    """
+    """Return why a context stays where it is; `ranking` finds an earlier plan's words on order."""
     texts, message = context.texts[:_MOST_COMPARED], context.message
     if role == "tool":
         return "behind_changing_words"  # it stands behind its question

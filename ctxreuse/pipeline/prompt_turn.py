@@ -474,10 +474,9 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
     is_closed = closing and context.message.startswith(closing[0], context.end)
     behind = context.end + (len(closing[0]) if closing and is_closed else 0)
     groups.append(_Group((Slice(context.end, behind),)))
-    if plan.order_annotation is not None and (
-        context.is_labelled or not have_own_numbers(context.texts)
-    ):
-        groups.append(_Group((between, plan.order_annotation)))
+    said = plan.order_annotation
+    if said is not None and (context.is_labelled or not have_own_numbers(context.texts)):
+        groups.append(_Group((between, said)))
     return [*groups, _Group((Slice(behind, end),))]
 
 

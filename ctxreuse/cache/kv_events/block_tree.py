@@ -125,11 +125,7 @@ class BlockTree:
         *,
         computes_again: bool = False,
     ) -> None:
-        """Add a run of blocks below a parent; None begins a prompt.
-
-        An engine that has a prompt's first blocks finds them, and may tell of them again, from the
-        first one on; unless it lacks a state there, and `computes_again`.
-        """
+        """Add a run of blocks below a parent; None begins a prompt."""
         if size not in self.sizes:
             self.sizes = sorted([*self.sizes, size], reverse=True)
         if parent is not _ROOT:
@@ -140,7 +136,9 @@ class BlockTree:
         for key, link in zip(hashes, links, strict=True):
             block = self._blocks.get(key)
             if block is not None and (block.parent, block.link) == (above, link):
-                block.copies += computes_again or parent is not _ROOT  # to be removed as often
+                # to be removed as often; a prompt's first ones are found and told again, unless
+                # the engine lacks a state there
+                block.copies += computes_again or parent is not _ROOT
             else:
                 self._put(key, above, link, size)
             above = key

@@ -229,23 +229,26 @@ def _common_half(readings: EngineReadings) -> Finding:
         return Finding(check, _UNKNOWN, found, "ask the engine itself, without a gateway", figures)
     if readings.found_half(half):
         return Finding(check, _OK, found, figures=figures)
-    third = readings.third
-    if third is None:
+    if readings.third is None:
         return Finding(check, _PROBLEM, found, "see prefix cache", figures)
-    figures["third_cached_tokens"] = third.cached or 0
-    if readings.found_half(third):
-        found += f", and {third.cached:,} of a third one"
+    figures["third_cached_tokens"] = readings.third.cached or 0
+    if readings.found_half(readings.third):
+        found += f", and {readings.third.cached:,} of a third one"
         return Finding(check, _PROBLEM, found, _for_states(readings), figures)
+    return Finding(check, _PROBLEM, found, _for_whole_prompts(readings, common), figures)
+
+
+def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
+    """Return what to do where no common beginning is read."""
     block = None if readings.metrics is None else readings.metrics.block_size
-    remedy = "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
-    if half.prompt_tokens >= _LONG:
-        remedy = (
-            "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan "
-            "with ReusePlanner(cache='anthropic'), or 'openai'"
-        )
     if block is not None and block > common:
-        remedy = f"its blocks hold {block:,} tokens: --tokens {4 * block}"
-    return Finding(check, _PROBLEM, found, remedy, figures)
+        return f"its blocks hold {block:,} tokens: --tokens {4 * block}"
+    if 2 * common < _LONG:
+        return "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
+    return (
+        "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan with "
+        "ReusePlanner(cache='anthropic'), or 'openai'"
+    )
 
 
 def _for_states(readings: EngineReadings) -> str:

@@ -332,9 +332,7 @@ class TraceRecorder(OnePerProcess):
         if self._written.get(key) != digest:
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
-                line["text"] = block.text
-                if title:
-                    line["title"] = title
+                line |= {"text": block.text} | ({"title": title} if title else {})
             _append(corpus, line)
             self._blocks += 1
             if may_be_new:

@@ -229,12 +229,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         """
         checked_kind("plan", plan, Plan, "a Plan")
         check_params(params)
-        fields = {
-            "model": params.get("model") or await self.model(),
-            "cache_salt": self._salt_of(plan, cache_salt),
-            "tools": params.get("tools"),
-        }
-        fields = {name: one for name, one in fields.items() if one}
+        given = {"cache_salt": self._salt_of(plan, cache_salt), "tools": params.get("tools")}
+        fields = {name: one for name, one in given.items() if one}
+        fields["model"] = params.get("model") or await self.model()
         calls: list[CacheUsage] = []
         for blocks in plan.primes:
             front = plan.front(blocks)

@@ -34,16 +34,9 @@ class Primer:
     async def send(
         self, whole: Messages, front: Messages, rules: CacheRules, fields: Mapping[str, Any]
     ) -> CacheUsage | None:
-        """Send a prompt's beginning, with one token to answer.
+        """Send a prompt's front, whose last message ends at the fork; None if that failed.
 
-        Args:
-            whole: The prompt.
-            front: Its beginning: the last message ends at the fork.
-            rules: The engine's; a prime ends at a multiple of their blocks.
-            fields: What the prompt's request has besides: model, tools, salt.
-
-        Returns:
-            The prime's tokens; None if none was sent.
+        A prime ends at a multiple of the rules' block. `fields` are model, tools and salt.
         """
         while self._ways:
             way = self._ways[0]

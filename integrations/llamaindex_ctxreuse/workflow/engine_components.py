@@ -304,12 +304,7 @@ class LlamaIndexLLM:
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`.
-
-        Args:
-            prompt: A plan, or chat messages.
-            params: Keyword arguments for the LLM.
-        """
+        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`."""
         check_params(params)
         told = used = 0
         if isinstance(prompt, Plan):  # a wrapped LLM leaves alone what the workflow has planned
