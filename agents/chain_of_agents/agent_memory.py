@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.copies import made_with
-from ctxreuse.context.fork_safety import ForkSafeLock, cached_property
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 
 MANAGER = -1
@@ -46,21 +46,19 @@ class AgentTurn:
     shown: tuple[BlockKey, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _AgentHistories:
     """A conversation: each agent's history, and which agent has been shown a document."""
 
     histories: Mapping[int, _Messages] = field(default_factory=dict)
     shown_to: Mapping[BlockKey, int] = field(default_factory=dict)
-    id_characters: int = 0  # of the conversation's id, which may be long
 
-    @cached_property
+    @property
     def characters(self) -> int:
-        """How many characters it takes, about; asked more often than it changes."""
+        """How many characters it takes, about."""
         messages = [one for history in self.histories.values() for one in history]
         entries = 1 + len(messages) + len(self.shown_to)
-        texts = self.id_characters + sum(len(one["content"]) for one in messages)
-        return entries * _ENTRY_CHARACTERS + texts
+        return entries * _ENTRY_CHARACTERS + sum(len(one["content"]) for one in messages)
 
     def after(self, turn: AgentTurn) -> _AgentHistories:
         """Return it with one turn more; itself if the agent's history has gone on since."""
@@ -82,8 +80,14 @@ class _AgentHistories:
         return _AgentHistories(
             {**self.histories, turn.agent: history},
             shown_to | dict.fromkeys(turn.shown, turn.agent),
-            self.id_characters,
         )
+
+
+class _Remembered(NamedTuple):
+    """A conversation with its size, which is asked more often than it changes."""
+
+    conversation: _AgentHistories
+    characters: int
 
 
 class AgentMemory:
@@ -99,7 +103,7 @@ class AgentMemory:
 
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds
-        self._conversations: TenantLRUMap[ConversationKey, _AgentHistories] = TenantLRUMap(
+        self._conversations: TenantLRUMap[ConversationKey, _Remembered] = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
         )
         self._tokens_each: LRUMap[str, deque[float]] = LRUMap(_MAX_TENANTS)
@@ -168,7 +172,8 @@ class AgentMemory:
             conversation = self._conversation(key)
             for turn in turns:
                 conversation = conversation.after(turn)
-            self._conversations.put(key.tenant, key, conversation)
+            size = conversation.characters + len(str(key.id))
+            self._conversations.put(key.tenant, key, _Remembered(conversation, size))
             if self._conversations.weight_size.is_exceeded:  # by this one, which is the last left
                 self._conversations.pop(key.tenant, key)
 
@@ -179,7 +184,5 @@ class AgentMemory:
 
     def _conversation(self, key: ConversationKey | None) -> _AgentHistories:
         """Return what is remembered of a conversation, nothing at first; the lock is held."""
-        if key is None:
-            return _AgentHistories()
-        known = self._conversations.of(key.tenant).peek(key)
-        return known or _AgentHistories(id_characters=len(str(key.id)))
+        known = None if key is None else self._conversations.of(key.tenant).peek(key)
+        return _AgentHistories() if known is None else known.conversation

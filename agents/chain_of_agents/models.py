@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_keywords, reported_count
 from ctxreuse.context.copies import made_with
@@ -53,6 +54,26 @@ class AgentRequest:
     session_id: str | None = None
     max_tokens: int = 256
     limit_s: float | None = None  # from being sent; None waits
+
+
+class AgentModel(Protocol):
+    """What a chain needs of the model that answers its agents."""
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Whether connections outlive a request, so that sync calls must share an event loop."""
+
+    @property
+    def engines(self) -> Engines:
+        """The engines that agents can live on."""
+
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send an agent's request and wait for the reply."""
+
+    async def aclose(self) -> None:
+        """Close what the chain has opened."""
 
 
 def as_model(
@@ -166,7 +187,7 @@ class SingleEngineModel:
 
     @property
     def engines(self) -> Self:
-        """What stands for the engines: the model itself."""
+        """The model itself."""
         return self
 
     def available(self) -> tuple[str, ...]:
@@ -200,8 +221,8 @@ class LangChainModel(SingleEngineModel):
 
     async def context_window(self) -> int | None:
         """Return what the model's profile says."""
-        profile = getattr(self._model, "profile", None)
-        return reported_count(field_of(profile, "max_input_tokens")) or None
+        profile = getattr(self._model, "profile", None) or {}
+        return _window(profile.get("max_input_tokens") if isinstance(profile, Mapping) else None)
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -234,7 +255,7 @@ class LlamaIndexModel(SingleEngineModel):
 
     async def context_window(self) -> int | None:
         """Return what the LLM's metadata say."""
-        return reported_count(getattr(self._model.metadata, "context_window", None)) or None
+        return _window(getattr(self._model.metadata, "context_window", None))
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -267,7 +288,8 @@ class LlamaIndexModel(SingleEngineModel):
         )
 
 
-AgentModel: TypeAlias = PoolModel | LangChainModel | LlamaIndexModel
+def _window(tokens: object) -> int | None:
+    return reported_count(tokens) or None
 
 
 def _text(message: object) -> str | None:

@@ -13,13 +13,10 @@ from chain_of_agents.chain_prompts import ChainPrompts
 from chain_of_agents.segments import Packing, as_blocks, as_sent
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import (
-    check_function,
     checked_choice,
     checked_integer,
     checked_kind,
-    checked_number,
     checked_optional_integer,
-    checked_positive,
 )
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
@@ -52,14 +49,20 @@ class Settings:
             checked_integer(name, getattr(self, name), 1)
         for name in ("segment_tokens", "context_window"):
             checked_optional_integer(name, getattr(self, name), 1)
-        if self.timeout_s is not None:
-            checked_positive("timeout_s", self.timeout_s)
-        if isinstance(self.min_read, bool) or checked_number("min_read", self.min_read) > 1:
+        limit_s = self.timeout_s
+        is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
+        if limit_s is not None and not (is_number and limit_s > 0):
+            raise InvalidRequestError(
+                f"timeout_s must be a number above 0 or None, not {describe(limit_s)}"
+            )
+        share = self.min_read
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InvalidRequestError(
                 f"min_read must be a number from 0 to 1, a share of the documents, not "
-                f"{describe(self.min_read)}"
+                f"{describe(share)}"
             )
-        check_function("clock", self.clock, "a function")
+        if not callable(self.clock):
+            raise InvalidRequestError(f"clock must be a function, not {describe(self.clock)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

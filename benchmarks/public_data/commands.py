@@ -17,7 +17,7 @@ from ctxreuse.cli.terminal import Command, CommandGroup, check_outputs, progress
 from ctxreuse.context.files import file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option
-from ctxreuse.measure.report import page
+from ctxreuse.measure.report.report_page import rendered
 from ctxreuse.measure.results.results_file import Results
 from public_data.bench_output import (
     bench_json,
@@ -101,7 +101,7 @@ class Bench(PrintsJson, BenchConfig):
         say(f"ctxreuse: wrote {self.output / 'results.json'} and {self.output / 'results.csv'}")
         if self.html is not None:
             more = list(more_tables(measured, is_scored=is_scored))
-            write_text(self.html, page(results, more, more_charts(results)))
+            write_text(self.html, rendered(results, more, more_charts(results)))
             say(f"ctxreuse: wrote {self.html}")
         if earlier is not None and not self.as_json:
             show(comparison(earlier, results))

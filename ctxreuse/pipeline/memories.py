@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -21,7 +21,7 @@ from ctxreuse.context.blocks import (
 from ctxreuse.context.checks import checked_choice, checked_number
 from ctxreuse.context.rendering import Templates, message_texts, render_block
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.known_texts import Form, KnownSpan, TextList, known_texts
+from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
 
 _log = logging.getLogger("ctxreuse")
@@ -36,6 +36,13 @@ ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
+_MOST_KNOWN = 200_000
+_MOST_IDS = 4
+_MOST_LENGTHS = 256
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
+_WORK_A_BEGINNING = 64
+_BEGINNING = 20
 _FEW_TOKENS = 64
 
 
@@ -162,17 +169,13 @@ def standing_memories(
     found: dict[bytes, ContextBlock] = {}
     for message in history:
         for text in message_texts(message) if message.get("role") != "assistant" else ():
-            for memory, _ in _standing(store, tenant, text):
-                found[memory.key] = memory
+            for span in known_texts().standing_at(tenant, text) or ():
+                name = span.known.form.name
+                is_whole = text[span.end : span.end + 1] in ("", "\n")
+                if is_whole and isinstance(name, MemoryName) and name.store == store:
+                    memory = ContextBlock(id=name.id, text=span.known.block.text)
+                    found[memory.key] = memory
     return tuple(found.values())
-
-
-def _standing(store: Hashable, tenant: str, text: str) -> Iterator[tuple[ContextBlock, KnownSpan]]:
-    """Yield a store's memories that stand in a text, and where."""
-    for span in known_texts().standing_at(tenant, text) or ():
-        name, is_whole = span.known.form.name, text[span.end : span.end + 1] in ("", "\n")
-        if is_whole and isinstance(name, MemoryName) and name.store == store:
-            yield ContextBlock(id=name.id, text=span.known.block.text), span
 
 
 def _memories_among(
@@ -190,7 +193,7 @@ def _memories_among(
 def _paragraph_starts(text: str, separator: str) -> Iterator[int]:
     """Yield where a paragraph may begin; each one, for blocks may end with line breaks."""
     yield 0
-    at = text.find(separator)
+    at = text.find(separator) if separator else -1
     while at >= 0:
         yield at + len(separator)
         at = text.find(separator, at + 1)
@@ -244,16 +247,19 @@ class ShownMemories:
 
 def without_memories(
     messages: Iterable[Message],
-    texts: Collection[str],
-    store: Hashable,
-    tenant: str,
+    texts: Iterable[str],
     templates: Templates,
     *,
     are_marked: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return messages without some memories that they show as paragraphs."""
+    """Return messages without some memories that they show."""
+    texts = set(texts)
     quoting = {templates.quoted_outdated(text) for text in texts} if are_marked else set()
-    separator = templates.separator
+    beginnings: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):  # of two with one beginning the longer
+        beginnings.setdefault(text[:_BEGINNING], []).append(text)
+
+    lengths, separator = sorted({*map(len, beginnings)}, reverse=True), templates.separator
 
     def words_for(paragraph: str) -> str | None:
         """Return what stands in place of words on memories; None for another paragraph."""
@@ -263,17 +269,11 @@ def without_memories(
 
     def cleaned(content: str) -> str:
         kept, copied_to = "", 0
-        ends = {
-            span.start: span.end
-            for memory, span in _standing(store, tenant, content)
-            if memory.text in texts
-            and (span.end == len(content) or content.startswith(separator, span.end))
-        }
         for start in _paragraph_starts(content, separator):
             if start < copied_to:  # within what was taken out
                 continue
             words: str | None = templates.removed if are_marked else ""
-            end = ends.get(start)
+            end = _memory_end(content, start, beginnings, lengths, templates)
             if end is None:
                 end = content.find(separator, start)
                 end = len(content) if end < 0 else end
@@ -288,7 +288,7 @@ def without_memories(
         return kept + content[copied_to:]
 
     copied = [copied_message(message) for message in messages]
-    for message in copied if texts and separator else ():
+    for message in copied if beginnings and templates.separator else ():
         content = message.get("content")
         if message.get("role") == "assistant":
             continue
@@ -314,9 +314,30 @@ def forgotten(
         messages = planner.without_blocks(messages, gone, conversation_id, tenant)
     messages, named = list(messages), {(type(one), one) for one in gone}
     standing = standing_memories(store, tenant, messages)
-    texts = {block.text for block in standing if (type(block.id), block.id) in named}
-    templates = planner.templates
-    return without_memories(messages, texts, store, tenant, templates, are_marked=True)
+    texts = [block.text for block in standing if (type(block.id), block.id) in named]
+    return without_memories(messages, texts, planner.templates, are_marked=True)
+
+
+def _memory_end(
+    content: str,
+    start: int,
+    beginnings: Mapping[str, Sequence[str]],
+    lengths: Sequence[int],
+    templates: Templates,
+) -> int | None:
+    """Return where the memory ends that stands at the beginning of a paragraph; None for none."""
+    first, after = start, ""
+    label = templates.label_pattern.match(content, start)
+    if label is not None:
+        first, after = label.end(), templates.after_text
+    for length in lengths:  # a short memory is all of its beginning
+        for text in beginnings.get(content[first : first + length], ()):
+            end = first + len(text) + len(after)
+            if content.startswith(text + after, first) and (
+                end == len(content) or content.startswith(templates.separator, end)
+            ):
+                return end
+    return None
 
 
 @cache

@@ -68,6 +68,7 @@ class MemoryContext:
         request: System text, history, question, and the planned memories, exact duplicates once.
         plan: The plan, with `labels`; None where planning failed and the text is as mem0 ranked it.
         placement: Where `messages` puts this turn's memories; "system" in no later turn.
+        opens: Whether they stand where a first turn has them, and the conversation behind.
     """
 
     text: str
@@ -75,6 +76,7 @@ class MemoryContext:
     request: ContextRequest
     plan: Plan | None = None
     placement: Placement = "before_question"
+    opens: bool = False
 
     def __str__(self) -> str:
         """Return text and annotation."""
@@ -84,8 +86,16 @@ class MemoryContext:
 
     def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and memories."""
-        request, memories = self.request, str(self)
-        system, history, query = request.system, request.history or (), request.query
+        request = self.request
+        if not self.opens:
+            return self._turn(request.history or (), request.query)
+        first, *behind = self._said
+        turn = self._turn((), first["content"])
+        return [*turn[:-1], {**first, "content": turn[-1]["content"]}, *behind]
+
+    def _turn(self, history: Sequence[Message], query: str) -> list[OpenAIMessage]:
+        """Return the messages of a turn that asks something behind a history."""
+        system, memories = self.request.system, str(self)
         if not memories:
             return render_messages(system, history, query)
         if self.placement == "before_question":
@@ -98,6 +108,11 @@ class MemoryContext:
         own = {"role": "user", "content": memories}
         return render_messages(system, [*history, own], query)
 
+    @property
+    def _said(self) -> list[dict[str, Any]]:
+        """What is said in the conversation: the messages before this turn, and its question."""
+        return render_messages(None, self.request.history, self.request.query)
+
     def body(
         self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
@@ -108,19 +123,33 @@ class MemoryContext:
         plan, request = self.plan, self.request
         if plan is None:
             return prompt_body(self.messages(), DEFAULT_CACHE, form, tools, citations=citations)
-        if self.placement == "before_question" or not str(self):
+        history: list[Any] = list(request.history or ())
+        query: Any = request.query
+        behind: list[dict[str, Any]] = []
+        if self.opens:
+            first, *behind = self._said
+            history, query = [], first["content"]
+        elif self.placement == "before_question" or not str(self):
             return plan.body(form, citations=citations, tools=tools)
-        system, history = request.system, request.history or ()
+        if behind and plan.cache.marks:  # the next turn begins with this one
+            behind[-1] = {**behind[-1], "content": [ContentPart(request.query, is_marked=True)]}
+        system, separator = request.system, plan.templates.separator
         opening = [] if not system else [ContentPart(system, is_marked=0 in plan.marks)]
-        parts = list(plan.content_parts(""))
         if self.placement == "system":
+            parts = list(plan.content_parts(""))
             if opening:
-                parts[0] = parts[0]._replace(text=plan.templates.separator + parts[0].text)
-            messages = [{"role": "system", "content": [*opening, *parts]}, *history]
+                parts[0] = parts[0]._replace(text=separator + parts[0].text)
+            before = [{"role": "system", "content": [*opening, *parts]}, *history]
         else:
-            messages = [{"role": "system", "content": opening}] if opening else []
-            messages += [*history, {"role": "user", "content": parts}]
-        messages.append({"role": "user", "content": request.query})
+            before = [{"role": "system", "content": opening}] if opening else []
+            before += history
+            if self.placement == "after_history":
+                before.append({"role": "user", "content": list(plan.content_parts(""))})
+        content: Any = query
+        if self.placement == "before_question":
+            content = list(plan.content_parts())
+        asking = self._said[0] if self.opens else {"role": "user"}
+        messages = [*before, {**asking, "content": content}, *behind]
         key = plan.prompt_cache_key
         return prompt_body(messages, plan.cache, form, tools, citations=citations, key=key)
 
@@ -196,29 +225,20 @@ class MemoryPlanner:
         """How often planning, or looking up what is shown, has failed."""
         return self._fail_open.faults
 
-    def found(
-        self, search: MemorySearch, asked: ContextRequest, get: Callable[[Any], Any] | None
-    ) -> MemoryContext:
-        """Search, look up what earlier messages show, and return the memories as text."""
-        result = search.run()
-        shown = self._shown(result, search, asked)
-        if get is not None:
-            for memory_id in shown.to_look_up:
-                try:
-                    shown.note(memory_id, get(memory_id))
-                except Exception as error:
-                    self._note(shown, memory_id, error)
-        return self._as_text(result, search, asked, shown)
+    def look_up(self, shown: ShownMemories, get: Callable[[Any], Any] | None) -> None:
+        """Look up what earlier messages show and the search has not found."""
+        if not callable(get):
+            return
+        for memory_id in shown.to_look_up:
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                self._note(shown, memory_id, error)
 
-    async def afound(
-        self,
-        search: MemorySearch,
-        asked: ContextRequest,
-        get: Callable[[Any], Awaitable[Any]] | None,
-    ) -> MemoryContext:
-        """Do what `found` does; all is looked up at once."""
-        result = await search.run()
-        shown = self._shown(result, search, asked)
+    async def alook_up(
+        self, shown: ShownMemories, get: Callable[[Any], Awaitable[Any]] | None
+    ) -> None:
+        """Do what `look_up` does, all at once."""
 
         async def look_up_one(get: Callable[[Any], Any], memory_id: Any) -> None:
             try:
@@ -227,9 +247,8 @@ class MemoryPlanner:
             except Exception as error:
                 self._note(shown, memory_id, error)
 
-        if get is not None:
+        if callable(get):
             await asyncio.gather(*(look_up_one(get, one) for one in shown.to_look_up))
-        return self._as_text(result, search, asked, shown)
 
     def _note(self, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
         """Note that a memory is gone, or could not be looked up."""
@@ -253,25 +272,22 @@ class MemoryPlanner:
 
         return self._fail_open.attempt(reordered, lambda: result)
 
-    def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
-        """Return the memories that earlier messages show."""
-        if not asked.history:
-            return ShownMemories()
+    def shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        """Return the memories that earlier messages show and that have not been found now."""
+        return self._fail_open.attempt(
+            lambda: self._shown_memories(result, search, asked), ShownMemories
+        )
 
-        def shown() -> ShownMemories:
-            request = replace(asked, tenant=self.tenant_of(search))
-            found = map(memory_block, found_memories(result))
-            return ShownMemories.of(self._store, self.planner, request, found)
-
-        return self._fail_open.attempt(shown, ShownMemories)
-
-    def _as_text(
+    def context(
         self,
         result: Any,
         search: MemorySearch,
         asked: ContextRequest,
         shown: ShownMemories,
     ) -> MemoryContext:
+        """Return a search's memories as text."""
         opened = self._opened(asked)
         return self._fail_open.attempt(
             lambda: self._context(result, search, opened, shown),
@@ -315,6 +331,15 @@ class MemoryPlanner:
         messages = request.history or ()
         return forgotten(messages, gone, self._store, self.planner, conversation, request.tenant)
 
+    def _shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        if not asked.history:
+            return ShownMemories()
+        request = replace(asked, tenant=self.tenant_of(search))
+        found = map(memory_block, found_memories(result))
+        return ShownMemories.of(self._store, self.planner, request, found)
+
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
     ) -> MemoryContext:
@@ -337,13 +362,17 @@ class MemoryPlanner:
         planned = request
         if placement == "system" and request.blocks:  # other bytes than before a user's message
             opening = f"{request.system or ''}{self.planner.templates.separator}"
-            planned = replace(request, system=opening, history=None if is_anew else request.history)
+            planned = replace(request, system=opening)
+        first = self._first_turn(planned, placement) if is_anew else None
+        planned = first or planned
         plan = self.planner.plan(planned, **planning_time(self.planner))
         if not self._annotates:
             plan = plan.with_order_annotation(None)
         note_memories(self._store, request.tenant, memories, self.planner.templates)
         text = plan.rendered(with_order=False)
-        context = MemoryContext(text, plan.order_annotation, request, plan, placement)
+        context = MemoryContext(
+            text, plan.order_annotation, request, plan, placement, first is not None
+        )
         self._note_planned(context, plan)
         return context
 
@@ -359,14 +388,9 @@ class MemoryPlanner:
 
     def _laid_out_anew(self, request: ContextRequest, shown: ShownMemories) -> ContextRequest:
         """Return a turn whose history shows no memories, so that it shows all that it has found."""
+        texts = [block.text for block in shown.blocks]
         before = request.history or ()
-        history = without_memories(
-            before,
-            {block.text for block in shown.blocks},
-            self._store,
-            request.tenant,
-            self.planner.templates,
-        )
+        history = without_memories(before, texts, self.planner.templates)
         if self._placement == "after_history":  # nothing is left of messages of memories alone
             history = [
                 one
@@ -377,6 +401,22 @@ class MemoryPlanner:
         if system is None and opening is not None:
             system, history = opening or None, history[1:]
         return replace(request, system=system, history=tuple(history), outdated=())
+
+    def _first_turn(self, request: ContextRequest, placement: Placement) -> ContextRequest | None:
+        """Return the first turn of a conversation whose memories are laid out anew in it."""
+        said = request.history
+        if not said or not request.blocks:
+            return None
+        if placement == "system":
+            return replace(request, history=None)
+        opening = said[0].get("content")
+        if said[0].get("role") != "user" or not isinstance(opening, str):
+            return None
+        first = replace(request, query=opening, history=None)
+        texts = [text for message in said for text in message_texts(message)]
+        found = self.planner.cached_tokens(first)
+        # what is found in front has to outweigh what was said since, which is computed anew
+        return first if found > sum(map(self.planner.count_tokens, texts)) else None
 
     def _is_too_long(
         self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories

@@ -232,12 +232,12 @@ class Plan:
         written: list[dict[str, Any]] = body["input" if form == "responses" else "messages"]
         return written
 
-    def front(self, blocks: int) -> list[OpenAIMessage]:
+    def front(self, end: int) -> list[OpenAIMessage]:
         """Return the prompt up to behind so many blocks, for a prime: the last message is open."""
-        checked_integer("blocks", blocks, 1)
+        checked_integer("end", end, 1)
         parts = turn_parts(self.parts, None, "", self.templates, (), is_labelled=self.is_labelled)
         ends = [n for n, part in enumerate(parts, start=1) if part.block is not None]
-        text = joined(parts[: ends[min(blocks, len(ends)) - 1]])
+        text = joined(parts[: ends[min(end, len(ends)) - 1]])
         return render_messages(self.request.system, self.request.history, text)
 
     def body(

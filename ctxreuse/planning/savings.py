@@ -82,9 +82,9 @@ class ReportedUsage:
         cached_tokens: Of these, served from the engine's prefix cache.
         expected_cached_tokens: Block tokens that the planner expected in the cache.
         confirmed_cached_tokens: Of these, cached as far as the answers say.
-        written: Of the prompt tokens, those written into the cache, by time to live.
         primes: Calls that were sent besides, to make forks readable; they count nowhere else.
         prime_tokens: What these computed.
+        written: Of the prompt tokens, those written into the cache, by time to live.
 
     Example:
         >>> ReportedUsage(answers=2, prompt_tokens=400, cached_tokens=100).hit_ratio
@@ -97,9 +97,9 @@ class ReportedUsage:
     cached_tokens: int = 0
     expected_cached_tokens: int = 0
     confirmed_cached_tokens: int = 0
-    written: Mapping[str, int] = field(default_factory=dict)
     primes: int = 0
     prime_tokens: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def written_tokens(self) -> int:

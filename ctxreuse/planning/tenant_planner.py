@@ -554,7 +554,7 @@ class TenantPlanner:
             shown=shown,
             expected_cached_tokens=recorded.cached_tokens,
             marks=recorded.marks.marks if settings.cache.marks else (),
-            primes=recorded.marks.marks if settings.cache.takes_primes else (),
+            primes=() if settings.cache.marks else recorded.marks.marks,
             opening_mark=recorded.marks.opening,
             cache=settings.cache,
             read_blocks=recorded.read,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +14,7 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeAlias, overload
 
-from ctxreuse.context.checks import checked_kind, checked_list, checked_number
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.scope import current_scope
@@ -355,8 +356,13 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         emit: Emit = lambda event: None,
     ) -> WorkflowResult:
         compiled = self._checked(graph)
-        if deadline_s is not None:
-            checked_number("deadline_s", deadline_s)
+        if deadline_s is not None and not (
+            isinstance(deadline_s, (int, float)) and 0 <= deadline_s <= sys.float_info.max
+        ):
+            raise InvalidRequestError(
+                "deadline_s must be a number of seconds from 0, or None, not "
+                f"{describe(deadline_s)}"
+            )
         if single is not None:
             inputs = {compiled.inputs[0]: single, **inputs}
         here = asyncio.get_running_loop()

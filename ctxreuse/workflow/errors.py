@@ -22,11 +22,7 @@ _LONGEST_NAME = 60
 
 
 class WorkflowError(CtxreuseError):
-    """Base class of the errors of workflows; some are of one `node`, which is empty else."""
-
-    def __init__(self, message: str = "", node: str = "") -> None:
-        super().__init__(message)
-        self.node = node
+    """Base class of the errors of workflows."""
 
 
 class GraphError(WorkflowError, ValueError):
@@ -46,6 +42,10 @@ class StateKeyError(WorkflowError, KeyError):
 class VisitLimitError(WorkflowError, RuntimeError):
     """An edge led to `node` once more than its `max_visits`, and it has no `otherwise`."""
 
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
 
 class RouterError(WorkflowError, RuntimeError):
     """A router behind `node` raised (its error is the cause), or returned a target that it may not.
@@ -53,12 +53,17 @@ class RouterError(WorkflowError, RuntimeError):
     `node` is empty if several led to nodes that cannot run side by side.
     """
 
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
 
 class StageError(WorkflowError, RuntimeError):
     """A visit (counted from 1) of a node failed; its own error is the cause."""
 
     def __init__(self, message: str, node: str = "", visit: int = 0) -> None:
-        super().__init__(message, node)
+        super().__init__(message)
+        self.node = node
         self.visit = visit
 
 
@@ -72,6 +77,9 @@ class EngineClosedError(WorkflowError, RuntimeError):
 
 def quoted(names: Iterable[object]) -> str:
     """Return names for an error message: quoted, shortened, with commas between them."""
-    texts = [repr(name) for name in names]
-    short = (one if len(one) <= _LONGEST_NAME else one[: _LONGEST_NAME - 1] + "…" for one in texts)
-    return ", ".join(short) or "none"
+    return ", ".join(map(_quoted, names)) or "none"
+
+
+def _quoted(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"

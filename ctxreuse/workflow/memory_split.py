@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_number, checked_positive
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -99,9 +99,10 @@ def split_memory(
         Of equally good splits the one with the largest KV cache.
     """
     checked_integer("total_bytes", total_bytes)
-    if checked_integer("least_kv_bytes", least_kv_bytes) > total_bytes:
+    if type(least_kv_bytes) is not int or not 0 <= least_kv_bytes <= total_bytes:
         raise InvalidRequestError(
-            f"least_kv_bytes must be at most {total_bytes} (total_bytes), not {least_kv_bytes}"
+            f"least_kv_bytes must be an integer from 0 to {total_bytes} (total_bytes), "
+            f"not {describe(least_kv_bytes)}"
         )
     for name, table in (("generation", generation), ("retrieval", retrieval)):
         checked_kind(name, table, ThroughputTable, "a ThroughputTable")
@@ -110,8 +111,10 @@ def split_memory(
         ("generations_per_run", generations_per_run),
         ("retrievals_per_run", retrievals_per_run),
     ):
-        if checked_positive(name, number) >= 1e100:
-            raise InvalidRequestError(f"{name} must be below 1e100, not {describe(number)}")
+        if not isinstance(number, int | float) or not 0 < number < 1e100:
+            raise InvalidRequestError(
+                f"{name} must be a positive number below 1e100, not {describe(number)}"
+            )
 
     generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
     retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run
@@ -143,8 +146,13 @@ def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
 
 def _ascending(numbers: Sequence[float], name: str) -> None:
     array = _numbers(numbers)
-    is_row = array is not None and array.ndim == 1 and array.size
-    if array is None or not is_row or not np.isfinite(array).all() or array[0] < 0:
+    if (
+        array is None
+        or array.ndim != 1
+        or not array.size
+        or not np.isfinite(array).all()
+        or array[0] < 0
+    ):
         raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
     if (np.diff(array) <= 0).any():
         raise InvalidRequestError(f"{name} must be in ascending order, each number once")

@@ -14,9 +14,8 @@ from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.checks import (
     checked_integer,
     checked_kind,
-    checked_list,
+    checked_number,
     checked_optional_integer,
-    checked_texts,
 )
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.errors import WorkflowError
@@ -146,12 +145,7 @@ class KeywordRetriever:
             raise MissingExtraError("keyword search", "workflow") from error
         self._blocks = _distinct(blocks)
         self._bm25s = bm25s
-        self._stopwords: str | list[str] = []
-        if isinstance(stopwords, str):
-            self._stopwords = stopwords
-        elif stopwords is not None:
-            kinds = "the name of a language, a list of words, or None"
-            self._stopwords = checked_texts("stopwords", stopwords, kinds)
+        self._stopwords = _checked_stopwords(stopwords)
         if stemmer is not None and not callable(getattr(stemmer, "stemWord", stemmer)):
             raise InvalidRequestError(
                 f"stemmer must be a function, or have stemWord as PyStemmer's has, "
@@ -202,9 +196,28 @@ class KeywordRetriever:
         return words
 
 
+def _checked_stopwords(stopwords: object) -> str | list[str]:
+    if stopwords is None:
+        return []
+    if isinstance(stopwords, str):
+        return stopwords
+    if isinstance(stopwords, Iterable):
+        words = list(stopwords)
+        if all(isinstance(word, str) for word in words):
+            return words
+    raise InvalidRequestError(
+        f"stopwords must be the name of a language, a list of words, or None, "
+        f"not {describe(stopwords)}"
+    )
+
+
 def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
+    if isinstance(blocks, (str, bytes)) or not isinstance(blocks, Iterable):
+        raise InvalidRequestError(
+            f"blocks must be a list of ContextBlock or str, not {describe(blocks)}"
+        )
     distinct: dict[bytes, ContextBlock] = {}
-    for one in checked_list("blocks", blocks, "a list of ContextBlock or str"):
+    for one in blocks:
         block = one if isinstance(one, ContextBlock) else ContextBlock(text=one)
         distinct.setdefault(block.key, block)
     if not distinct:
@@ -217,9 +230,11 @@ class RetrieverError(WorkflowError, RuntimeError):
 
 
 def reciprocal_rank_fusion(
-    rankings: Sequence[Sequence[ContextBlock]], limit: int | None = None
+    rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
 ) -> tuple[ContextBlock, ...]:
-    """Rank blocks by the sum of 1 / (60 + rank) (Cormack et al., 2009), then by best rank."""
+    """Rank blocks by the sum of 1 / (constant + rank) (Cormack et al., 2009), then by best rank."""
+    checked_number("constant", constant)
+    checked_optional_integer("limit", limit)
     blocks: dict[BlockKey, ContextBlock] = {}
     ranks: dict[BlockKey, list[int]] = {}
     for ranking in rankings:
@@ -230,7 +245,7 @@ def reciprocal_rank_fusion(
 
     def goodness(key: BlockKey) -> tuple[float, int]:
         # fsum: the sum of the same ranks is the same in any order
-        return -math.fsum(1 / (60 + rank) for rank in ranks[key]), min(ranks[key])
+        return -math.fsum(1 / (constant + rank) for rank in ranks[key]), min(ranks[key])
 
     return tuple(blocks[key] for key in sorted(blocks, key=goodness)[:limit])
 
@@ -279,7 +294,7 @@ class FusedRetriever:
             failed += [one for one in errors.exceptions if isinstance(one, RetrieverError)]
         if failed:
             raise failed[0]
-        return reciprocal_rank_fusion([task.result() for task in asking], k)
+        return reciprocal_rank_fusion([task.result() for task in asking], limit=k)
 
     @staticmethod
     async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:

@@ -190,14 +190,12 @@ class ReuseStore(PlansMemories, BaseStore):
             InvalidRequestError: no question.
         """
         turn = _OpenTurn.of(messages)
-        prefix = _checked_namespace(namespace)
-
-        def run(query: str, **kwargs: Any) -> list[dict[str, Any]]:
-            return self._found(self._store.search(prefix, query=query, **kwargs))
-
-        search = _StoreSearch(run, turn.question, (), options, prefix)
+        search = self._search_of(self._store.search, namespace, turn, options)
         with serving(scope_from_config(None)):
-            return turn.prompt(self._memory_planner.found(search, turn.request(), self._get))
+            request, found = turn.request(), self._found(search.run())
+            shown = self._memory_planner.shown_memories(found, search, request)
+            self._memory_planner.look_up(shown, self._get)
+            return turn.prompt(self._memory_planner.context(found, search, request, shown))
 
     async def amessages(
         self,
@@ -207,15 +205,26 @@ class ReuseStore(PlansMemories, BaseStore):
     ) -> list[BaseMessage]:
         """`messages`, awaited."""
         turn = _OpenTurn.of(messages)
-        prefix = _checked_namespace(namespace)
-
-        async def run(query: str, **kwargs: Any) -> list[dict[str, Any]]:
-            return self._found(await self._store.asearch(prefix, query=query, **kwargs))
-
-        search = _StoreSearch(run, turn.question, (), options, prefix)
+        search = self._search_of(self._store.asearch, namespace, turn, options)
         with serving(scope_from_config(None)):
-            found = await self._memory_planner.afound(search, turn.request(), self._aget)
-        return turn.prompt(found)
+            request, found = turn.request(), self._found(await search.run())
+            shown = self._memory_planner.shown_memories(found, search, request)
+            await self._memory_planner.alook_up(shown, self._aget)
+            return turn.prompt(self._memory_planner.context(found, search, request, shown))
+
+    @staticmethod
+    def _search_of(
+        method: Callable[..., Any],
+        namespace: Sequence[str],
+        turn: _OpenTurn,
+        options: Mapping[str, Any],
+    ) -> _StoreSearch:
+        prefix = tuple(checked_each("namespace", namespace, str, "a string"))
+
+        def search(asked_for: str, **kwargs: Any) -> Any:
+            return method(prefix, query=asked_for, **kwargs)
+
+        return _StoreSearch(search, turn.question, (), options, prefix)
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
         """Return what a search found as memories; their ids say the namespace, too."""
@@ -296,10 +305,6 @@ class _OpenTurn:
         if isinstance(asking.content, list):
             new = [{"type": "text", "text": memories}, *asking.content]
         return asking.model_copy(update={"content": new})
-
-
-def _checked_namespace(namespace: object) -> tuple[str, ...]:
-    return tuple(checked_each("namespace", namespace, str, "a string"))
 
 
 def _is_system(message: BaseMessage) -> bool:

@@ -236,9 +236,13 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
                 `ctxreuse.request_context`.
             kwargs: As `search` takes them: `filters`, `top_k`, ...
         """
+        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.found(search, request, getattr(self._memory, "get", None))
+        found = search.run()
+        shown = planner.shown_memories(found, search, request)
+        planner.look_up(shown, get)
+        return planner.context(found, search, request, shown)
 
     def messages(
         self,
@@ -292,10 +296,13 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         **kwargs: Any,
     ) -> MemoryContext:
         """`ReuseMemory.context`, awaited."""
+        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        get = getattr(self._memory, "get", None)
-        return await self._memory_planner.afound(search, request, get)
+        found = await search.run()
+        shown = planner.shown_memories(found, search, request)
+        await planner.alook_up(shown, get)
+        return planner.context(found, search, request, shown)
 
     async def messages(
         self,

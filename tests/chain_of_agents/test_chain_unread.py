@@ -122,7 +122,7 @@ class TestNothingRead:
 
     @pytest.mark.parametrize("min_read", [-0.1, 1.1, "0.5", True, float("nan")])
     def test_min_read_is_a_share(self, min_read):
-        with pytest.raises(InvalidRequestError, match="min_read must be a number from 0"):
+        with pytest.raises(InvalidRequestError, match="min_read must be a number from 0 to 1"):
             ChainOfAgents(llm=SaysModel(), min_read=min_read)
 
     def test_a_conversation_goes_on_after_a_turn_in_which_nothing_was_read(self):

@@ -124,10 +124,10 @@ def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_
 
 @given(st.text("0123456789abcdef", min_size=8, max_size=32), st.integers(64, MOST_TOKENS))
 def test_made_up_prompts_share_their_first_half_and_no_more(name: str, tokens: int) -> None:
-    one, other, shared_part = made_up_prompts(name, tokens)
+    one, other, third, shared_part = made_up_prompts(name, tokens)
     common = round(shared_part * len(other))
-    assert one[:common] == other[:common]
-    assert one[common] != other[common]
+    assert one[:common] == other[:common] == third[:common]
+    assert len({one[common], other[common], third[common]}) == 3
     assert 0.4 < shared_part < 0.7
     assert name in one[:40]
     assert 0.9 * tokens < len(one) / 4 < 1.3 * tokens + 40

@@ -210,13 +210,11 @@ def test_a_memory_behind_line_breaks_is_taken_out(are_marked):
         "The PIN is 1234, do not tell.",
         "\nAnother one.\n\n\n",
     ]
-    blocks = [ContextBlock(id=number, text=text) for number, text in enumerate(texts)]
-    memories.note_memories("store", "", blocks, DEFAULT_TEMPLATES)
     shown = "\n\n".join([*texts, "Which?"])
     history = [{"role": "user", "content": shown}]
     for gone in (texts[:1], texts[1:2], texts[2:], texts):
         [message] = memories.without_memories(
-            history, gone, "store", "", DEFAULT_TEMPLATES, are_marked=are_marked
+            history, gone, DEFAULT_TEMPLATES, are_marked=are_marked
         )
         left = ["(removed)" if one in gone else one for one in texts]
         expected = left if are_marked else [one for one in texts if one not in gone]

@@ -1,6 +1,7 @@
 """Where memories stand: in every place each is shown once, and what was sent stays as it was."""
 
 import itertools
+import json
 from typing import Any, get_args
 
 import pytest
@@ -186,31 +187,102 @@ def test_every_found_memory_stands_in_the_prompt_once_and_nothing_else_changes(
     assert wrapped.faults == 0
 
 
+SHARED = "abcd"
+LONGER = {one: f"{one} says: " + one * 2_000 for one in SHARED}
+
+
 def prompt_texts(body: dict[str, Any]) -> str:
     """Return all texts of a prompt, one behind the other."""
     opening = [one["text"] for one in body.get("system", ())]
     return "".join([*opening, *(text for one in body["messages"] for text in message_texts(one))])
 
 
-@pytest.mark.parametrize("conversation_id", [None, "c"])
-def test_laid_out_anew_in_the_system_message_memories_stand_as_others_have_begun(conversation_id):
-    longer = {one: f"{one} says: " + one * 2_000 for one in "abcd"}
-    wrapped = ReuseMemory(FakeMemory(), placement="system", growth_limit=1.1)
-    wrapped.memory.found = [memory(one, text) for one, text in longer.items()]
+def known_elsewhere(wrapped: ReuseMemory) -> None:
+    """Let another conversation begin with four long memories."""
+    wrapped.memory.found = [memory(one, text) for one, text in LONGER.items()]
     wrapped.messages("Before?", system="Be brief.", conversation_id="another")
-    history: list[Any] = []
+
+
+def third_turn(wrapped: ReuseMemory, first: Any, **options: Any) -> Any:
+    """Return the turn in which a conversation gets too long, and finds what another began with."""
+    history = [first, ANSWER]
     for letters in ("ef", "gh"):
         history = [*asked(wrapped, letters, history, letters, system="Be brief."), ANSWER]
-    wrapped.memory.found = [memory(one, longer[one]) for one in "dcba"]
-    options: Any = {"system": "Be brief.", "conversation_id": conversation_id}
-    messages = wrapped.messages("And?", history=history, **options)
-    opening = {"role": "system", "content": "\n\n".join(["Be brief.", *longer.values()])}
-    talk = [user("ef"), ANSWER, user("gh"), ANSWER, user("And?")]
-    assert messages == [opening, *talk]
+    wrapped.memory.found = [memory(one, LONGER[one]) for one in reversed(SHARED)]
+    return wrapped.context("And?", history=history, system="Be brief.", **options)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("conversation_id", [None, "c"])
+def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+    placement, conversation_id
+):
+    wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)
+    known_elsewhere(wrapped)
+    context = third_turn(wrapped, user("Hi.") | {"name": "alice"}, conversation_id=conversation_id)
+    memories = "\n\n".join(LONGER.values())  # in the order of the other conversation
+    opening = {
+        "system": [
+            {"role": "system", "content": f"Be brief.\n\n{memories}"},
+            user("Hi.") | {"name": "alice"},
+        ],
+        "before_question": [SYSTEM, user(f"{memories}\n\nHi.") | {"name": "alice"}],
+        "after_history": [SYSTEM, user(memories), user("Hi.") | {"name": "alice"}],
+    }[placement]
+    talk = [ANSWER, user("ef"), ANSWER, user("gh"), ANSWER, user("And?")]
+    assert context.messages() == [*opening, *talk]
+    assert context.opens
+    assert context.plan.expected_cached_tokens == sum(
+        wrapped.planner.count_tokens(one) for one in LONGER.values()
+    )
     # what follows is appended
     wrapped.memory.found += lettered("e")
-    later = wrapped.messages("q?", history=[*messages, ANSWER], **options)
-    assert later == [*messages, ANSWER, user(f"{plain('e')}\n\nq?")]
+    history = [*context.messages(), ANSWER]
+    later = wrapped.messages("q?", history=history, system="Be brief.")
+    is_alone = placement == "after_history"
+    added = [plain("e"), "q?"] if is_alone else [f"{plain('e')}\n\nq?"]
+    assert later == [*history, *map(user, added)]
+
+
+@pytest.mark.parametrize(
+    "first", [user([{"type": "text", "text": "Hi."}]), {"role": "assistant", "content": "Hi."}]
+)
+def test_a_conversation_whose_first_message_is_no_text_of_the_user_keeps_it(first):
+    for placement in PLACEMENTS:
+        wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)
+        known_elsewhere(wrapped)
+        context = third_turn(wrapped, first)
+        messages = context.messages()
+        assert first in messages
+        assert context.opens == (placement == "system")
+        said = "".join(text for one in messages for text in message_texts(one))
+        assert all(said.count(text) == 1 for text in LONGER.values())
+        assert "e says" not in said
+
+
+def test_where_more_was_said_than_is_found_what_was_said_stays_in_front():
+    wrapped = ReuseMemory(FakeMemory(), growth_limit=1.1)
+    known_elsewhere(wrapped)
+    first = user("Let me tell you a long story. " * 700)
+    context = third_turn(wrapped, first)
+    assert not context.opens
+    assert context.messages()[1] == first
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("form", ["openai", "anthropic"])
+def test_parts_of_a_conversation_that_memories_open_say_what_its_messages_say(placement, form):
+    planner = ReusePlanner(cache="anthropic(minimum=1024)")
+    wrapped = ReuseMemory(FakeMemory(), planner=planner, placement=placement, growth_limit=1.1)
+    known_elsewhere(wrapped)
+    known_elsewhere(wrapped)
+    context = third_turn(wrapped, user("Hi."), conversation_id="c")
+    assert context.opens
+    body = context.body(form)
+    assert prompt_texts(body) == prompt_texts({"messages": context.messages()})
+    marked = json.dumps(body)
+    assert 0 < marked.count("cache_control") + marked.count("prompt_cache_breakpoint") <= 4
+    assert "cache" in json.dumps(body["messages"][-1])
 
 
 class Memories:

@@ -121,8 +121,8 @@ def said(
 
 def plain_answer(asked: Asked) -> str:
     """Answer as `SteadyLLM` does, for the plain interpreter."""
-    passages = [int(block.text[len("passage ") : -1]) for block in asked.blocks]
-    return said(passages, _question(asked.query), asked.system, asked.params)
+    passages = [int(block.text[len("passage ") : -1]) for block in asked.prompt.blocks]
+    return said(passages, _question(asked.prompt.query), asked.system, asked.params)
 
 
 def answer_to(messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> str:
@@ -297,6 +297,7 @@ class Outcome:
     values: dict[str, Any]
     visited: list[str]
     visits: dict[str, int]
+    versions: dict[str, int]
     answer: Any
 
     @classmethod
@@ -309,6 +310,7 @@ class Outcome:
             values,
             list(visited),
             {name: state.visits(name) for name in graph.nodes},
+            {key: state.version(key) for key in state},
             answer,
         )
 

@@ -83,6 +83,7 @@ def rag_graphs(draw: Any, retrievers: Sequence[str | None] = (None,)) -> Workflo
 
 def _told(state: State) -> str:
     """Return a short text that follows from all that is known."""
+    assert not state.speculative
     values = {
         key: [block.id for block in value] if isinstance(value, Documents) else value
         for key, value in state.items()
@@ -97,6 +98,7 @@ async def _told_later(state: State) -> str:
 
 def _best_two(state: State) -> Documents:
     """Return two of the documents that are known, the other way round."""
+    assert not state.speculative
     known = [block for value in state.values() if isinstance(value, Documents) for block in value]
     return Documents(known[:2][::-1])
 

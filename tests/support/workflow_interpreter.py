@@ -1,7 +1,8 @@
 """A workflow run plainly: one stage after the other, wavefront by wavefront.
 
 It shares nothing with the engine but the compiled graph and its templates, so that it can say what
-the engine must give.
+the engine must give. A graph that leads two writers of one key onto a wavefront is its caller's
+fault.
 """
 
 import asyncio
@@ -12,18 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextBlock
-from ctxreuse.workflow.errors import RouterError, VisitLimitError
+from ctxreuse.workflow.errors import VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, State, written
+from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a language model is asked: the prompt, and all that can change its answer."""
 
-    query: str
-    blocks: Sequence[ContextBlock]
+    prompt: RenderedPrompt
     system: str | None
     params: Mapping[str, Any]
 
@@ -85,10 +85,9 @@ def steps(
         writes = {}
         for name in wavefront:
             node = graph.nodes[name]
-            if node.output in writes:
-                raise RouterError(f"two writers of one key in {wavefront}")
+            assert node.output not in writes, f"two writers of one key in {wavefront}"
             writes[node.output] = _result(node, state, llm, retrieve, retrievers or {})
-        state = written(state, writes, wavefront)
+        state = state.commit(writes, wavefront)
         wavefront = _next_wavefront(graph, wavefront, state)
     yield Step((), state)
 
@@ -98,7 +97,7 @@ def _result(
 ) -> Any:
     if isinstance(node, Generation):
         system = None if node.system is None else node.system.render_text(state)
-        return llm(Asked(*node.prompt.render_prompt(state), system, node.params))
+        return llm(Asked(node.prompt.render_prompt(state), system, node.params))
     if isinstance(node, Retrieval):
         ask = retrieve if node.retriever is None else retrievers[node.retriever]
         return Documents(ask(node.query.render_text(state), node.k))

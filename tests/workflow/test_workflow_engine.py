@@ -307,7 +307,7 @@ async def test_a_run_inside_a_node_of_another_one_is_a_run_of_its_own():
 @virtual_time
 async def test_a_deadline_that_is_no_time_is_refused(deadline_s):
     async with engine_over() as engine:
-        with pytest.raises(InvalidRequestError, match="deadline_s must be a number from 0"):
+        with pytest.raises(InvalidRequestError, match="deadline_s must be a number of seconds"):
             await engine.run(rag(), "Why", deadline_s=deadline_s)
         assert engine.metrics().runs == 0
 
@@ -379,7 +379,7 @@ async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     options = WorkflowOptions(speculative_retrieval=False)
     async with engine_over(options=options) as engine:
         await engine.run(rag(), "Why is it", session="s")
-        first = next(engine._services.sessions.of("").values())
+        first = engine._services.last_search("", "s", "default")
         assert first is not None
         assert [f"d{number}" for number in first.ids[:3]] == [
             block.id for block in plain_search("Why is it", 3)
@@ -415,7 +415,7 @@ async def test_a_tenants_many_sessions_take_no_other_tenants_away(monkeypatch):
         assert parts["sessions"].entries > 2
         assert parts["session_bytes"].entries > 1_000
         assert parts["timeline"].entries
-        assert len(engine._services.sessions.of("quiet")) == 1
+        assert engine._services.last_search("quiet", "s", "default") is not None
 
 
 def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same():
@@ -448,7 +448,7 @@ async def test_a_search_right_behind_another_one_knows_what_that_has_found(recor
     graph.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
     async with engine_over() as engine:
         await engine.run(graph, "Why", session="s")
-        kept = next(engine._services.sessions.of("").values())
+        kept = engine._services.last_search("", "s", "default")
         assert kept is not None
         assert kept.vectors is not None
         for record, query in ((records[1], "Why first"), (kept, "Why second")):
@@ -549,7 +549,7 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
         ({"max_retrievals": True}, "max_retrievals must be an integer from 0, not True"),
         ({"workers": 0}, "workers must be an integer from 1, not 0"),
         ({"max_wasted_share": 1.1}, "max_wasted_share must be a number from 0 to 1, not 1.1"),
-        ({"speculation": "often"}, "there is no speculation 'often'"),
+        ({"speculation": "often"}, "speculation must be one of adaptive, always, stable, off"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -34,13 +34,13 @@ from workflow_interpreter import interpret
 
 from ctxreuse import ReusePlanner
 from ctxreuse.workflow.engine import WorkflowEngine
-from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
+from ctxreuse.workflow.errors import GraphError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
 from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
-from ctxreuse.workflow.runtime.speculation import SpeculativeGeneration
+from ctxreuse.workflow.runtime.speculation import LaunchedGeneration, SpeculativeGeneration
 from ctxreuse.workflow.vector_search import scheduler
 
 QUESTIONS = ("Why is it so", "Why was it so", "Who was it", "Where is it", "It")
@@ -164,20 +164,24 @@ class Watched:
 
 
 def expected(job: Job, scenario: Scenario) -> Outcome | str:
-    """Return what plain execution gives; a node's name, or none, where its edges fail the run."""
+    """Return what plain execution gives; a node's name where its visit limit fails the run."""
 
     def llm(asked: Any) -> str:
         # the emulated model's answers know no parameters
-        return plain_answer(asked if not scenario.emulated else replace(asked, params={}))
+        return plain_answer(asked if not scenario.emulated else _without_params(asked))
 
     def search(query: str, k: int) -> Any:
         return plain_search(query, k, scenario.metric)
 
     try:
         run = interpret(job.graph, job.question, llm, search, {"atomic": search})
-    except (RouterError, VisitLimitError) as error:
+    except VisitLimitError as error:
         return error.node
     return Outcome.of(job.graph, run.state, run.visits, run.answer)
+
+
+def _without_params(asked: Any) -> Any:
+    return type(asked)(asked.prompt, asked.system, {})
 
 
 async def outcome(engine: WorkflowEngine, job: Job) -> Outcome | str | None:
@@ -191,7 +195,7 @@ async def outcome(engine: WorkflowEngine, job: Job) -> Outcome | str | None:
             events.extend([event async for event in stream])
     except TimeoutError:
         return None
-    except (RouterError, VisitLimitError) as error:
+    except VisitLimitError as error:
         return error.node
     *shown, last = events
     assert isinstance(last, RunFinished)
@@ -261,7 +265,7 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
     commit = SpeculativeGeneration.commit
 
     def checked(self: Any, node: str, visit: int, request: Any) -> Any:
-        before = self._launched
+        before: LaunchedGeneration | None = self._launched
         answer = commit(self, node, visit, request)
         if answer is not None:
             assert before is not None

@@ -111,10 +111,10 @@ def test_a_table_that_makes_no_sense_is_refused(arguments, message):
     [
         ({"total_bytes": -1}, "total_bytes must be an integer from 0, not -1"),
         ({"total_bytes": 1.5}, "total_bytes must be an integer from 0"),
-        ({"least_kv_bytes": 101}, "least_kv_bytes must be at most 100"),
-        ({"arriving_runs": 0}, "arriving_runs must be more than 0, not 0"),
-        ({"generations_per_run": float("nan")}, "generations_per_run must be a number from 0"),
-        ({"retrievals_per_run": "2"}, "retrievals_per_run must be a number from 0"),
+        ({"least_kv_bytes": 101}, "least_kv_bytes must be an integer from 0 to 100"),
+        ({"arriving_runs": 0}, "arriving_runs must be a positive number below 1e100, not 0"),
+        ({"generations_per_run": float("nan")}, "generations_per_run must be a positive number"),
+        ({"retrievals_per_run": "2"}, "retrievals_per_run must be a positive number"),
     ],
 )
 def test_wrong_numbers_are_named(arguments, message):

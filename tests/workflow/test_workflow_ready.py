@@ -5,9 +5,7 @@ from workflow_interpreter import interpret
 
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import GraphError
-from ctxreuse.workflow.graph.compiled import successor
 from ctxreuse.workflow.graph.nodes import Generation
-from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
 
 WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
@@ -40,11 +38,11 @@ class Backend:
 
     @property
     def prompts(self):
-        return [asked.query for asked in self.asked]
+        return [asked.prompt.query for asked in self.asked]
 
     @property
     def read(self):
-        return [[block.id for block in asked.blocks] for asked in self.asked]
+        return [[block.id for block in asked.prompt.blocks] for asked in self.asked]
 
 
 def test_one_shot_answers_from_what_it_finds_or_says_that_nothing_was_found():
@@ -201,12 +199,12 @@ def test_a_wrong_argument_is_refused(make, message):
 
 def test_the_speculation_that_each_workflow_allows():
     graph = one_shot().compile()
-    assert successor(graph, "search", State()).name == "answer"
+    assert graph.successor("search").name == "answer"
     graph = hyde().compile()
-    assert successor(graph, "hypothesis", State()).name == "search"
+    assert graph.successor("hypothesis").name == "search"
     graph = irg().compile()
-    assert successor(graph, "answer", State()).name == "search_again"
-    assert successor(graph, "search_again", State()).name == "answer"
+    assert graph.successor("answer").name == "search_again"
+    assert graph.successor("search_again").name == "answer"
     graph = multistep().compile()
-    assert successor(graph, "plan", State()) is None
-    assert successor(graph, "search", State()).name == "find"
+    assert graph.successor("plan") is None
+    assert graph.successor("search").name == "find"

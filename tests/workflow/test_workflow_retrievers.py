@@ -232,8 +232,15 @@ def test_rankings_are_fused_by_rank(rankings, fused):
     assert word(reciprocal_rank_fusion([blocks(one) for one in rankings])) == fused
 
 
-def test_of_blocks_that_are_as_good_the_better_rank_comes_first_and_of_twins_the_first():
-    assert word(reciprocal_rank_fusion([blocks("abc"), blocks("decfb")], 2)) == "cb"
+def test_the_constant_decides_how_much_first_ranks_count_and_equal_ones_keep_their_rank():
+    rankings = [blocks("abc"), blocks("dbe"), blocks("fbg")]
+    assert word(reciprocal_rank_fusion(rankings, constant=60))[0] == "b"
+    assert word(reciprocal_rank_fusion(rankings, constant=0, limit=1)) == "b"
+    two = [blocks("abc"), blocks("decfb")]
+    assert word(reciprocal_rank_fusion(two, constant=60, limit=2)) == "cb"
+    assert word(reciprocal_rank_fusion(two, constant=0, limit=2)) == "ad"
+    # without a constant each scores 1: c as twice a second one
+    assert word(reciprocal_rank_fusion(map(blocks, ("ac", "bc", "d")), constant=0)) == "abdc"
     old, new = ContextBlock(id=1, text="old"), ContextBlock(id=1, text="new")
     assert reciprocal_rank_fusion([[old], [new]]) == (old, new)
 
@@ -258,6 +265,13 @@ def test_fusion_returns_each_block_once_best_first_whatever_the_rankings_order(
     shuffled = random.sample(rankings, len(rankings))
     again = word(reciprocal_rank_fusion([blocks(one) for one in shuffled]))
     assert [round(score(letter), 9) for letter in again] == [round(one, 9) for one in scores]
+
+
+@pytest.mark.parametrize("options", [{"constant": -1}, {"constant": "60"}, {"limit": -1}])
+def test_fusion_refuses_what_makes_no_sense(options):
+    (name,) = options
+    with pytest.raises(InvalidRequestError, match=f"{name} must be"):
+        reciprocal_rank_fusion([], **options)
 
 
 async def test_several_retrievers_are_asked_side_by_side_and_fused():

@@ -75,9 +75,7 @@ def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_wait
 
 @pytest.mark.parametrize("rule", [None, "Always", 1, ["off"]])
 def test_an_unknown_rule_is_refused(rule):
-    with pytest.raises(
-        InvalidRequestError, match="choose one of 'adaptive', 'always', 'stable', 'off'"
-    ):
+    with pytest.raises(InvalidRequestError, match="adaptive, always, stable, off, not "):
         WorkflowOptions(speculation=rule)
 
 
@@ -109,7 +107,7 @@ def launched(
         services = Services(llm, {}, None, WorkflowOptions(**options), None, clock)
         background = BackgroundTasks(FailOpen("tests"))
         ahead = SpeculativeGeneration(RunContext(services, GRAPH.compile(), print, 1), background)
-        state = State({"input": "Why", "docs": Documents(BLOCKS[:2])})
+        state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
         ahead.launch(NODE, state, (0, 1))
         await asyncio.sleep(0.015)
         test(ahead, services, llm, GenerationRequest.of(NODE, state))
@@ -169,7 +167,7 @@ def test_nothing_is_launched_beyond_the_limits(options):
             assert services.speculation.launched == 1  # nothing has been wasted yet
             ahead.drop()
             services.speculation.wasted_tokens = 1
-            state = State({"input": "Why", "docs": Documents(BLOCKS[:2])})
+            state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
             assert not ahead.launch(NODE, state, (0, 1))
         assert ahead.ids is None
 

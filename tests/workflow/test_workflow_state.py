@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.errors import StateKeyError
-from ctxreuse.workflow.graph.state import State, written
+from ctxreuse.workflow.graph.state import State
 
 keys = st.sampled_from("abc")
 writes = st.dictionaries(keys, st.integers(0, 9))
@@ -24,11 +24,11 @@ def test_a_state_is_read_as_a_mapping_and_cannot_be_written():
 
     given = {"a": 1}
     state = State(given)
-    written(state, {"a": 2})
+    state.commit({"a": 2}, [])
     given["a"] = 3
     assert dict(state) == {"a": 1}
     value = object()
-    assert written(State({"a": value}), {"b": value})["a"] is value
+    assert State({"a": value}).commit({"b": value}, [])["a"] is value
 
 
 def test_a_state_names_its_keys_and_shows_no_values():
@@ -41,24 +41,49 @@ def test_a_state_names_its_keys_and_shows_no_values():
     )
     state = State({"input": "secret"})
     assert repr(state) == "State('input')"
+    assert repr(state.overlay({"docs": "secret"})) == "Overlay('input', 'docs')"
 
 
 @given(writes, wavefronts)
-def test_commits_count_visits_and_leave_earlier_states_alone(first, committed):
+def test_commits_count_writes_and_visits_and_leave_earlier_states_alone(first, committed):
     states = [State(first)]
-    for values, visited in committed:
-        states.append(written(states[-1], values, visited))
+    for written, visited in committed:
+        states.append(states[-1].commit(written, visited))
     for number, state in enumerate(states):
         past = committed[:number]
         expected = dict(first)
-        for values, _ in past:
-            expected |= values
+        for written, _ in past:
+            expected |= written
         assert dict(state) == expected
+        for key in "abc":
+            assert state.version(key) == sum(key in written for written, _ in past)
         for node in "xyz":
             assert state.visits(node) == sum(node in visited for _, visited in past)
+        assert not state.speculative
 
 
-@pytest.mark.parametrize("wrong", [{"values": 3}, {"visits": "ab"}])
+@given(writes, writes, writes)
+def test_an_overlay_reads_as_the_committed_state_would_but_for_visits(first, second, expected):
+    state = State(first).commit(second, ["x"])
+    overlay, committed = state.overlay(expected), state.commit(expected, ["x"])
+    assert dict(overlay) == dict(committed)
+    assert set(overlay) == set(committed)
+    assert len(overlay) == len(committed)
+    assert [overlay.version(key) for key in "abc"] == [committed.version(key) for key in "abc"]
+    assert overlay.visits("x") == 1
+    assert overlay.speculative
+    assert dict(state) == first | second
+
+
+def test_speculation_is_one_stage_deep_and_never_committed_on():
+    overlay = State({"a": 1}).overlay({"b": 2})
+    with pytest.raises(AssertionError):
+        overlay.commit({"c": 3}, [])
+    with pytest.raises(AssertionError):
+        overlay.overlay({"c": 3})
+
+
+@pytest.mark.parametrize("wrong", [{"values": 3}, {"versions": [1]}, {"visits": "ab"}])
 def test_a_state_of_something_else_than_dicts_is_refused(wrong):
     with pytest.raises(InvalidRequestError, match="must be a dict or None"):
         State(**wrong)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.errors import GraphError, StateKeyError
-from ctxreuse.workflow.graph.state import Documents, Template
+from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, Template
 
 A, B, C = (ContextBlock(id=name, text=f"text of {name}") for name in "abc")
 
@@ -69,9 +69,9 @@ def test_what_parses_is_what_the_standard_library_reads_without_attributes(text)
         template = Template.parse(text)
     except GraphError:
         return
-    state = {name: f"<{name}>" for name in template.names}
+    state = {name: f"<{name}>" for name in template.variables}
     assert template.render_text(state) == text.format(**state)
-    assert template.render_prompt(state) == (text.format(**state), ())
+    assert template.render_prompt(state) == RenderedPrompt(text.format(**state))
 
 
 @given(st.lists(values, min_size=2, max_size=2))
@@ -82,7 +82,7 @@ def test_values_are_never_read_as_templates(pair):
 
 
 def test_variables_are_listed_once_and_templates_equal_wherever_they_stand():
-    assert Template.parse("{b} {a} {b} {{c}}").names == ("b", "a", "b")
+    assert Template.parse("{b} {a} {b} {{c}}").variables == ("b", "a")
     assert Template.parse("{a}", "here") == Template.parse("{a}", "there")
     assert Template.parse("{a}") != Template.parse("{{a}}")
 
@@ -109,20 +109,18 @@ def test_a_query_shows_values_as_text(value, text):
 @pytest.mark.parametrize("documents", [Documents([A, B]), [A, B], (A, B), Documents([A, B, A])])
 def test_a_prompt_refers_to_its_documents_which_stand_before_it(documents):
     assert prompt_of("Answer {input} using {docs}.", input="Why?", docs=documents) == (
-        ("Answer Why? using the documents above.", (A, B))
+        RenderedPrompt("Answer Why? using the documents above.", (A, B))
     )
 
 
 def test_a_prompt_says_where_there_are_no_documents_and_sends_each_once():
     assert prompt_of("You are given {docs}.", docs=Documents()) == (
-        ("You are given no documents.", ())
+        RenderedPrompt("You are given no documents.")
     )
     changed = ContextBlock(id="a", text="another text of a")
-    query, blocks = prompt_of(
-        "{new} {old} {new}", old=Documents([A, B]), new=Documents([C, B, changed])
-    )
-    assert query == "the documents above the documents above the documents above"
-    assert blocks == (C, B, changed, A)
+    rendered = prompt_of("{new} {old} {new}", old=Documents([A, B]), new=Documents([C, B, changed]))
+    assert rendered.query == "the documents above the documents above the documents above"
+    assert rendered.blocks == (C, B, changed, A)
 
 
 @pytest.mark.parametrize("render", ["render_text", "render_prompt"])

@@ -1,6 +1,6 @@
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from workflow_graphs import chain, looping
 from workflow_interpreter import Step, steps
 
-from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
+from ctxreuse.workflow.errors import GraphError, VisitLimitError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
-from ctxreuse.workflow.graph.compiled import Graph, successor
+from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.validation import Flow
 
 
 def reading(variable, name="b", **options):
@@ -103,8 +105,8 @@ def forked(one="docs", other="docs"):
         ),
         (
             forked(),
-            "nodes 'a', 'b' run side by side and both write 'docs'; give them different output=, "
-            "or an edge between them",
+            "nodes 'a', 'b' can run side by side and both write 'docs'; give them different "
+            "output=, an edge between them, or targets=[...] to the routers before them",
         ),
         (
             reading("doc", defaults={"docs": ""}),
@@ -155,6 +157,26 @@ def test_a_node_may_read_what_was_written_on_an_earlier_visit_or_wavefront():
     graph = chain("a1", "a2").add_function("b1", len).add_generation("b2", prompt="{a1}")
     graph.add_edge(START, "b1").add_edge("b1", "b2").add_edge("b2", END)
     assert graph.compile().answer == "b2"
+    graph.add_generation("b3", prompt="{a2}").add_edge("b1", "b3").add_edge("b3", END)
+    with pytest.raises(GraphError, match=r"node 'b3' reads \{a2\}, which only 'a2' writes"):
+        graph.compile()
+
+
+def test_no_visit_limit_is_reached_on_the_first_wavefront():
+    graph = WorkflowGraph().add_function("a", len, max_visits=2, otherwise="b")
+    graph.add_function("b", len, output="last").add_function("c", len, output="last")
+    graph.add_edge(START, "a").add_edge("a", "a").add_edge("b", END)
+    assert list(graph.add_edge(START, "c").add_edge("c", END).compile().nodes) == ["a", "b", "c"]
+
+
+def test_branches_of_different_lengths_write_one_key_one_after_the_other():
+    graph = chain("a", "b").add_function("c", len, output="a")
+    graph.add_edge(START, "b").add_edge("b", "c").add_edge("c", END)
+    with pytest.raises(GraphError, match="both write"):  # a, b -> b, c: never a with c
+        graph.add_function("d", len, output="a").add_edge("b", "d").add_edge("d", END).compile()
+    graph = chain("a", "b").add_function("c", len, output="a")
+    graph.add_edge(START, "b").add_edge("b", "c").add_edge("c", END)
+    assert graph.compile().wavefront(["b", "c", END], State()) == ("b", "c")
 
 
 NAMES = tuple("abcde")
@@ -222,7 +244,7 @@ def _router(choices, targets):
 
 
 def run_of(builder):
-    """Run a graph if it validates, and its routers choose no two writers of one key."""
+    """Run a graph if it validates; the interpreter checks that no key has two writers."""
     try:
         graph = builder.compile()
     except GraphError:
@@ -232,8 +254,6 @@ def run_of(builder):
         for step in steps(graph, "Why?", lambda asked: "said", lambda query, k: ()):
             passed.append(step)
             assert len(passed) <= 100
-    except RouterError:
-        assume(False)
     except VisitLimitError:
         return Run(graph, passed, ended=False)
     return Run(graph, passed, ended=True)
@@ -253,13 +273,76 @@ def test_every_run_of_a_graph_that_validates_ends_within_its_limits(run):
 
 
 @given(runs)
+def test_a_compiled_graph_leads_on_as_the_plain_interpreter_does(run):
+    names, graph = (START,), run.graph
+    following = [step.wavefront for step in run.steps] + [None] * (not run.ended)
+    states = [step.state for step in run.steps]
+    if not run.ended:
+        last = run.steps[-1]
+        writes = {graph.nodes[name].output: None for name in last.wavefront}
+        states.append(last.state.commit(writes, last.wavefront))
+    for wavefront, state in zip(following, states, strict=True):
+        targets = [target for name in names for target in graph.edges[name].static]
+        for name in names:
+            for router in graph.edges[name].routers:
+                targets += graph.routed(name, router, router.function(state))
+        if wavefront is None:
+            with pytest.raises(VisitLimitError):
+                graph.wavefront(targets, state)
+        else:
+            assert graph.wavefront(targets, state) == wavefront
+            names = wavefront
+
+
+@given(runs)
+def test_what_ran_before_or_beside_a_node_was_foreseen(run):
+    flow = Flow(run.graph)
+    for step in run.steps:
+        ran = {name for name in run.graph.nodes if step.state.visits(name)}
+        for name in step.wavefront:
+            assert ran <= flow.before(name)
+        for one, other in combinations(step.wavefront, 2):
+            assert one in flow.beside(other)
+            assert other in flow.beside(one)
+
+
+@given(runs)
 def test_a_stage_that_certainly_comes_next_does(run):
     for step, following in pairwise(run.steps):
         if len(step.wavefront) > 1:
             continue  # a node beside it may use up the visits of the next
-        node = successor(run.graph, step.wavefront[0], step.state)
+        node = run.graph.successor(step.wavefront[0], step.state)
         if node is not None:
             assert following.wavefront == (node.name,)
+
+
+@st.composite
+def plain_graphs(draw):
+    """Build a graph without cycles, routers and limits, in which every node is on a way to END."""
+    names = NAMES[: draw(st.integers(1, len(NAMES)))]
+    graph = WorkflowGraph()
+    for number, name in enumerate(names):
+        graph.add_function(name, len)
+        for source in draw(st.sets(st.sampled_from((START, *names[:number])), min_size=1)):
+            graph.add_edge(source, name)
+        graph.add_edge(name, END)
+    return graph
+
+
+@given(plain_graphs())
+def test_nothing_is_foreseen_that_does_not_happen_where_nothing_is_left_to_choose(builder):
+    run = run_of(builder)
+    flow = Flow(run.graph)
+    beside = {name: set() for name in run.graph.nodes}
+    before = {name: set() for name in run.graph.nodes}
+    for step in run.steps:
+        for one, other in combinations(step.wavefront, 2):
+            beside[one].add(other)
+            beside[other].add(one)
+        for name in step.wavefront:
+            before[name] |= {other for other in run.graph.nodes if step.state.visits(other)}
+    assert {name: flow.beside(name) for name in beside} == beside
+    assert {name: flow.before(name) for name in before} == before
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ from ctxreuse.workflow import (
     END,
     START,
     CallableRetriever,
+    Documents,
     EmulatedLLM,
     FusedRetriever,
     Graph,
@@ -88,6 +89,7 @@ from ctxreuse.workflow import (
     WorkflowGraph,
     one_shot,
 )
+from ctxreuse.workflow.graph.compiled import Router
 from fuzz_targets.files import written_results
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
@@ -234,6 +236,10 @@ def _engine() -> WorkflowEngine:
     return WorkflowEngine(_model(), _finder())
 
 
+def _started(graph: Graph) -> State:
+    return graph.initial_state({"input": "Which?"})
+
+
 async def _no_pieces() -> AsyncGenerator[str]:
     for piece in ():
         yield piece
@@ -318,7 +324,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     RedisLog: lambda: RedisLog("unix:///nowhere/redis.sock", secret="a secret of 22 signs."),
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
     SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
-    State: lambda: State({"input": "Which?"}),
+    State: lambda: _started(one_shot().compile()),
     Templates: Templates,
     TfidfEmbedder: _tfidf,
     ThroughputTable: lambda: ThroughputTable([1, 2], [1.0, 2.0], [[1.0, 2.0], [2.0, 3.0]]),
@@ -377,12 +383,19 @@ VALID: dict[str, Callable[[], Any]] = {
     "Templates.labels": lambda: ["[BCDF]"],
     "Graph.edges": lambda: one_shot().compile().edges,
     "Graph.nodes": lambda: one_shot().compile().nodes,
+    "Graph.router": lambda: Router(lambda state: END),
+    "Graph.returned": lambda: END,
+    "Graph.targets": lambda: [END],
     "Graph.defaults": dict,
     "workflow.Graph.inputs": lambda: ["input"],
     "workflow.Graph.answer": lambda: "answer",
     "cited_documents.answer": lambda: "Yes [BCDF].",
     "cited_nodes.answer": lambda: "Yes [BCDF].",
+    "Graph.initial_state.inputs": lambda: {"input": "Which?"},
     "State.node": lambda: "search",
+    "State.key": lambda: "input",
+    "State.writes": lambda: {"docs": Documents(_TEXTS)},
+    "State.visited": lambda: ["search"],
     "TfidfEmbedder.words": lambda: ["tagus", "seine"],
     "TfidfEmbedder.idf": lambda: [1.0, 2.0],
     "TfidfEmbedder.components": lambda: [[0.5, 0.5]],
@@ -560,6 +573,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "retriever": _finder,
     "retrievers": lambda: {"words": _keywords(), "finder": _finder()},
     "rows": lambda: [0, 0],
+    "state": lambda: _started(one_shot().compile()),
     "strategy": lambda: "reuse",
     "templates": lambda: DEFAULT_TEMPLATES,
     "tenant": lambda: "",

@@ -46,9 +46,16 @@ class _CauseRow:
     misses: Sequence[Miss]
 
 
-def page(results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()) -> str:
-    """Return results, and more tables and charts, as an HTML page that holds all it shows."""
+def page(results: Results) -> str:
+    """Return results as an HTML page that holds all it shows."""
     _check_results(results)
+    return rendered(results)
+
+
+def rendered(
+    results: Results, more: Sequence[Table] = (), more_charts: Sequence[Chart] = ()
+) -> str:
+    """Return results, and more tables and charts, as a page."""
     said, bill = verdict(results), Bill.of(results)
     shown = None if bill is None else bill_table(bill)  # in front of the charts
     return _PAGE.render(

@@ -255,7 +255,7 @@ class EmulatedEngine(OnePerProcess):
         """Register an answer's blocks; its last token is never computed."""
         if len(answer) > 1:
             with self._lock:
-                self._engine.cache.serve(prompt, salt, generated=answer)
+                self._engine.cache.serve([*prompt, *answer[:-1]], salt)
 
 
 def transport_of(

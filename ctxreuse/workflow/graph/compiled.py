@@ -1,4 +1,4 @@
-"""A graph that is ready to run, and never changed; how runs go through it; how it is drawn."""
+"""A graph that is ready to run, validated and never changed again; and how it is drawn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ctxreuse.context.checks import checked_each, checked_kind, checked_texts
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, checked_texts
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval, Stage
-from ctxreuse.workflow.graph.state import State, written
+from ctxreuse.workflow.graph.state import State
 
 Targets: TypeAlias = str | Sequence[str]
 RouteFunction: TypeAlias = Callable[[State], Targets | Awaitable[Targets]]
@@ -68,12 +68,12 @@ class Graph:
         checked_kind("answer", self.answer, str, "a string")
         checked_texts("inputs", self.inputs, "a list of keys")
         for name, kind in (("nodes", Stage), ("edges", Edges), ("defaults", object)):
-            given = checked_kind(name, getattr(self, name), Mapping, "a dict")
-            checked_each(name, given.values(), kind, f"of type {kind.__name__}; use WorkflowGraph")
-            object.__setattr__(self, name, MappingProxyType(given))
+            values = checked_kind(name, getattr(self, name), Mapping, "a dict").values()
+            checked_each(name, values, kind, f"of type {kind.__name__}; use WorkflowGraph")
         for name in (START, *self.nodes):
-            if name not in self.edges:
-                raise _unknown(self, name)
+            self._edges_of(name)
+        for name in ("nodes", "edges", "defaults"):
+            object.__setattr__(self, name, MappingProxyType(getattr(self, name)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -84,123 +84,163 @@ class Graph:
     def searches_again(self) -> bool:
         """Whether a run may search behind a search, so that the first is worth remembering."""
         searches = {name for name, node in self.nodes.items() if isinstance(node, Retrieval)}
-        seen: set[str] = {END}
+        seen: set[str] = set()
         ahead = list(searches)
         while ahead:
-            new = set(following(self, ahead.pop())) - seen
+            new = self._leads_to(ahead.pop()) - seen
             seen |= new
             ahead += new
         return bool(seen & searches)
 
+    def _leads_to(self, name: str) -> set[str]:
+        """Return the nodes that an edge from a node can lead to, visit limits included."""
+        edges = self._edges_of(name)
+        targets = set(edges.static)
+        for router in edges.routers:
+            targets.update(self.nodes if router.targets is None else router.targets)
+        limited = [self.nodes[name].otherwise for name in targets & self.nodes.keys()]
+        return {*targets, *filter(None, limited)} & self.nodes.keys()
 
-def following(graph: Graph, source: str) -> dict[str, None]:
-    """Return where edges from a node or START can lead, visit limits and END included."""
-    edges = graph.edges[source]
-    found = dict.fromkeys(edges.static)
-    for router in edges.routers:
-        found |= dict.fromkeys((*graph.nodes, END) if router.targets is None else router.targets)
-    for target in tuple(found):
-        while target != END:
-            otherwise = _node(graph, target).otherwise
-            if otherwise is None or otherwise in found:
-                break  # what follows one that is there is there, too, or comes in its own turn
-            found[otherwise] = None
-            target = otherwise
-    return found
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The nodes with which every run begins; routers at START may add to them."""
+        return self._in_order(self.edges[START].static)
 
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.nodes)}
 
-def initial_state(graph: Graph, inputs: Mapping[str, Any]) -> State:
-    """Return the state in which a run begins, with copies of the defaults, or raise."""
-    for key in (*inputs, *graph.inputs):
-        if key not in graph.inputs:
-            problem = f"has no input {quoted([key])}; it has {quoted(graph.inputs)}"
-        elif key not in inputs and key not in graph.defaults:
-            problem = (
-                f"was run without its input {quoted([key])}; "
-                "pass it, or give it a value with defaults={...}"
-            )
-        else:
-            continue
-        raise StateKeyError(f"workflow {quoted([graph.name])} {problem}", key=key)
-    return State({**deepcopy(dict(graph.defaults)), **inputs})
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those names that are nodes, in the order of `nodes`."""
+        position = self._position
+        return tuple(sorted([name for name in names if name in position], key=position.__getitem__))
 
+    def initial_state(self, inputs: Mapping[str, Any]) -> State:
+        """Return the state in which a run begins; defaults are copied for it.
 
-def routed(graph: Graph, source: str, router: Router, returned: object) -> Sequence[str]:
-    """Return the targets of a router behind `source` whose function returned something."""
-    names = (returned,) if isinstance(returned, str) else returned
-    if not isinstance(names, Sequence) or not names:
-        raise RouterError(
-            f"the router behind {quoted([source])} returned {describe(returned)}; "
-            "return a node's name, END, or a list of them",
-            source,
-        )
-    allowed = (*graph.nodes, END) if router.targets is None else router.targets
-    for name in names:
-        if name not in allowed:
+        Raises:
+            StateKeyError: An input is missing or unknown.
+        """
+        checked_kind("inputs", inputs, Mapping, "a dict of keys and values")
+        for key in (*inputs, *self.inputs):
+            if key not in self.inputs:
+                problem = f"has no input {quoted([key])}; it has {quoted(self.inputs)}"
+            elif key not in inputs and key not in self.defaults:
+                problem = (
+                    f"was run without its input {quoted([key])}; "
+                    "pass it, or give it a value with defaults={...}"
+                )
+            else:
+                continue
+            raise StateKeyError(f"workflow {quoted([self.name])} {problem}", key=key)
+        return State({**deepcopy(dict(self.defaults)), **inputs})
+
+    def routed(self, source: str, router: Router, returned: object) -> tuple[str, ...]:
+        """Return the targets of a router behind `source` whose function returned something.
+
+        Raises:
+            RouterError: not one or several names that the router may lead to.
+        """
+        checked_kind("source", source, str, "a node's name or START")
+        checked_kind("router", router, Router, "a Router of this graph's edges")
+        names = (returned,) if isinstance(returned, str) else returned
+        if not isinstance(names, Sequence) or not names:
             raise RouterError(
-                f"the router behind {quoted([source])} returned {describe(name)}; "
-                f"it may lead to {quoted(allowed)}",
+                f"the router behind {quoted([source])} returned {describe(returned)}; "
+                "return a node's name, END, or a list of them",
                 source,
             )
-    return names
+        for name in names:
+            if not self._may_lead_to(router, name):
+                allowed = (*self.nodes, END) if router.targets is None else router.targets
+                raise RouterError(
+                    f"the router behind {quoted([source])} returned {describe(name)}; "
+                    f"it may lead to {quoted(allowed)}",
+                    source,
+                )
+        return tuple(names)
 
+    def _may_lead_to(self, router: Router, name: object) -> bool:
+        if router.targets is not None:
+            return name in router.targets
+        return name == END or (isinstance(name, str) and name in self.nodes)
 
-def wavefront(graph: Graph, targets: Iterable[str], state: State) -> tuple[str, ...]:
-    """Return the nodes that run next, in the order of `nodes`; none at the end of the run."""
-    reached = {_within_limit(graph, target, state) for target in targets}
-    writer_of: dict[str, str] = {}
-    for name, node in graph.nodes.items():
-        if name not in reached:
-            continue
-        if node.output in writer_of:
-            raise RouterError(
-                f"nodes {quoted([writer_of[node.output], name])} would run side by side and both "
-                f"write {quoted([node.output])}; give them different output="
-            )
-        writer_of[node.output] = name
-    return tuple(writer_of.values())
+    def wavefront(self, targets: Iterable[str], state: State) -> tuple[str, ...]:
+        """Return the nodes that run next, in the order of `nodes`; an empty result ends the run.
 
+        Args:
+            targets: Where the edges of the last wavefront lead: node names and END.
+            state: The committed state, whose visits count the last wavefront.
 
-def successor(graph: Graph, name: str, state: State) -> Node | None:
-    """Return the node that certainly comes next, and alone, if no other one runs beside `name`."""
-    edges = graph.edges[name]
-    if edges.routers or len(edges.static) != 1:
-        return None
-    try:
-        target = _within_limit(graph, edges.static[0], written(state, {}, [name]))
-    except VisitLimitError:
-        return None
-    return graph.nodes.get(target)
+        Raises:
+            VisitLimitError: A node is reached once too often and has no `otherwise`.
+            RouterError: Two of the nodes write the same key; a router led there.
+        """
+        checked_kind("state", state, State, "a State")
+        known = checked_list("targets", targets, "a list of nodes' names and END")
+        reached = {self._within_limit(target, state) for target in known}
+        writer_of: dict[str, str] = {}
+        for name in self._in_order(reached):
+            output = self.nodes[name].output
+            if output in writer_of:
+                raise RouterError(
+                    f"nodes {quoted([writer_of[output], name])} would run side by side and both "
+                    f"write {quoted([output])}; give them different output="
+                )
+            writer_of[output] = name
+        return tuple(writer_of.values())
 
+    def successor(self, name: str, state: State | None = None) -> Node | None:
+        """Return the node that certainly comes next, and alone, if no other node runs beside it.
 
-def _within_limit(graph: Graph, target: str, state: State) -> str:
-    """Return where an edge to a node leads after so many visits."""
-    while target != END:
-        node = _node(graph, target)
-        if node.max_visits is None or state.visits(target) < node.max_visits:
-            break
-        if node.otherwise is None:
-            raise VisitLimitError(
-                f"an edge led to node {quoted([target])} after its {node.max_visits} visits; "
-                "raise max_visits=, or say with otherwise= where to go then",
-                target,
-            )
-        target = node.otherwise
-    return target
+        Args:
+            name: The node that ends.
+            state: The state before its visit is committed, for visit limits; None ignores them.
+        """
+        if state is not None:
+            checked_kind("state", state, State, "a State or None")
+        edges = self._edges_of(name)
+        if edges.routers or len(edges.static) != 1:
+            return None
+        target = edges.static[0]
+        if state is not None:
+            try:
+                target = self._within_limit(target, state.commit({}, [name]))
+            except VisitLimitError:
+                return None
+        return None if target == END else self._node(target)
 
+    def _node(self, name: str) -> Node:
+        node = self.nodes.get(checked_kind("a node", name, str, "a node's name"))
+        if node is None:
+            raise self._unknown(name)
+        return node
 
-def _node(graph: Graph, name: str) -> Node:
-    node = graph.nodes.get(name)
-    if node is None:
-        raise _unknown(graph, name)
-    return node
+    def _edges_of(self, name: str) -> Edges:
+        edges = self.edges.get(checked_kind("a node", name, str, "a node's name"))
+        if edges is None:
+            raise self._unknown(name)
+        return edges
 
+    def _unknown(self, name: str) -> GraphError:
+        return GraphError(
+            f"workflow {quoted([self.name])} has no node {quoted([name])} with edges; choose one "
+            f"of {quoted(self.nodes)}, or build the graph with WorkflowGraph"
+        )
 
-def _unknown(graph: Graph, name: str) -> GraphError:
-    return GraphError(
-        f"workflow {quoted([graph.name])} has no node {quoted([name])} with edges; choose one "
-        f"of {quoted(graph.nodes)}, or build the graph with WorkflowGraph"
-    )
+    def _within_limit(self, target: str, state: State) -> str:
+        while target != END:
+            node = self._node(target)
+            if node.max_visits is None or state.visits(target) < node.max_visits:
+                break
+            if node.otherwise is None:
+                raise VisitLimitError(
+                    f"an edge led to node {quoted([target])} after its {node.max_visits} visits; "
+                    "raise max_visits=, or say with otherwise= where to go then",
+                    target,
+                )
+            target = node.otherwise
+        return target
 
 
 def drawn(graph: Graph) -> str:

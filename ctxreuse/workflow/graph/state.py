@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
 
 
 class State(Mapping[str, Any]):
-    """The values of a run, and how often its nodes have run.
+    """The values of a run; how often nodes have written them, and how often nodes have run.
 
     Users read it as a mapping. What nodes write gives a new state, so a stage under way sees no
     change. Values are shared between states: do not change them.
 
     Args:
-        values: The values that the run begins with.
+        values: The values that the run begins with. Their version is 0.
+        versions: How often each key was written.
         visits: How often each node has run.
     """
 
-    __slots__ = ("_values", "_visits")
+    __slots__ = ("_values", "_versions", "_visits")
+
+    speculative = False
+    """Whether some values are only expected."""
 
     def __init__(
         self,
         values: Mapping[str, Any] | None = None,
         *,
+        versions: Mapping[str, int] | None = None,
         visits: Mapping[str, int] | None = None,
     ) -> None:
-        self._values = dict(checked_kind("values", values or {}, Mapping, "a dict or None"))
-        self._visits = Counter(checked_kind("visits", visits or {}, Mapping, "a dict or None"))
-        for times in self._visits.values():
-            checked_integer("each of visits", times)
+        known = {} if values is None else checked_kind("values", values, Mapping, "a dict or None")
+        self._values: Mapping[str, Any] = dict(known)
+        self._versions = _counts("versions", versions)
+        self._visits = _counts("visits", visits)
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -58,18 +63,60 @@ class State(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"State({quoted(self)})"  # values may be whole documents
+        return f"{type(self).__name__}({quoted(self)})"  # values may be whole documents
 
     def visits(self, node: str) -> int:
         """Return how often a node has run."""
         return self._visits[checked_kind("node", node, str, "a node's name")]
 
+    def version(self, key: str) -> int:
+        """Return how often nodes have written a key; 0 for a value that the run began with."""
+        return self._versions[checked_kind("key", key, str, "a string")]
 
-def written(state: State, writes: Mapping[str, Any], visited: Iterable[str] = ()) -> State:
-    """Return a state with more values, after visits of some nodes; the given one stays as it is."""
-    after = State({**state, **writes})
-    after._visits = state._visits + Counter(visited)
-    return after
+    def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
+        """Return the state after a wavefront; this one stays as it is.
+
+        Args:
+            writes: What its nodes have written.
+            visited: The nodes that have run, each once.
+        """
+        checked_kind("writes", writes, Mapping, "a dict")
+        ran = checked_texts("visited", visited, "a list of nodes' names")
+        return State(
+            {**self._values, **writes},
+            versions=self._versions + Counter(writes.keys()),
+            visits=self._visits + Counter(ran),
+        )
+
+    def overlay(self, writes: Mapping[str, Any]) -> Overlay:
+        """Return this state as it would be if those values had been written."""
+        return Overlay(self, checked_kind("writes", writes, Mapping, "a dict"))
+
+
+def _counts(name: str, given: Mapping[str, int] | None) -> Counter[str]:
+    if given is None:
+        return Counter()
+    for times in checked_kind(name, given, Mapping, "a dict or None").values():
+        checked_integer(f"each of {name}", times)
+    return Counter(given)
+
+
+class Overlay(State):
+    """A state with values that are only expected; it is read, and never committed on."""
+
+    __slots__ = ()
+
+    speculative = True
+
+    def __init__(self, state: State, writes: Mapping[str, Any]) -> None:
+        assert not state.speculative, "speculation on speculation"
+        self._values = ChainMap(dict(writes), state._values)  # type: ignore[arg-type]  # only read
+        self._versions = state._versions + Counter(writes.keys())
+        self._visits = state._visits
+
+    def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
+        """Fail: nothing is committed on expected values."""
+        raise AssertionError("a commit on a speculative state")
 
 
 class Documents(tuple[ContextBlock, ...]):
@@ -135,6 +182,14 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt that is ready to be planned."""
+
+    query: str  # documents are only referred to in it
+    blocks: tuple[ContextBlock, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """A text with `{name}` variables and braces `{{`, `}}`; values are not read as templates."""
 
@@ -170,6 +225,11 @@ class Template:
         literals[-1].append(text[end:])
         return cls(tuple(map("".join, literals)), tuple(names), where)
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of its variables, each once."""
+        return tuple(dict.fromkeys(self.names))
+
     def render_text(self, state: Mapping[str, Any]) -> str:
         """Return the text with the state's values: a query or a system text."""
         text = [self.literals[0]]
@@ -183,8 +243,8 @@ class Template:
             text += (_as_text(state[name]), literal)
         return "".join(text)
 
-    def render_prompt(self, state: Mapping[str, Any]) -> tuple[str, tuple[ContextBlock, ...]]:
-        """Return the text, which refers to documents, and apart the documents, to stand first."""
+    def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
+        """Return the text with the state's values, and apart the documents, which stand first."""
         blocks: dict[BlockKey, ContextBlock] = {}
         values = {name: state[name] for name in self.names if name in state}
         for name, value in values.items():
@@ -193,7 +253,7 @@ class Template:
                 values[name] = DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
                 for block in documents:
                     blocks.setdefault(block.key, block)
-        return self.render_text(values), tuple(blocks.values())
+        return RenderedPrompt(self.render_text(values), tuple(blocks.values()))
 
 
 def _as_text(value: object) -> str:

@@ -103,7 +103,9 @@ class TfidfEmbedder:
         vectors = np.asarray(weights @ self._by_word, dtype=np.float32)
         return _normalized(vectors)
 
-    embed_passages = embed  # queries and passages are alike
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """`embed`, since queries and passages are alike."""
+        return self.embed(texts)
 
     def save(self, path: str | Path) -> None:
         """Write the embedder to a file (npz), which `load` reads.
@@ -151,17 +153,15 @@ def _tfidf_parts(
         ) from error
     wanted = (len(known),)
     if not known or frequencies.shape != wanted or rows.shape[1:] != wanted or not len(rows):
-        wrong = (
+        raise InvalidRequestError(
             f"{len(known)} words need idf and rows of components of that length, and a row at "
-            f"least, not {frequencies.shape} and {rows.shape}"
+            f"least, not {frequencies.shape} and {rows.shape}; use TfidfEmbedder.fit"
         )
-    elif len(set(known)) < len(known):
-        wrong = "words must be different ones"
-    elif not (np.isfinite(frequencies).all() and np.isfinite(rows).all()):
-        wrong = "idf and components must be finite"
-    else:
-        return known, frequencies, rows
-    raise InvalidRequestError(f"{wrong}; use TfidfEmbedder.fit")
+    if len(set(known)) < len(known):
+        raise InvalidRequestError("words must be different ones; use TfidfEmbedder.fit")
+    if not (np.isfinite(frequencies).all() and np.isfinite(rows).all()):
+        raise InvalidRequestError("idf and components must be finite; use TfidfEmbedder.fit")
+    return known, frequencies, rows
 
 
 class WordLlamaEmbedder:
@@ -203,7 +203,9 @@ class WordLlamaEmbedder:
                 mean[:] = np.average(self._vectors[tokens], axis=0, weights=counts)
         return _normalized(means)
 
-    embed_passages = embed  # queries and passages are alike
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """`embed`, since queries and passages are alike."""
+        return self.embed(texts)
 
     def _tokens(self, text: str) -> NDArray[np.int64]:
         known = text.encode(errors="replace").decode()  # lone surrogates are in no vocabulary

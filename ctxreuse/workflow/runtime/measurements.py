@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.files import written_file
@@ -48,10 +48,11 @@ class WorkflowMetrics:
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
 
+Kind: TypeAlias = Literal["generation", "retrieval", "function"]
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]
 """How a stage ended; "committed" and "wasted" are ends of a speculation."""
 
-_COLOURS: dict[str, str] = {
+_COLOURS: dict[Kind, str] = {
     "generation": "#4c72b0",
     "retrieval": "#dd8452",
     "function": "#8c8c8c",
@@ -76,7 +77,7 @@ class Span:
     workflow: str
     node: str
     visit: int
-    kind: str  # "generation", "retrieval" or "function"
+    kind: Kind
     began_s: float  # seconds of the engine's clock
     ended_s: float
     outcome: Outcome
@@ -108,13 +109,16 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     checked_choice("kind of picture", picture.suffix[1:].lower(), kinds_of_pictures)
     axes = figure.subplots()
     for span in spans:
+        is_speculative = span.outcome in _HATCHES
         axes.barh(
-            row_of[span.run] + (0.22 if span.outcome in _HATCHES else -0.11),
+            row_of[span.run] + (0.22 if is_speculative else -0.11),
             span.ended_s - span.began_s,
             left=span.began_s - began,
-            height=0.22 if span.outcome in _HATCHES else 0.44,
+            height=0.22 if is_speculative else 0.44,
+            color="white" if is_speculative else _COLOURS[span.kind],
+            edgecolor=_EDGES.get(span.outcome, _COLOURS[span.kind] if is_speculative else "black"),
+            hatch=_HATCHES.get(span.outcome),
             linewidth=0.6,
-            **_look(span.kind, span.outcome),
         )
     name_of = {span.run: span.workflow for span in spans}
     axes.set_yticks(range(len(runs)), [f"{name_of[run]} {run}" for run in runs], fontsize=8)
@@ -124,17 +128,15 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     kinds = [kind for kind in _COLOURS if any(span.kind == kind for span in spans)]
     handles = [Patch(facecolor=_COLOURS[kind], edgecolor="black", label=kind) for kind in kinds]
     handles += [
-        Patch(**{**_look("generation", outcome), "facecolor": "white"}, label=label)
+        Patch(
+            facecolor="white",
+            edgecolor=_EDGES.get(outcome, _COLOURS["generation"]),
+            hatch=_HATCHES.get(outcome),
+            label=label,
+        )
         for outcome, label in _LABELS.items()
         if any(span.outcome == outcome for span in spans)
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     with written_file(picture) as file:
         figure.savefig(file, format=picture.suffix[1:], dpi=150)
-
-
-def _look(kind: str, outcome: Outcome) -> dict[str, Any]:
-    """Return the colours and the hatch of a stage."""
-    colour, hatch = _COLOURS[kind], _HATCHES.get(outcome)
-    edge = _EDGES.get(outcome, "black" if hatch is None else colour)
-    return {"facecolor": colour if hatch is None else "white", "edgecolor": edge, "hatch": hatch}

@@ -9,24 +9,21 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ctxreuse.context.checks import (
-    checked_choice,
-    checked_integer,
-    checked_number,
-    checked_optional_integer,
-)
+from ctxreuse.context.blocks import text_digest
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.nodes import Node
+from ctxreuse.workflow.graph.nodes import Function, Generation, Node, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel
 from ctxreuse.workflow.retrievers import Retriever
 from ctxreuse.workflow.runtime.events import Emit
 from ctxreuse.workflow.runtime.generations import Generations
 from ctxreuse.workflow.runtime.measurements import (
+    Kind,
     Outcome,
     Span,
     SpeculationCounters,
@@ -81,15 +78,20 @@ class WorkflowOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        checked_choice("speculation", self.speculation, get_args(Rule))
+        if self.speculation not in get_args(Rule):
+            raise InvalidRequestError(
+                f"speculation must be one of {', '.join(get_args(Rule))}, "
+                f"not {describe(self.speculation)}"
+            )
         checked_integer("max_in_flight", self.max_in_flight, 1)
         checked_integer("max_generations", self.max_generations)
         checked_integer("max_retrievals", self.max_retrievals)
-        checked_optional_integer("workers", self.workers, 1)
-        if checked_number("max_wasted_share", self.max_wasted_share) > 1:
+        if self.workers is not None:
+            checked_integer("workers", self.workers, 1)
+        share = self.max_wasted_share
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InvalidRequestError(
-                "max_wasted_share must be a number from 0 to 1, not "
-                f"{describe(self.max_wasted_share)}"
+                f"max_wasted_share must be a number from 0 to 1, not {describe(share)}"
             )
 
 
@@ -97,6 +99,12 @@ DEFAULT_RETRIEVER = "default"
 """The name of the retriever that is asked where a node names none."""
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
+
+_KINDS: dict[type[Node], Kind] = {
+    Generation: "generation",
+    Retrieval: "retrieval",
+    Function: "function",
+}
 
 NodeKey: TypeAlias = tuple[str, str]
 """A workflow's name and a node's."""
@@ -176,7 +184,7 @@ class Services:
         self.options = options
         self.clock = clock
         self.generations = Generations(llm, planner)
-        self.sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
+        self._sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
             _MOST_SESSIONS,
             max_weight=_MOST_SESSION_BYTES,
             weight_of=lambda record: record.size_bytes,
@@ -211,18 +219,33 @@ class Services:
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
         return {
-            "sessions": self.sessions.size,
-            "session_bytes": self.sessions.weight_size,
+            "sessions": self._sessions.size,
+            "session_bytes": self._sessions.weight_size,
             "generation_statistics": self.generation_statistics.size,
             "preview_stability": self.preview_stability.size,
             "timeline": PartSize(len(self.timeline), _MOST_SPANS),
         }
+
+    def last_search(self, tenant: str, session: str | int, retriever: str) -> SearchRecord | None:
+        """Return the last search of a tenant's session, if it is remembered."""
+        return self._sessions.get(tenant, _session_key(session, retriever))
+
+    def keep_search(
+        self, tenant: str, session: str | int, retriever: str, record: SearchRecord
+    ) -> None:
+        """Remember the last search of a tenant's session."""
+        self._sessions.put(tenant, _session_key(session, retriever), record)
 
     async def close(self) -> None:
         """Wait for the searches, and end the threads."""
         for executor in self.executors.values():
             await executor.close()
         self._threads.close()
+
+
+def _session_key(session: str | int, retriever: str) -> bytes:
+    """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
+    return text_digest(repr((session, retriever)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +261,8 @@ class RunContext:
 
     def record(self, node: Node, visit: int, began_s: float, outcome: Outcome) -> None:
         """Enter a stage that has ended into the timeline."""
-        kind, ended_s = type(node).__name__.lower(), self.services.clock()
+        kind = _KINDS[type(node)]
+        ended_s = self.services.clock()
         self.services.timeline.append(
             Span(self.number, self.graph.name, node.name, visit, kind, began_s, ended_s, outcome)
         )

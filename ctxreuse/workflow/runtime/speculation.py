@@ -15,15 +15,9 @@ import numpy as np
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
-from ctxreuse.workflow.graph.state import State, written
+from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
-from ctxreuse.workflow.runtime.services import (
-    GenerationStatistics,
-    PreviewStability,
-    Rule,
-    RunContext,
-    Services,
-)
+from ctxreuse.workflow.runtime.services import PreviewStability, Rule, RunContext, Services
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import (
     NEVER,
@@ -47,7 +41,66 @@ _FREE_TOKENS = 1_000
 """Tokens that may be wasted before the share of wasted tokens is looked at."""
 
 
-class _LaunchedGeneration(NamedTuple):
+class Decision(NamedTuple):
+    """The policy's answer: what a run does now about the generation behind a search."""
+
+    drops: bool = False  # whether to stop the speculative generation under way
+    launch: tuple[int, ...] | None = None  # ids of the documents to launch one from
+    previews: PreviewSchedule | None = None  # when to decide again
+
+
+class LaunchPolicy:
+    """Decides for one search when the generation behind it is launched, and learns from its end."""
+
+    def __init__(self, rule: Rule, stability: PreviewStability) -> None:
+        self.launches = 0
+        self._rule = rule
+        self._stability = stability
+        if rule == "stable":
+            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+        else:
+            self.previews = PreviewSchedule(stability.launch_at())
+
+    def decide(
+        self, search: SearchHandle, progress: SearchProgress, running: tuple[int, ...] | None
+    ) -> Decision:
+        """Return what to do now."""
+        found = None if progress.best is None else progress.best.ids[: search.k]
+        if self._rule == "always" or found is None or not len(found):
+            found = search.recalled
+        ids = None if found is None else tuple(found.tolist())
+        drops = running is not None
+        if drops and (ids is None or ids == running or self._rule == "always"):
+            return Decision()
+        if ids is None or self.launches == _MOST_LAUNCHES:
+            return Decision(drops)
+        if self._is_time(progress):
+            return Decision(drops, launch=ids)
+        previews = search.previews or PreviewSchedule()
+        again = progress.share + (previews.every or _LOOK_AGAIN)
+        return Decision(drops, previews=previews._replace(first=max(previews.first, again)))
+
+    def learn(self, search: SearchHandle, best: TopK) -> None:
+        """Learn from a search that has ended."""
+        if search.recalled is not None:
+            is_final = np.array_equal(search.recalled, best.ids[: search.k])
+            self._stability.observe_recalled(is_final)
+        clusters = search.clusters
+        held = np.flatnonzero(np.isin(clusters, best.found_in[: search.k]))
+        self._stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
+
+    def _is_time(self, progress: SearchProgress) -> bool:
+        if self._rule == "always":
+            return True
+        if self._rule == "stable":
+            return progress.unchanged >= _STABLE_SHARE
+        if progress.best is None:
+            return self._stability.is_recalled_worth_it()
+        return self._stability.is_worth_it(progress.share)
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedGeneration:
     """A visit of a generation that was launched from a preview."""
 
     node: Generation
@@ -64,7 +117,7 @@ class SpeculativeGeneration:
         self._services = context.services
         self._background = background
         self.ids: tuple[int, ...] | None = None  # the preview that it rests on
-        self._launched: _LaunchedGeneration | None = None
+        self._launched: LaunchedGeneration | None = None
 
     def launch(self, node: Generation, state: State, ids: tuple[int, ...]) -> bool:
         """Start a generation, unless too many are under way or too much has been wasted."""
@@ -82,7 +135,7 @@ class SpeculativeGeneration:
         answer = services.generations.begin(request, self._context.tenant)
         visit = state.visits(node.name) + 1
         counters.launched += 1
-        self._launched = _LaunchedGeneration(node, visit, answer, services.clock())
+        self._launched = LaunchedGeneration(node, visit, answer, services.clock())
         self.ids = ids
         return True
 
@@ -109,79 +162,12 @@ class SpeculativeGeneration:
         if launched is not None:
             self._background.start(self._waste(launched))
 
-    async def _waste(self, launched: _LaunchedGeneration) -> None:
+    async def _waste(self, launched: LaunchedGeneration) -> None:
         await launched.answer.cancel()
         counters = self._services.speculation
         counters.wasted_prompts += 1
         counters.wasted_tokens += launched.answer.tokens
         self._context.record(launched.node, launched.visit, launched.began_s, "wasted")
-
-
-@dataclass(slots=True, eq=False)
-class Launcher:
-    """Launches the generation behind one search from its previews, and learns from its end."""
-
-    retrieval: Retrieval
-    generation: Generation
-    state: State
-    ahead: SpeculativeGeneration
-    rule: Rule
-    stability: PreviewStability
-    usual: GenerationStatistics
-    services: Services
-    due: float  # when the search was
-    launches: int = 0
-
-    @property
-    def previews(self) -> PreviewSchedule:
-        """When to look first."""
-        if self.rule == "stable":
-            return PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
-        return PreviewSchedule(self.stability.launch_at())
-
-    def look(self, executor: SearchExecutor, search: SearchHandle) -> None:
-        """Drop a generation from another preview; launch one, or say when to look again."""
-        progress, ahead = executor.progress(search), self.ahead
-        found = None if progress.best is None else progress.best.ids[: search.k]
-        if self.rule == "always" or found is None or not len(found):
-            found = search.recalled
-        ids = None if found is None else tuple(found.tolist())
-        if ahead.ids is not None:
-            if ids is None or ids == ahead.ids or self.rule == "always":
-                return
-            ahead.drop()
-            search.due = self.due
-        if ids is None or self.launches == _MOST_LAUNCHES:
-            return
-        if not self._is_time(progress):
-            previews = search.previews or PreviewSchedule()
-            again = progress.share + (previews.every or _LOOK_AGAIN)
-            search.schedule_previews(previews._replace(first=max(previews.first, again)))
-            return
-        expected = written(self.state, {self.retrieval.output: executor.retriever.blocks_of(ids)})
-        if ahead.launch(self.generation, expected, ids):
-            self.launches += 1
-            # the rest of the search is needed only when the generation ends
-            search.due = self.services.clock() + 0.5 * self.usual.seconds.value
-
-    def learn(self, search: SearchHandle, best: TopK) -> None:
-        """Learn from the search, which has ended; drop a generation from other results."""
-        ids = best.ids[: search.k]
-        if self.ahead.ids != tuple(ids.tolist()):
-            self.ahead.drop()
-        if search.recalled is not None:
-            self.stability.observe_recalled(np.array_equal(search.recalled, ids))
-        held = np.flatnonzero(np.isin(search.clusters, best.found_in[: search.k]))
-        self.stability.observe((held[-1] + 1) / len(search.clusters) if len(held) else 0.0)
-
-    def _is_time(self, progress: SearchProgress) -> bool:
-        if self.rule == "always":
-            return True
-        if self.rule == "stable":
-            return progress.unchanged >= _STABLE_SHARE
-        if progress.best is None:
-            return self.stability.is_recalled_worth_it()
-        return self.stability.is_worth_it(progress.share)
 
 
 class SpeculativeRetrieval:
@@ -202,7 +188,9 @@ class SpeculativeRetrieval:
             text = node.query.render_text(state)
         except StateKeyError:
             return  # the real search will say so
-        record = self.drop() or record
+        if self._begun is not None:
+            record = self._record(*self._begun[1:]) or record
+            self.drop()
         self._services.speculation.searches += 1
         self._begun = (node.name, executor, executor.begin(text, node.k, NEVER, record))
 
@@ -210,24 +198,26 @@ class SpeculativeRetrieval:
         """Return the search for a query if it is under way, else a hint for it."""
         if self._begun is None:
             return None, None
-        (name, _, search), counters = self._begun, self._services.speculation
-        is_same = name == node.name and search.text == text
-        if is_same and not isinstance(search.outcome, Exception):
-            self._begun = None
-            counters.searches_committed += 1
-            return search, None
-        record = self.drop()
-        if name != node.name:
-            return None, None
-        counters.hints += record is not None
+        name, executor, search = self._begun
+        record = None
+        if name == node.name:
+            counters = self._services.speculation
+            if search.text == text and not isinstance(search.outcome, Exception):
+                self._begun = None
+                counters.searches_committed += 1
+                return search, None
+            record = self._record(executor, search)
+            counters.hints += record is not None
+        self.drop()
         return None, record
 
-    def drop(self) -> SearchRecord | None:
-        """Stop the search, if one is under way; return what it has found so far."""
-        if self._begun is None:
-            return None
-        _, executor, search = self._begun
-        self._begun = None
-        record = search.record_of(executor.progress(search).best)
-        executor.cancel(search)
-        return record
+    def drop(self) -> None:
+        """Stop the search, if one is under way."""
+        if self._begun is not None:
+            _, executor, search = self._begun
+            executor.cancel(search)
+            self._begun = None
+
+    @staticmethod
+    def _record(executor: SearchExecutor, search: SearchHandle) -> SearchRecord | None:
+        return search.record_of(executor.progress(search).best)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ctxreuse.context.blocks import text_digest
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
-from ctxreuse.workflow.graph.compiled import initial_state, routed, successor, wavefront
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, State, written
+from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.generations import GenerationRequest
@@ -26,7 +24,7 @@ from ctxreuse.workflow.runtime.services import (
     RunContext,
 )
 from ctxreuse.workflow.runtime.speculation import (
-    Launcher,
+    LaunchPolicy,
     SpeculativeGeneration,
     SpeculativeRetrieval,
 )
@@ -36,6 +34,17 @@ from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchRecord
 _SEARCH_AT = (0.5, 0.75)
 """Parts of a usual answer after which a search begins with the text so far; 22 to 50% of an answer
 are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """A retrieval, the generation behind it, and the policy that launches it early."""
+
+    retrieval: Retrieval
+    generation: Generation
+    state: State
+    policy: LaunchPolicy
+    began_s: float
 
 
 class Stages:
@@ -91,13 +100,13 @@ class Stages:
 
     def _search_early(self, node: Generation, state: State, said: str) -> None:
         """Begin the search behind a generation with the part of the answer that has come."""
-        retrieval = successor(self._context.graph, node.name, state)
+        retrieval = self._context.graph.successor(node.name, state)
         if not isinstance(retrieval, Retrieval) or not self._services.options.speculative_retrieval:
             return
         name = retrieval.retriever or DEFAULT_RETRIEVER
         executor = self._services.executors.get(name)
         if executor is not None:
-            expected = written(state, {node.output: said})
+            expected = state.overlay({node.output: said})
             self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
 
     async def retrieval(
@@ -130,7 +139,7 @@ class Stages:
         search, hint = self._search_ahead.take(node, text)
         record = hint or self._last_search(name) if search is None else search.record
         launcher = self._launcher(node, state, record, due) if is_alone else None
-        previews = None if launcher is None else launcher.previews
+        previews = None if launcher is None else launcher.policy.previews
         has_preview = search is not None and search.outcome is None
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
@@ -146,7 +155,8 @@ class Stages:
                 if launcher is not None:
                     # a search does not fail because of a speculation
                     self._services.speculating.attempt(
-                        partial(launcher.look, executor, search), self._generation_ahead.drop
+                        partial(self._speculate, executor, search, launcher),
+                        self._generation_ahead.drop,
                     )
         finally:
             if search.outcome is None:
@@ -154,15 +164,18 @@ class Stages:
         return self._found(executor, name, search, launcher)
 
     def _found(
-        self, executor: SearchExecutor, name: str, search: SearchHandle, launcher: Launcher | None
+        self, executor: SearchExecutor, name: str, search: SearchHandle, launcher: _Launcher | None
     ) -> tuple[Documents, tuple[float, ...]]:
         """Return what a search has found, learn from it, and keep it for the next one."""
         best = search.outcome
         if isinstance(best, Exception):
             raise best
         assert best is not None, "the search has ended"
+        ids = best.ids[: search.k].tolist()
         if launcher is not None:
-            launcher.learn(search, best)
+            if self._generation_ahead.ids != tuple(ids):
+                self._generation_ahead.drop()
+            launcher.policy.learn(search, best)
         if self._remembers and (record := search.record_of(best)) is not None:
             # at once, since the next node may be a search, too
             self._keep(name, record)
@@ -170,23 +183,41 @@ class Stages:
                 self._background.start(self._add_vectors(executor, name, record))
         retriever = executor.retriever
         nearness = best.scores if retriever.index.higher_is_better else -best.scores
-        found = retriever.blocks_of(best.ids[: search.k].tolist())
-        return found, tuple(nearness[: search.k].tolist())
+        return retriever.blocks_of(ids), tuple(nearness[: search.k].tolist())
 
     def _launcher(
-        self, node: Retrieval, state: State, record: SearchRecord | None, due: float
-    ) -> Launcher | None:
+        self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
+    ) -> _Launcher | None:
         """Return the launcher of the generation behind a retrieval; None if none may launch."""
-        services, graph = self._services, self._context.graph
-        rule = services.options.speculation
-        generation = None if rule == "off" else successor(graph, node.name, state)
+        rule, graph = self._services.options.speculation, self._context.graph
+        generation = None if rule == "off" else graph.successor(node.name, state)
         if not isinstance(generation, Generation):
             return None
-        services.speculation.retrievals += 1
+        self._services.speculation.retrievals += 1
         key = ((graph.name, node.name), record is not None)
-        stability = services.preview_stability.get_or_make(key, PreviewStability)
-        ahead, usual = self._generation_ahead, self._usual(generation)
-        return Launcher(node, generation, state, ahead, rule, stability, usual, services, due)
+        stability = self._services.preview_stability.get_or_make(key, PreviewStability)
+        return _Launcher(node, generation, state, LaunchPolicy(rule, stability), began_s)
+
+    def _speculate(
+        self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher
+    ) -> None:
+        """Act on the policy's decision: launch from a preview, or drop a wrong speculation."""
+        ahead = self._generation_ahead
+        decision = launcher.policy.decide(search, executor.progress(search), ahead.ids)
+        if decision.drops:
+            ahead.drop()
+            search.due = launcher.began_s
+        if decision.previews is not None:
+            search.schedule_previews(decision.previews)
+        if decision.launch is None:
+            return
+        documents = executor.retriever.blocks_of(decision.launch)
+        state = launcher.state.overlay({launcher.retrieval.output: documents})
+        if ahead.launch(launcher.generation, state, decision.launch):
+            launcher.policy.launches += 1
+            # the rest of the search is needed only when the generation ends
+            usual_s = self._usual(launcher.generation).seconds.value
+            search.due = self._services.clock() + 0.5 * usual_s
 
     def _usual(self, node: Generation) -> GenerationStatistics:
         key = (self._context.graph.name, node.name)
@@ -197,18 +228,15 @@ class Stages:
         return executor.scheduler.has_time or self._services.options.speculation == "always"
 
     def _last_search(self, name: str) -> SearchRecord | None:
-        session = self._context.session
-        if name in self._records or session is None:
+        if name in self._records or self._context.session is None:
             return self._records.get(name)
-        return self._services.sessions.get(self._context.tenant, _session_key(session, name))
+        return self._services.last_search(self._context.tenant, self._context.session, name)
 
     def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep a record for the next search of the run, or of its session."""
         self._records[name] = record
-        session = self._context.session
-        if session is not None:
-            key = _session_key(session, name)
-            self._services.sessions.put(self._context.tenant, key, record)
+        if self._context.session is not None:
+            self._services.keep_search(self._context.tenant, self._context.session, name, record)
 
     async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
         """Look up the vectors of a record, with which the next search recalls the nearest."""
@@ -218,16 +246,11 @@ class Stages:
             self._keep(name, replace(record, vectors=vectors))
 
 
-def _session_key(session: str | int, retriever: str) -> bytes:
-    """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
-    return text_digest(repr((session, retriever)))
-
-
 class WorkflowRun:
     """Executes a graph once."""
 
     def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
-        self.state = initial_state(context.graph, inputs)
+        self.state = context.graph.initial_state(inputs)
         self.visited: list[str] = []
         self._context = context
         self._graph = context.graph
@@ -236,20 +259,21 @@ class WorkflowRun:
     async def execute(self) -> None:
         """Run until all branches have led to END."""
         try:
-            ended: tuple[str, ...] = (START,)
-            while ended := await self._next(ended):
-                values = await self._values(ended)
-                writes = {self._graph.nodes[name].output: values[name] for name in ended}
-                self.state = written(self.state, writes, ended)
-                self.visited += ended
+            wavefront = await self._next([START])
+            while wavefront:
+                values = await self._values(wavefront)
+                writes = {self._graph.nodes[name].output: values[name] for name in wavefront}
+                self.state = self.state.commit(writes, wavefront)
+                self.visited += wavefront
+                wavefront = await self._next(wavefront)
         finally:
             await self._stages.close()
 
-    async def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
+    async def _values(self, wavefront: tuple[str, ...]) -> dict[str, Any]:
         """Return what the nodes of a wavefront write; they run side by side."""
-        nodes = [self._graph.nodes[name] for name in names]
+        nodes = [self._graph.nodes[name] for name in wavefront]
         if len(nodes) == 1:
-            return {names[0]: await self._value(nodes[0], is_alone=True)}
+            return {wavefront[0]: await self._value(nodes[0], is_alone=True)}
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {node.name: group.create_task(self._value(node, False)) for node in nodes}
@@ -288,7 +312,7 @@ class WorkflowRun:
         self._context.emit(NodeFinished(node.name, visit, value))
         return value
 
-    async def _next(self, ended: tuple[str, ...]) -> tuple[str, ...]:
+    async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
         """Return the wavefront that follows."""
         targets: list[str] = []
         for name in ended:
@@ -305,5 +329,5 @@ class WorkflowRun:
                         f"{quoted([self._graph.name])} failed with {type(error).__name__}: {error}",
                         name,
                     ) from error
-                targets += routed(self._graph, name, router, returned)
-        return wavefront(self._graph, targets, self.state)
+                targets += self._graph.routed(name, router, returned)
+        return self._graph.wavefront(targets, self.state)

@@ -7,13 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 Floats = NDArray[np.float64]
 
-_USUAL_S = (5e-6, 0.12e-9, 0.08e-9)
+_PRIOR_S = (5e-6, 0.12e-9, 0.08e-9)
 """Seconds of a cluster, and of a stored component: read from memory, and compared once."""
 
-_LEARNING = 0.05
+_PRIOR_SCANS = 2.0
+_FORGETTING = 0.02
+_SCALE = (64.0, 64_000.0, 64_000.0)
+"""A usual scan: the terms of the model are of one size then."""
+
+_FITTED_EVERY = 16
 _WINDOW_S = 1.0  # in which arrivals are counted
 _SHORTEST_S, _LONGEST_S = 0.001, 0.1  # sub-stages
 _LONGEST_FACTOR = 20.0
@@ -27,6 +33,54 @@ class ScanLoad(NamedTuple):
     compared: int  # pairs of a query and a vector
 
 
+class ScanCosts:
+    """A linear model of the seconds of a scan, fitted to the latest scans; no term is negative."""
+
+    def __init__(self, dimension: int) -> None:
+        per_pair, read, compare = _PRIOR_S
+        self._rates: Floats = np.array([per_pair, read * dimension, compare * dimension])
+        self._scale = np.array(_SCALE)
+        # sums of products: of the features with each other, and with the seconds
+        self._gram = [_PRIOR_SCANS, 0.0, 0.0, _PRIOR_SCANS, 0.0, _PRIOR_SCANS]
+        self._moment = [_PRIOR_SCANS * float(rate) for rate in self._rates * self._scale]
+        self._unfitted = 0
+
+    def seconds(self, load: ScanLoad) -> float:
+        """Return the expected seconds of a scan."""
+        return float(self._rates @ np.asarray(load, dtype=np.float64))
+
+    def seconds_of_clusters(self, sizes: NDArray[np.int64], shared_by: NDArray[np.int64]) -> Floats:
+        """Return the expected seconds of each of some clusters."""
+        per_pair, read, compare = self._rates
+        seconds: Floats = per_pair * shared_by + (read + compare * shared_by) * sizes
+        return seconds
+
+    def observe(self, load: ScanLoad, seconds: float) -> None:
+        """Learn from the seconds that a scan took."""
+        expected = self.seconds(load)
+        seconds = min(seconds, _LONGEST_FACTOR * expected)  # the machine was busy otherwise
+        a, b, c = (value / scale for value, scale in zip(load, _SCALE, strict=True))
+        weight = 1.0 / max(a * a + b * b + c * c, 1e-12)  # errors count relatively
+        for number, product in enumerate((a * a, a * b, a * c, b * b, b * c, c * c)):
+            self._gram[number] += weight * product - _FORGETTING * self._gram[number]
+        for number, feature in enumerate((a, b, c)):
+            moment = weight * seconds * feature
+            self._moment[number] += moment - _FORGETTING * self._moment[number]
+        self._unfitted += 1
+        if self._unfitted >= _FITTED_EVERY:
+            self._unfitted = 0
+            self._fit()
+
+    def _fit(self) -> None:
+        gram = np.array(self._gram)[[[0, 1, 2], [1, 3, 4], [2, 4, 5]]]
+        ridge = 1e-6 * np.trace(gram) * np.eye(3)
+        root = np.linalg.cholesky(gram + ridge)
+        known = np.array(self._moment) + ridge @ (self._rates * self._scale)
+        target = np.linalg.solve(root, known)
+        fitted, _ = nnls(root.T, target)
+        self._rates = fitted / self._scale
+
+
 class MovingMean:
     """A mean in which the latest values count most."""
 
@@ -37,30 +91,6 @@ class MovingMean:
     def add(self, value: float) -> None:
         """Take in a value."""
         self.value += self._weight * (value - self.value)
-
-
-class ScanCosts:
-    """The seconds of a scan: the usual ones, times how much longer the latest scans have taken."""
-
-    def __init__(self, dimension: int) -> None:
-        per_pair, read, compare = _USUAL_S
-        self._usual: Floats = np.array([per_pair, read * dimension, compare * dimension])
-        self._slowness = MovingMean(1.0, _LEARNING)
-
-    def seconds(self, load: ScanLoad) -> float:
-        """Return the expected seconds of a scan."""
-        return self._slowness.value * float(self._usual @ np.asarray(load, dtype=np.float64))
-
-    def seconds_of_clusters(self, sizes: NDArray[np.int64], shared_by: NDArray[np.int64]) -> Floats:
-        """Return the expected seconds of each of some clusters."""
-        per_pair, read, compare = self._slowness.value * self._usual
-        seconds: Floats = per_pair * shared_by + (read + compare * shared_by) * sizes
-        return seconds
-
-    def observe(self, load: ScanLoad, seconds: float) -> None:
-        """Learn from the seconds that a scan took."""
-        seconds = min(seconds, _LONGEST_FACTOR * self.seconds(load))  # the machine was busy
-        self._slowness.add(seconds / float(self._usual @ np.asarray(load, dtype=np.float64)))
 
 
 class ArrivalRate:

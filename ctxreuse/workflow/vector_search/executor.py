@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from ctxreuse.context.fail_open import FailOpen
@@ -143,11 +142,13 @@ class SearchExecutor:
 
     def _tell_from_thread(self, updates: list[SearchUpdate]) -> None:
         """Have the event loops tell the owners that wait in them."""
-        for loop in {search.loop for search, _ in updates}:
+        for loop in {update.search.loop for update in updates}:
             assert loop is not None, "begin has set it"
-            in_loop = [update for update in updates if update[0].loop is loop]
-            with suppress(RuntimeError):  # the loop is closed, and nothing waits in it any more
+            in_loop = [update for update in updates if update.search.loop is loop]
+            try:
                 loop.call_soon_threadsafe(self._tell, in_loop)
+            except RuntimeError:  # the loop is closed, and nothing waits in it any more
+                continue
 
     def _tell(self, updates: list[SearchUpdate]) -> None:
         """Tell the owners of searches; start a rebuild of the hot tier if it is time."""

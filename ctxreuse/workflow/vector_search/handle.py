@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,5 +114,8 @@ class SearchHandle:
         self.pause_every = math.ceil(every * len(self.clusters))
 
 
-SearchUpdate: TypeAlias = tuple[SearchHandle, bool]
-"""For the owner of a search: there is news of it, and whether it has ended."""
+class SearchUpdate(NamedTuple):
+    """An update for the owner of a search."""
+
+    search: SearchHandle
+    has_ended: bool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,14 @@ _PAIRS = 16
 """The first k results of a search come from about this many pairs."""
 
 
-Embedded: TypeAlias = tuple[Vectors, Ids]
-"""Queries' vectors, and the clusters to probe for each, nearest first."""
+class Embedded(NamedTuple):
+    """Queries' vectors, and the clusters to probe for each, nearest first."""
+
+    vectors: Vectors
+    clusters: Ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scanned:
+class Scanned(NamedTuple):
     """The findings of a scan, and how long the index took."""
 
     found: ClusterFindings
@@ -37,13 +39,13 @@ class Scanned:
 class EmbeddingJob:
     """Queries to embed together."""
 
-    searches: Sequence[SearchHandle]
+    searches: list[SearchHandle]
     retriever: VectorRetriever
 
     def run(self) -> Embedded | Exception:
         """Return the vectors, or what went wrong."""
         try:
-            return self.retriever.prepare([search.text for search in self.searches])
+            return Embedded(*self.retriever.prepare([search.text for search in self.searches]))
         except Exception as error:
             return error
 
@@ -58,11 +60,6 @@ class ScanJob:
     began_s: float  # when a worker began to choose the clusters
     is_speculative: bool  # whether no run waits for any of the searches
 
-    @property
-    def searches(self) -> Sequence[SearchHandle]:
-        """The searches that take part."""
-        return self.batch.searches
-
     def run(self) -> Scanned | Exception:
         """Return what reaches the searches' thresholds, or what went wrong."""
         index, batch = self.index, self.batch
@@ -74,9 +71,14 @@ class ScanJob:
             least = batch.thresholds if index.higher_is_better else -batch.thresholds
             least = np.maximum(least, _least_of_best(nearness, batch))
             counts = nearness >= least[batch.rows][:, None]  # an equal score may win by its id
-            pairs, places = np.nonzero(counts & (candidates.ids >= 0))
-            scores, ids = candidates.scores[pairs, places], candidates.ids[pairs, places]
-            found = ClusterFindings(batch.rows[pairs], scores, ids, batch.clusters[pairs])
+            counts &= candidates.ids >= 0
+            pairs, places = np.nonzero(counts)
+            found = ClusterFindings(
+                rows=batch.rows[pairs],
+                scores=candidates.scores[pairs, places],
+                ids=candidates.ids[pairs, places],
+                clusters=batch.clusters[pairs],
+            )
             return Scanned(found, seconds)
         except Exception as error:
             return error
@@ -230,17 +232,17 @@ class SearchScheduler:
     def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
         """Take in the outcome of a job, and return the updates for the owners."""
         self._release(job)
-        if isinstance(job, ScanJob):
-            if isinstance(outcome, Scanned):
-                return self._take_in_scanned(job, outcome)
-            self._queue.return_unscanned(job.batch)
-        elif isinstance(outcome, tuple):
+        if isinstance(job, EmbeddingJob) and isinstance(outcome, Embedded):
             return self._take_in_vectors(job, outcome)
+        if isinstance(job, ScanJob) and isinstance(outcome, Scanned):
+            return self._take_in_scanned(job, outcome)
         assert isinstance(outcome, Exception), "a job's outcome is its own"
-        searches = [search for search in job.searches if search in self._open]
-        if isinstance(job, ScanJob) or len(job.searches) == 1:
-            return self._fail(searches, outcome)
-        self._to_embed_alone += searches  # one text may have failed them all
+        if isinstance(job, ScanJob):
+            self._queue.return_unscanned(job.batch)
+            return self._fail(self._open_ones(job.batch.searches), outcome)
+        if len(job.searches) == 1:
+            return self._fail(self._open_ones(job.searches), outcome)
+        self._to_embed_alone += self._open_ones(job.searches)  # one text may have failed them all
         return []
 
     def return_job(self, job: Job) -> None:
@@ -248,7 +250,7 @@ class SearchScheduler:
         self._working -= 1
         self._release(job)
         if isinstance(job, EmbeddingJob):
-            self._to_embed_alone += [search for search in job.searches if search in self._open]
+            self._to_embed_alone += self._open_ones(job.searches)
         else:
             self._queue.return_unscanned(job.batch)
 
@@ -293,6 +295,9 @@ class SearchScheduler:
             part_s = self._queue.work_s() / (self._workers - self._working + 1)
             budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         return budget_s
+
+    def _open_ones(self, searches: Iterable[SearchHandle]) -> list[SearchHandle]:
+        return [search for search in searches if search in self._open]
 
     def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchUpdate]:
         updates = []
@@ -352,12 +357,12 @@ class SearchScheduler:
             search.outcome = self._queue.best(search)
             self.counters.searches += 1
             self.remove(search)
-        return search, search.is_done
+        return SearchUpdate(search, search.is_done)
 
     def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchUpdate]:
         updates = []
         for search in searches:
             search.outcome = error
             self.remove(search)
-            updates.append((search, True))
+            updates.append(SearchUpdate(search, True))
         return updates
