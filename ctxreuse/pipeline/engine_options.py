@@ -71,6 +71,12 @@ class EngineOptions(NamedTuple):
     header: str
     key: str
 
+    @classmethod
+    def of(cls, model: Any) -> EngineOptions:
+        """Return what the fields of a wrapper say."""
+        salts, sessions = model.send_cache_salt, model.send_session_id
+        return cls(model.planner.cache, salts, sessions, model.session_header, model.salt_key)
+
     def added(
         self,
         planned: PlannedPrompt | None,

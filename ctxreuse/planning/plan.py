@@ -237,7 +237,7 @@ class Plan:
         checked_integer("end", end, 1)
         parts = turn_parts(self.parts, None, "", self.templates, (), is_labelled=self.is_labelled)
         ends = [n for n, part in enumerate(parts, start=1) if part.block is not None]
-        text = joined(parts[: ends[min(end, len(ends)) - 1]])
+        text = joined(parts[: ends[:end][-1]]) if ends else ""
         return render_messages(self.request.system, self.request.history, text)
 
     def body(

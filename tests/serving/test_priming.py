@@ -105,9 +105,7 @@ async def test_a_server_that_takes_no_prime_is_not_asked_again_and_answers_all_t
     assert all(one.error is None for one in outcomes)
     assert len(split(engine)[0]) == 2  # each way once
     assert planner.savings.reported.primes == 0
-    assert [one.split(":")[0] for one in caplog.messages] == [
-        "primes are not sent to engine any more"
-    ]
+    assert [one.split(",")[0] for one in caplog.messages] == ["a prime was not answered"]
     assert "Which?" not in caplog.text
 
 
@@ -128,6 +126,64 @@ async def test_a_prime_that_fails_costs_nothing_but_itself():
     assert len(failed) == 1
     assert planner.savings.reported.primes == len(batch.primes) - 1
     assert len(split(engine)[0]) == len(batch.primes)
+
+
+async def test_a_prime_that_an_engine_refuses_once_ends_no_priming(caplog):
+    planner, batch = primed_batch()
+    refused = []
+
+    def fail(number, body):
+        if "max_tokens" in body and number and len(refused) < 2:  # in both ways
+            refused.append(number)
+            return 400
+        return None
+
+    engine = EmulatedEngine(states="junctions", fail=fail)
+    async with connected(engine, planner) as client:
+        await dispatch(client, batch, concurrency=1)
+        assert len(await client.prime(batch.primes[0].plan)) == len(batch.primes[0].plan.primes)
+    assert len(refused) == 2
+    assert "prompt" in split(engine)[0][-1]
+    assert len(caplog.messages) == 1
+
+
+async def test_a_prime_goes_where_its_request_goes():
+    _, batch = primed_batch()
+    seen = []
+
+    async def note(request):
+        seen.append((request.url.path, request.headers))
+
+    engine = EmulatedEngine(states="junctions")
+    async with httpx.AsyncClient(
+        transport=engine.transport(), event_hooks={"request": [note]}
+    ) as http:
+        client = EngineClient("http://engine", "emulated", http_client=http, session_id="group")
+        await dispatch(
+            client, batch, extra_headers={"X-Key": "k"}, extra_body={"mine": 1}, max_tokens=1
+        )
+    assert {path for path, _ in seen} == {
+        "/tokenize",
+        "/v1/completions",
+        "/v1/chat/completions",
+    }
+    assert {headers["x-key"] for _, headers in seen} == {"k"}
+    assert all("x-session-id" in headers for _, headers in seen)
+    assert all("x-request-id" in headers for path, headers in seen if "chat" in path)
+    assert not any("x-request-id" in headers for path, headers in seen if "chat" not in path)
+    assert {body["mine"] for body in engine.requests} == {1}
+
+
+async def test_primes_need_the_protocol_that_has_them():
+    planner, batch = primed_batch()
+    async with connected(EmulatedEngine(), planner, protocol="anthropic") as client:
+        with pytest.raises(InvalidRequestError, match="plan without primes=True"):
+            await client.prime(batch.primes[0].plan, max_tokens=1)
+
+
+def test_the_front_of_a_plan_without_blocks_is_empty():
+    plan = ReusePlanner().plan(ContextRequest([], "Which?", system="Be brief."))
+    assert [one["content"] for one in plan.front(1)][-1] in ("", "Be brief.")
 
 
 async def test_plans_without_primes_send_none_and_wrong_arguments_are_named():

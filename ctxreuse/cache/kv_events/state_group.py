@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 from ctxreuse.cache.kv_events.block_tree import BlockHash, PathEnd
 
@@ -33,7 +34,7 @@ class StateGroup:
         """Add copies of blocks; return those that have to go."""
         for key in hashes:
             self._copies[key] = self._copies.get(key, 0) + 1
-        gone = list(self._copies)[: max(0, len(self._copies) - self._most)]
+        gone = list(islice(self._copies, max(0, len(self._copies) - self._most)))
         for key in gone:
             del self._copies[key]
         return gone

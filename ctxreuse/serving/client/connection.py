@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -106,12 +106,16 @@ class EngineConnection:
             stop=stop, wait=self._wait, retry=retry_if_exception(is_transient), reraise=True
         )
 
-    async def ask(self, method: str, path: str, body: object = None) -> str:
+    async def ask(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> str:
         """Return what a route outside the completions answers."""
         limit = self.time_limit()
-        return await limit.wait_for(self._ask(limit, method, path, body))
+        return await limit.wait_for(self._ask(limit, method, path, body, headers or {}))
 
-    async def _ask(self, limit: TimeLimit, method: str, path: str, body: object) -> str:
+    async def _ask(
+        self, limit: TimeLimit, method: str, path: str, body: object, headers: Mapping[str, str]
+    ) -> str:
         attempts = 0
         try:
             async for attempt in self.attempts(limit):
@@ -120,14 +124,17 @@ class EngineConnection:
                     url = self._root + path
                     if method == "GET":
                         return await self.openai.get(url, cast_to=str)
-                    return await self.openai.post(url, cast_to=str, body=body)
+                    options: Any = {"headers": headers}
+                    return await self.openai.post(url, cast_to=str, body=body, options=options)
         except client_library_errors() as error:
             raise self.error(error, attempts) from error
         raise AssertionError("tenacity makes at least one attempt")
 
-    async def ask_json(self, method: str, path: str, body: object = None) -> Any:
+    async def ask_json(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """Return what a route answers, parsed; None where that is no JSON."""
-        page = await self.ask(method, path, body)
+        page = await self.ask(method, path, body, headers)
         try:
             return parsed_json(page)
         except BrokenReplyError:

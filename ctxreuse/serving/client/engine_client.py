@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -23,6 +24,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
+    REQUEST_HEADER,
     SESSION_HEADER,
     checked_cache_salt,
     conversation_session,
@@ -43,7 +45,7 @@ from ctxreuse.serving.client.connection import (
     client_library_errors,
     status_of,
 )
-from ctxreuse.serving.client.priming import Primer
+from ctxreuse.serving.client.priming import PrimeCall, Primer
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ctxreuse")
 _OWN_FIELDS = ("return_token_ids", "rid")
+_WORD = re.compile(r"\w+")
 _REFUSED = "%s refuses the field %s, which is not sent to it any more"
 _NO_IDS = (
     "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
@@ -215,27 +218,42 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return CompletionStream(call, self._stream(call), lambda: self._drop(call))
 
     async def prime(
-        self, plan: Plan, *, cache_salt: str | None = None, **params: Any
+        self,
+        plan: Plan,
+        *,
+        cache_salt: str | None = None,
+        session_id: str | None = None,
+        **params: Any,
     ) -> list[CacheUsage]:
         """Send a plan's primes, before the plan itself; what fails costs nothing but itself.
 
         Args:
             plan: A plan of `plan_batch(requests, primes=True)`; others have no primes.
             cache_salt: As in `complete`.
-            **params: As in `complete`; tools are part of a prime, too.
+            session_id: As in `complete`.
+            **params: As in `complete`: tools, fields and headers are a prime's, too.
 
         Returns:
             The tokens of each call that was answered.
+
+        Raises:
+            InvalidRequestError: wrong type, or primes with Anthropic's protocol.
         """
         checked_kind("plan", plan, Plan, "a Plan")
-        check_params(params)
-        given = {"cache_salt": self._salt_of(plan, cache_salt), "tools": params.get("tools")}
-        fields = {name: one for name, one in given.items() if one}
-        fields["model"] = params.get("model") or await self.model()
+        given = self._call(plan, cache_salt, session_id, params).arguments
+        if not plan.primes:
+            return []
+        if self._protocol != "openai":
+            raise InvalidRequestError(
+                "primes go out by OpenAI's protocol only; plan without primes=True"
+            )
+        headers = _without(given["extra_headers"], REQUEST_HEADER)  # a prime has an id of its own
+        fields = _without({**given["extra_body"], "tools": given.get("tools")}, *_OWN_FIELDS)
+        fields["model"] = given.get("model") or await self.model()
         calls: list[CacheUsage] = []
         for blocks in plan.primes:
-            front = plan.front(blocks)
-            usage = await self._primer.send(plan.messages(), front, plan.cache, fields)
+            prime = PrimeCall(plan.messages(), plan.front(blocks), plan.cache, fields, headers)
+            usage = await self._primer.send(prime)
             calls += [] if usage is None else [usage]
         if self._planner is not None and calls:
             computed = sum(one.prefilled_tokens for one in calls)
@@ -350,7 +368,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if status_of(error) != 400:
             return False
         own = arguments["extra_body"]
-        named = [name for name in _OWN_FIELDS if name in own and name in str(error)]
+        words = set(_WORD.findall(str(error)))
+        named = [name for name in _OWN_FIELDS if name in own and name in words]
         for name in named:
             del own[name]
             if name not in self._refused:
@@ -536,3 +555,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         plan = call.plan
         if plan is not None:
             self._bookkeeping.attempt(lambda: self.forget(plan), lambda: None)
+
+
+def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return fields that have a value, but for some."""
+    return {name: one for name, one in fields.items() if one is not None and name not in names}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from ctxreuse.cache.simulator import CacheUsage
@@ -16,10 +16,25 @@ from ctxreuse.serving.client.connection import EngineConnection
 from ctxreuse.serving.client.reply import field_of
 
 _log = logging.getLogger("ctxreuse")
-_NOT_TAKEN = frozenset({400, 404, 405, 422, 501})
+_NO_ROUTE = frozenset({404, 405, 501})
+_REFUSED = frozenset({400, 422})
 _OPEN = {"add_generation_prompt": False, "continue_final_message": True}
+_FAILED = "a prime was not answered, so what shares its beginning is computed without it: %s"
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+class PrimeCall(NamedTuple):
+    """A call to be sent before another one, up to where later prompts part from that."""
+
+    whole: Messages  # the prompt of the other one
+    front: Messages  # its beginning: the last message ends at the fork
+    rules: CacheRules  # it ends at a multiple of their block
+    fields: Mapping[str, Any]  # what the other one has besides messages: model, tools, salt
+    headers: Mapping[str, str]
+
+
+_Way: TypeAlias = Callable[[PrimeCall], Awaitable[CacheUsage | None]]
 
 
 class Primer:
@@ -28,66 +43,64 @@ class Primer:
     def __init__(self, connection: EngineConnection) -> None:
         self._connection = connection
         # token ids are exact; a chat call whose last message stays open nearly is
-        self._ways = [self._by_ids, self._by_chat]
-        self.faults = 0
+        self._ways: list[_Way] = [self._by_ids, self._by_chat]
+        self._works: set[_Way] = set()
+        self._has_failed = False
 
-    async def send(
-        self, whole: Messages, front: Messages, rules: CacheRules, fields: Mapping[str, Any]
-    ) -> CacheUsage | None:
-        """Send a prompt's front, whose last message ends at the fork; None if that failed.
-
-        A prime ends at a multiple of the rules' block. `fields` are model, tools and salt.
-        """
-        while self._ways:
-            way = self._ways[0]
+    async def send(self, prime: PrimeCall) -> CacheUsage | None:
+        """Send a prime; None if that failed, or where the fork is in the engine's first block."""
+        failure: EngineError | None = None
+        for way in list(self._ways):
             try:
-                return await way(whole, front, rules, fields)
+                usage = await way(prime)
             except EngineError as error:
-                self.faults += 1
-                if error.status not in _NOT_TAKEN:
-                    return None
-                if way not in self._ways:  # another call has found that out
-                    continue
-                self._ways.remove(way)
-                if not self._ways:
-                    _log.warning(
-                        "primes are not sent to %s any more: %s", self._connection.host, error
-                    )
+                failure = error
+                if not self._is_refused(way, error):
+                    break
+            else:
+                self._works.add(way)
+                return usage
+        if failure is not None and not self._has_failed:
+            self._has_failed = True
+            _log.warning(_FAILED, failure)
         return None
 
-    async def _by_ids(
-        self, whole: Messages, front: Messages, rules: CacheRules, fields: Mapping[str, Any]
-    ) -> CacheUsage | None:
-        ids = await self._ids(whole, fields)
-        begun = await self._ids(front, {**fields, **_OPEN})
+    def _is_refused(self, way: _Way, error: EngineError) -> bool:
+        """Return whether an engine does not take a prime so; unless it ever did, ask no more."""
+        is_refused = error.status in _REFUSED
+        has_no_route = error.status in _NO_ROUTE
+        if (has_no_route or (is_refused and way not in self._works)) and way in self._ways:
+            self._ways.remove(way)
+        return is_refused or has_no_route
+
+    async def _by_ids(self, prime: PrimeCall) -> CacheUsage | None:
+        ids = await self._ids(prime, prime.whole)
+        begun = await self._ids(prime, prime.front, **_OPEN)
         pairs = enumerate(zip(ids, begun, strict=False))
         fork = next((n for n, (one, other) in pairs if one != other), min(len(ids), len(begun)))
-        end = rules.readable(fork)
+        end = prime.rules.readable(fork)
         if not end:
             return None
         # one token more: of a prompt, an engine keeps the state before its last token
-        body = {name: one for name, one in fields.items() if name != "tools"}
-        return await self._prime("/v1/completions", {**body, "prompt": ids[: end + 1]})
+        body = {name: one for name, one in prime.fields.items() if name != "tools"}
+        return await self._call(prime, "/v1/completions", {**body, "prompt": ids[: end + 1]})
 
-    async def _ids(self, messages: Messages, fields: Mapping[str, Any]) -> list[int]:
-        asked = {name: one for name, one in fields.items() if name != "cache_salt"}
-        reply = await self._connection.ask_json(
-            "POST", "/tokenize", {**asked, "messages": [*messages]}
-        )
+    async def _ids(self, prime: PrimeCall, messages: Messages, **more: bool) -> list[int]:
+        asked = {name: one for name, one in prime.fields.items() if name != "cache_salt"}
+        body = {**asked, **more, "messages": [*messages]}
+        reply = await self._connection.ask_json("POST", "/tokenize", body, prime.headers)
         ids = field_of(reply, "tokens")
         if not isinstance(ids, list) or any(reported_count(one) is None for one in ids):
             raise EngineError(f"the engine at {self._connection.host} returned no tokens", 404)
         return ids
 
-    async def _by_chat(
-        self, whole: Messages, front: Messages, rules: CacheRules, fields: Mapping[str, Any]
-    ) -> CacheUsage | None:
-        body = {**fields, **_OPEN, "messages": [*front]}
-        return await self._prime("/v1/chat/completions", body)
+    async def _by_chat(self, prime: PrimeCall) -> CacheUsage | None:
+        body = {**prime.fields, **_OPEN, "messages": [*prime.front]}
+        return await self._call(prime, "/v1/chat/completions", body)
 
-    async def _prime(self, route: str, body: dict[str, Any]) -> CacheUsage:
+    async def _call(self, prime: PrimeCall, route: str, body: dict[str, Any]) -> CacheUsage:
         own = {"max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
-        reply = await self._connection.ask_json("POST", route, {**body, **own})
+        reply = await self._connection.ask_json("POST", route, {**body, **own}, prime.headers)
         usage = usage_of(field_of(reply, "usage"))
         tokens = 0 if usage is None else usage.prompt_tokens or 0
         return CacheUsage(tokens, 0 if usage is None else usage.cached_tokens or 0)

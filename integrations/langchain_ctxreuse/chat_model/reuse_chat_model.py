@@ -459,13 +459,6 @@ class ReuseChatModel(DelegatingChatModel):
         self, arguments: Mapping[str, Any], scope: RequestScope, planned: PlannedPrompt | None
     ) -> dict[str, Any]:
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
-        settings = EngineOptions(
-            self.planner.cache,
-            self.send_cache_salt,
-            self.send_session_id,
-            self.session_header,
-            self.salt_key,
-        )
         names = ("prompt_cache_key", "prompt_cache_options")
         known = self._given(arguments, names) if self.planner.cache.is_routed else {}
         at_model = getattr(self.inner, "model_kwargs", None) or {}
@@ -474,7 +467,7 @@ class ReuseChatModel(DelegatingChatModel):
             name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
             for name in ("extra_body", "extra_headers")
         }
-        added = settings.added(planned, scope, known, *given.values())
+        added = EngineOptions.of(self).added(planned, scope, known, *given.values())
         return {name: {**given[name], **more} for name, more in added.items()}
 
 

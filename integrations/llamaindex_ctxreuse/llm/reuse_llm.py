@@ -396,6 +396,8 @@ class ReuseLLM(DelegatingLLM):
         self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
+        if not (self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed):
+            return dict(given)
         return self._gateway.attempt(
             lambda: self._with_engine_options(given, planned, scope),
             lambda: {**given, **self._always_sent},
@@ -405,16 +407,9 @@ class ReuseLLM(DelegatingLLM):
         self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
     ) -> dict[str, Any]:
         """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
-        settings = EngineOptions(
-            self.planner.cache,
-            self.send_cache_salt,
-            self.send_session_id,
-            self.session_header,
-            self.salt_key,
-        )
         own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
         known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
-        added = settings.added(planned, scope, known, *own.values())
+        added = EngineOptions.of(self).added(planned, scope, known, *own.values())
         sent = {name: {**added.get(name, {}), **one} for name, one in own.items()}
         return {**given, **{name: one for name, one in sent.items() if one}}
 
