@@ -5,9 +5,8 @@ conversations, some batches, and engines report evictions meanwhile. The planner
 of the usual ones, so that all are reached within the first half. Printed are the processor time of
 a plan, the longest pause (a call, or a collection of garbage), how memory grows in the second half,
 and whether what was checked held. Then the same requests are planned in two processes with other
-hash seeds: their digests have to be equal. Run with `make soak`, which takes 15 minutes;
-`make soak SECONDS=60` takes one. `SLACK=2` doubles the bounds on times, for a machine that others
-use, too.
+hash seeds: their digests have to be equal. Run with `make soak`, which takes 15 minutes and judges
+times, too; `make soak SECONDS=60` takes one and shows them.
 """
 
 from __future__ import annotations
@@ -273,9 +272,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=900, help="how long at most")
     parser.add_argument("--requests", type=int, default=1_000_000, help="how many plans at most")
-    parser.add_argument(
-        "--slack", type=float, default=1.0, help="how much slower than asked for all may be"
-    )
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.digest:
@@ -284,16 +280,16 @@ def main() -> int:
     soak = Soak(arguments.seconds, arguments.requests)
     started = time.monotonic()
     soak.run()
-    return report(soak, time.monotonic() - started, arguments.slack)
+    return report(soak, time.monotonic() - started, arguments.seconds >= FULL_S)
 
 
-def report(soak: Soak, seconds: float, slack: float) -> int:
+def report(soak: Soak, seconds: float, judges_times: bool) -> int:
     """Print what was measured; return 1 if something did not hold.
 
     Args:
         soak: What was measured.
         seconds: How long it took.
-        slack: By how much the bounds on times are multiplied, for a machine that is busy.
+        judges_times: Whether times have bounds: a gate's machine may be slow or busy.
     """
     # here: a collection of garbage would look at all that these bring with them, too
     from rich.console import Console
@@ -314,8 +310,8 @@ def report(soak: Soak, seconds: float, slack: float) -> int:
     rows = [
         ("plans", f"{soak.planned:,} in {seconds:,.0f} s", True),
         ("p50 of a plan, ms", f"{times[len(times) // 2] * 1_000:.2f}", True),
-        ("p99 of a plan, ms", f"{p99:.2f}", p99 < slack * P99_MS),
-        ("longest pause, ms", f"{pause:.1f}", pause < slack * PAUSE_MS),
+        ("p99 of a plan, ms", f"{p99:.2f}", p99 < P99_MS if judges_times else None),
+        ("longest pause, ms", f"{pause:.1f}", pause < PAUSE_MS if judges_times else None),
         ("  longest collection of garbage, ms", f"{collection:.1f}", True),
         *[
             (f"  longest {name}, ms", f"{one * 1_000:.1f}", True)
@@ -329,13 +325,13 @@ def report(soak: Soak, seconds: float, slack: float) -> int:
     ]
     table = new_table("soak", ("what", "measured"), ("holds",))
     for what, measured, holds in rows:
-        table.add_row(what, measured, "yes" if holds else "NO")
+        table.add_row(what, measured, {True: "yes", False: "NO", None: "not judged"}[holds])
     console.print(table)
     for name, part in {**size.parts, **soak.planner.savings.parts}.items():
         console.print(f"  {name}: {part.entries:,} of {part.bound:,}")
     for fault in soak.faults:
         console.print(fault)
-    return 0 if all(holds for _, _, holds in rows) else 1
+    return 1 if any(holds is False for _, _, holds in rows) else 0
 
 
 if __name__ == "__main__":
