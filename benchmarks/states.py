@@ -108,7 +108,7 @@ def _tokens(plan: Plan, blocks: int, ids: dict[object, int], *, is_whole: bool =
 
 
 async def _ask(console: Console, requests: Sequence[ContextRequest], base_url: str) -> None:
-    """Print what a server reports of the same requests, sent in four ways."""
+    """Print what a server reports of the same requests, sent in several ways."""
     rules = cache_profile(ENGINES["windows of the server"])
     columns = ("of the requests' tokens", "net of primes", "primes a request", "as simulated")
     table = new_table(f"{len(requests)} requests of {ON_SERVER} on {base_url}", ("sent",), columns)
@@ -126,16 +126,85 @@ async def _ask(console: Console, requests: Sequence[ContextRequest], base_url: s
                 for one in outcomes
             }
             alike = await _as_simulated(client, batch, cached, rules)
-        reported = planner.savings.reported
-        net = reported.cached_tokens - reported.prime_tokens
-        table.add_row(
-            arm,
-            f"{reported.hit_ratio:.3f}",
-            f"{net / max(1, reported.prompt_tokens):.3f}",
-            f"{reported.primes / len(requests):.2f}",
-            f"{alike:.1%}",
-        )
+        table.add_row(arm, *_told(planner), f"{alike:.1%}")
+    for framework, answer in (("LangChain", _langchain), ("LlamaIndex", _llamaindex)):
+        planner = ReusePlanner(cache=rules)
+        await asyncio.to_thread(answer, requests, planner, base_url, uuid4().hex)
+        table.add_row(f"{framework}, prime=True", *_told(planner), "")
     console.print(table)
+
+
+def _told(planner: ReusePlanner) -> tuple[str, str, str]:
+    """Return what a server reported of the requests: their hits, net of primes, and primes."""
+    reported = planner.savings.reported
+    net = reported.cached_tokens - reported.prime_tokens
+    return (
+        f"{reported.hit_ratio:.3f}",
+        f"{net / max(1, reported.prompt_tokens):.3f}",
+        f"{reported.primes / max(1, reported.answers):.2f}",
+    )
+
+
+def _langchain(
+    requests: Sequence[ContextRequest], planner: ReusePlanner, base_url: str, salt: str
+) -> None:
+    """Ask through LangChain's `batch`."""
+    from langchain_core.documents import Document
+    from langchain_openai import ChatOpenAI
+
+    from langchain_ctxreuse import ReuseChatModel, format_context
+
+    prompts = [
+        format_context([Document(text) for text in _texts(one)]) + f"\n\n{one.query}"
+        for one in requests
+    ]
+    body = {"cache_salt": salt, "max_tokens": 1}
+    model = ChatOpenAI(
+        base_url=base_url, api_key="EMPTY", model=_model(base_url), temperature=0, extra_body=body
+    )
+    wrapped = ReuseChatModel(inner=model, planner=planner, prime=True)
+    wrapped.batch(prompts, {"max_concurrency": 4})
+
+
+def _llamaindex(
+    requests: Sequence[ContextRequest], planner: ReusePlanner, base_url: str, salt: str
+) -> None:
+    """Ask through LlamaIndex's model, many chats at once."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.schema import NodeWithScore, TextNode
+    from llama_index.llms.openai_like import OpenAILike
+
+    from llamaindex_ctxreuse import ReuseLLM, format_context
+
+    chats = []
+    for one in requests:
+        nodes = [NodeWithScore(node=TextNode(text=text)) for text in _texts(one)]
+        chats.append([ChatMessage(f"{format_context(nodes)}\n\n{one.query}")])
+    model = OpenAILike(
+        api_base=base_url,
+        api_key="EMPTY",
+        model=_model(base_url),
+        is_chat_model=True,
+        context_window=100_000,
+        max_tokens=1,
+        additional_kwargs={"extra_body": {"cache_salt": salt}},
+    )
+    ReuseLLM(inner=model, planner=planner, prime=True).chat_batch(chats, workers=4)
+
+
+def _texts(request: ContextRequest) -> list[str]:
+    """Return a request's texts, each once: `drop_repeats=True` of a wrapped retriever."""
+    return list(dict.fromkeys(block.text for block in request.blocks))
+
+
+def _model(base_url: str) -> str:
+    """Return the name of the server's model."""
+
+    async def ask() -> str:
+        async with EngineClient(base_url) as client:
+            return await client.model()
+
+    return asyncio.run(ask())
 
 
 async def _as_simulated(

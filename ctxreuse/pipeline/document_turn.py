@@ -141,7 +141,7 @@ class DocumentPlanner(Generic[_Item]):
             )
             for items, retrieved in zip(ranked, batch, strict=True)
         ]
-        plans = plans_together(
+        plans, _ = plans_together(
             self._planner.provisional,
             requests,
             deduplicate=False,

@@ -63,6 +63,15 @@ def _engine_of(model: object) -> Hashable:
     return str(name), addresses or f"{type(model).__module__}.{type(model).__qualname__}"
 
 
+def engine_address(model: object) -> tuple[str, str]:
+    """Return the address and key of the engine behind a framework's model; "" is unknown."""
+    client = getattr(model, "root_client", None)  # what a model of LangChain's has made of both
+    found = (getattr(one, name, None) for one in (client, model) for name in _ADDRESSES)
+    keys = (getattr(client or model, name, None) for name in ("api_key", "openai_api_key"))
+    address = next((str(one) for one in found if one), "")
+    return address, next((one for one in keys if isinstance(one, str) and one), "EMPTY")
+
+
 def _read(
     environment: Mapping[str, str],
     name: str,

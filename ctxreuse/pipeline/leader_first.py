@@ -21,6 +21,7 @@ from ctxreuse.rules.answers import kept_lengths
 
 LONGEST_WAIT_S = 3.0
 """A hosted model has mostly begun to answer by then; a longer wait costs more than a read."""
+_LONGEST_PRIME_S = 30.0
 _MOST_ROOTS = 1_000
 _MOST_LEADERS = 16
 _MOST_WRITTEN = 20_000
@@ -86,28 +87,31 @@ class PrefixUse(NamedTuple):
 
     root: Hashable  # whose system text it stands behind
     keys: tuple[BlockKey, ...]
-    lengths: tuple[int, ...]  # in blocks, ascending; 0 is the system text
+    lengths: tuple[int, ...]  # that it reads, in blocks, ascending; 0 is the system text
+    primes: tuple[int, ...] | None = None  # what it writes, where that is not all of these
 
     @classmethod
-    def of(cls, plan: Plan, waits: bool | None = None) -> PrefixUse | None:
+    def of(cls, plan: Plan, waits: bool | None = None, *, primed: bool = False) -> PrefixUse | None:
         """Return what a plan does; None for other caches, later turns, and plans made by hand."""
         cache, request, logged = plan.cache, plan.request, plan.logged
         if waits is None:
-            waits = cache.follower_hits == "first_token"
+            waits = primed or cache.follower_hits == "first_token"
         if not waits or request.history or logged is None:
             return None
+        root, keys = (request.tenant, request.system, plan.is_labelled), logged.prompt.keys
+        if primed:
+            return cls(root, keys, tuple(range(1, len(keys) + 1)), plan.primes)
         least = 0 if request.system else cache.least_tokens
-        lengths = kept_lengths(cache, plan.marks, logged.prompt.tokens, least)
-        root = request.tenant, request.system, plan.is_labelled
-        return cls(root, logged.prompt.keys, lengths)
+        return cls(root, keys, kept_lengths(cache, plan.marks, logged.prompt.tokens, least))
 
     def names(self) -> dict[int, int]:
-        """Return what stands for each prefix in this process, by its length."""
+        """Return what stands for each prefix that it writes in this process, by its length."""
         named, name = {0: hash(self.root)}, hash(self.root)
         for number, key in enumerate(self.keys, start=1):
             name = hash((name, key))
             named[number] = name
-        return {length: named[length] for length in self.lengths if length in named}
+        written = self.lengths if self.primes is None else self.primes
+        return {length: named[length] for length in written if length in named}
 
     def reads(self, leader: PrefixUse, written: Collection[int]) -> bool:
         """Return whether it reads a prefix that another one writes."""
@@ -142,7 +146,8 @@ class CallInFlight:
         self.writes = writes
         self._leader = leader
         self._began = began
-        self._until = time.monotonic() + LONGEST_WAIT_S
+        is_primed = use.primes is not None  # one of a batch may begin much later
+        self._until = math.inf if is_primed else time.monotonic() + LONGEST_WAIT_S
         self._owner: object = None
         self._followers: OrderedQueue[None, None] = OrderedQueue(places=0)
 
@@ -153,7 +158,7 @@ class CallInFlight:
 
     @property
     def _seconds_left(self) -> float:
-        return self._until - time.monotonic()
+        return min(_LONGEST_PRIME_S, self._until - time.monotonic())
 
     def begin(self) -> None:
         """Let the followers go, for it begins to be answered. May be repeated, by any thread."""
@@ -202,6 +207,16 @@ class CallInFlight:
         slot = Slot(self._followers, None)
         self._followers.line_up([slot])
         return slot
+
+
+def calls_of_batch(plans: Sequence[Plan]) -> list[CallInFlight]:
+    """Return the calls of a batch that is planned for primes, in the order of its plans."""
+    calls: list[CallInFlight] = []
+    for plan, at in zip(plans, leaders_needed(plans), strict=True):
+        use = PrefixUse((), (), (), plan.primes)
+        leader = None if at is None else calls[at]
+        calls.append(CallInFlight(use, plan.primes, leader, lambda _: None))
+    return calls
 
 
 class CallsInFlight:

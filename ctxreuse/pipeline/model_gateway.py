@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
-from ctxreuse.pipeline.leader_first import CallsInFlight
+from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
 from ctxreuse.pipeline.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
@@ -25,6 +25,16 @@ from ctxreuse.planner import ReusePlanner, Strategy
 _Piece = TypeVar("_Piece")
 
 
+class PrimeSender(Protocol):
+    """Sends primes to the engine of a wrapped model, and returns those that were answered."""
+
+    def prime(self, primes: Sequence[Any], /) -> Sequence[Any]:
+        """Send primes."""
+
+    async def aprime(self, primes: Sequence[Any], /) -> Sequence[Any]:
+        """Send primes."""
+
+
 class ModelGateway:
     """Plans prompts, reports what was not sent; an error sends them as given; thread-safe."""
 
@@ -35,11 +45,14 @@ class ModelGateway:
         window_s: float,
         component: str,
         usage_of: Callable[[Any], ReportedTokens | None],
+        primer: PrimeSender | None = None,
     ) -> None:
-        self._made_with = planner, strategy, window_s, component, usage_of
+        self._made_with = planner, strategy, window_s, component, usage_of, primer
         self._usage_of = usage_of
-        self._planner = PromptPlanner(planner, strategy, component)
-        self._note_answer = planner.report_usage
+        self._primer = primer
+        primes = primer is not None
+        self._planner = PromptPlanner(planner, strategy, component, primes=primes)
+        self._note_answer, self._note_primes = planner.report_usage, planner.report_primes
         self._fail_open = FailOpen(
             component, "prompts are sent as given", tell=planner.note_failure
         )
@@ -47,7 +60,7 @@ class ModelGateway:
         self.attempt = self._fail_open.attempt
         self.statistics = self._planner.statistics
         self._in_flight = CallsInFlight()
-        self._lets_wait = window_s > 0
+        self._lets_wait = window_s > 0 or primes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelGateway, self._made_with
@@ -90,6 +103,37 @@ class ModelGateway:
             with self._taking_back(planned):
                 await planned.in_flight.await_()
         return planned
+
+    def prime(
+        self, planned: PlannedPrompt | None, calls: Callable[[PlannedPrompt], Sequence[Any]]
+    ) -> None:
+        """Send the primes of a prompt that is about to be sent, and let its followers go on."""
+        if planned is not None and self._primer is not None:
+            primes = self._primes(planned, calls)
+            with self._taking_back(planned):
+                self._primed(planned, self._primer.prime(primes) if primes else ())
+
+    async def aprime(
+        self, planned: PlannedPrompt | None, calls: Callable[[PlannedPrompt], Sequence[Any]]
+    ) -> None:
+        """`prime`, awaited."""
+        if planned is not None and self._primer is not None:
+            primes = self._primes(planned, calls)
+            with self._taking_back(planned):
+                self._primed(planned, await self._primer.aprime(primes) if primes else ())
+
+    def _primes(
+        self, planned: PlannedPrompt, calls: Callable[[PlannedPrompt], Sequence[Any]]
+    ) -> Sequence[Any]:
+        return self.attempt(lambda: calls(planned), tuple) if planned.forks else ()
+
+    def _primed(self, planned: PlannedPrompt, answered: Sequence[Any]) -> None:
+        if planned.in_flight is not None:
+            planned.in_flight.begin()
+        if answered:
+            computed = sum(one.prefilled_tokens for one in answered)
+            plan, calls = planned.plans[0], len(answered)
+            self.attempt(lambda: self._note_primes(plan, calls, computed), lambda: None)
 
     @contextmanager
     def _taking_back(self, planned: PlannedPrompt) -> Iterator[None]:
@@ -193,18 +237,26 @@ class ModelGateway:
             lambda: self._planner.plan_open(prompts),
             lambda: as_given([one.given for one in prompts]),
         )
-        if self._lets_wait and not in_batch:
+        if in_batch and self._primer is not None:
+            planned = self.attempt(lambda: _in_batch(planned), lambda: planned)
+        elif self._lets_wait and not in_batch:
             planned = [self._entered(one) for one in planned]
         return [Scheduled(one.position, one) for one in planned]
 
     def _entered(self, planned: PlannedPrompt) -> PlannedPrompt:
         """Return a prompt that is to be sent next; those behind it may have to wait for it."""
         use = planned.use
-        if use is None:
+        if use is None or planned.in_flight is not None:
             return planned
         return self.attempt(
             lambda: replace(planned, in_flight=self._in_flight.enter(use)), lambda: planned
         )
+
+
+def _in_batch(prompts: Sequence[PlannedPrompt]) -> list[PlannedPrompt]:
+    """Return prompts of a batch that know for whose primes to wait."""
+    calls = iter(calls_of_batch([one.plans[0] for one in prompts if one.plans]))
+    return [replace(one, in_flight=next(calls)) if one.plans else one for one in prompts]
 
 
 @dataclass(slots=True)

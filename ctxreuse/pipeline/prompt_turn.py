@@ -74,6 +74,13 @@ class ScopedPrompt:
     beside: str = ""  # tools and schemas, which stand in front and have words of their own
 
 
+class PromptFork(NamedTuple):
+    """Where later prompts part from one: in which of its texts, behind how many characters."""
+
+    part: int
+    characters: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
     """A prompt with its contexts planned."""
@@ -84,6 +91,7 @@ class PlannedPrompt:
     tenant: str = ""
     parts: tuple[tuple[ContentPart, ...], ...] = ()
     named: tuple[tuple[str, ...], ...] = ()
+    forks: tuple[PromptFork, ...] = ()  # where its primes end
     use: PrefixUse | None = None
     in_flight: CallInFlight | None = field(default=None, compare=False, repr=False)
 
@@ -144,10 +152,13 @@ class PromptPlanner:
         strategy: Strategy = "reuse",
         kind: str = "PromptPlanner",
         known: KnownTexts | None = None,
+        *,
+        primes: bool = False,
     ) -> None:
         self._planner = planner
         self._strategy: Strategy = strategy
         self._kind = kind
+        self._primes = primes
         self._known = known_texts() if known is None else known
         self._records: PromptRecords = planner.prompt_records
 
@@ -209,12 +220,14 @@ class PromptPlanner:
         without = sum(one.outcome == "not_found" for one in prompts)
         if without:
             self._planner.note_without_context(without)
-        time = planning_time(self._planner)
+        options = {"primes": self._primes, **planning_time(self._planner)}
+        in_order: list[OpenPrompt] = []  # as they were first planned
         try:
             # the first context of each together; further ones stand behind what is sent before them
             while waiting := [one for one in prompts if one.contexts]:
                 requests = [self._request(one) for one in waiting]
-                plans = plans_together(self._planner, requests, self._strategy, **time)
+                plans, order = plans_together(self._planner, requests, self._strategy, **options)
+                in_order = in_order or [waiting[position] for position in order]
                 for one, plan in zip(waiting, plans, strict=True):
                     self._write(one, plan)
         except Exception:  # all of them are sent as given
@@ -227,6 +240,10 @@ class PromptPlanner:
         planned = [self._planned(position, one) for position, one in enumerate(prompts)]
         if len(planned) < 2:
             return planned
+        if self._primes:  # each one ends in the first of its group
+            places = {id(one): place for place, one in enumerate(in_order)}
+            last = len(places)
+            return sorted(planned, key=lambda one: places.get(id(prompts[one.position]), last))
         return [planned[n] for n in prefix_order(list(map(_as_shown, prompts, planned)))]
 
     def forget(self, plans: Iterable[Plan]) -> None:
@@ -339,9 +356,10 @@ class PromptPlanner:
                 first_new=_first_new(roles),
                 in_conversation=one.given.scope.conversation_id is not None,
             )
-        use = PrefixUse.of(one.plans[0]) if one.plans else None
+        forks = tuple(_forks(one)) if self._primes else ()
+        use = PrefixUse.of(one.plans[0], primed=self._primes) if one.plans else None
         return PlannedPrompt(
-            position, tuple(one.sent), tuple(one.plans), one.tenant, parts, named, use
+            position, tuple(one.sent), tuple(one.plans), one.tenant, parts, named, forks, use
         )
 
 
@@ -403,19 +421,24 @@ def plans_together(
     requests: Sequence[ContextRequest],
     strategy: Strategy = "reuse",
     **options: Any,
-) -> list[Plan]:
-    """Return plans in the order given; a tenant's only one as if alone, to show no others."""
+) -> tuple[list[Plan], list[int]]:
+    """Return plans in the order given, and the positions of a batch's in that of sending them.
+
+    A tenant's only one is planned as if alone, to show no others.
+    """
     of_tenant = Counter(request.tenant for request in requests)
     in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
     plans: dict[int, Plan] = {}
+    order: list[int] = []
     if in_batch:
         batch = [requests[n] for n in in_batch]
         planned = planner.plan_batch(batch, strategy, **options)
         plans = dict(zip(in_batch, planned.in_input_order(), strict=True))
+        order = [in_batch[position] for position in planned.order]
     return [
         plans[n] if n in plans else planner.plan(request, strategy, **options)
         for n, request in enumerate(requests)
-    ]
+    ], order
 
 
 class _Group(NamedTuple):
@@ -481,25 +504,34 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
 
 
 def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | None = None) -> Edit:
-    """Return how a text is sent, cut behind each planned block where a cache has breakpoints."""
+    """Return how a text is sent, cut behind each planned block where that can be read."""
     before = Edit(()) if earlier is None else earlier
     pieces, cuts, marks = list(before.pieces or ()), list(before.cuts), list(before.marks)
-    if 0 in plan.marks and not cuts:
+    ends = plan.marks or plan.primes
+    if 0 in ends and not cuts:
         marks.append(-1)
     number = length = 0
     for group in groups:
         own = [one for one in group.pieces if one and one != Slice(0, 0)]
         pieces += own
-        if plan.cache.marks:
+        if plan.cache.marks or ends:
             length += len(Edit(tuple(own)).applied(text, plan.templates))
             if group.is_block:
                 number += 1
-                if number in plan.marks:
+                if number in ends:
                     marks.append(len(cuts))
                 cuts.append(length)
                 length = 0
     group_names = shard_of(plan) if plan.cache.is_routed else ()
     return Edit(tuple(pieces), tuple(cuts), tuple(marks), group_names)
+
+
+def _forks(one: OpenPrompt) -> Iterator[PromptFork]:
+    """Yield where the primes of a prompt end."""
+    for number in sorted(one.changed):
+        edit = one.edits[number] or Edit()
+        for mark in edit.marks:
+            yield PromptFork(number, sum(edit.cuts[: mark + 1]))
 
 
 def _first_new(roles: Sequence[str]) -> int:

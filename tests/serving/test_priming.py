@@ -9,6 +9,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, dispatch
+from tests.support.pool_helpers import Network, planner_of, pool_on
 
 RULES = cache_profile("vllm(states=junctions, prime_tokens=60)")
 BLOCKS = {name: ContextBlock(id=name, text=f"{name} " * 80, tokens=80) for name in "abcdefgh"}
@@ -195,3 +196,17 @@ async def test_plans_without_primes_send_none_and_wrong_arguments_are_named():
         with pytest.raises(InvalidRequestError, match="a Plan"):
             await client.prime("a")
     assert engine.requests == []
+
+
+async def test_a_pool_sends_a_plans_primes_where_it_sends_the_plan():
+    _, batch = primed_batch()
+    network = Network(one=EmulatedEngine(states="junctions"))
+    async with pool_on(network) as pool:
+        for plan in batch.plans[:-1]:
+            await pool.complete(plan)
+        async with pool.stream(batch.plans[-1]) as pieces:
+            assert [piece async for piece in pieces]
+        primes, requests = split(network.engines["one"])
+        assert len(primes) == len(batch.primes) > 0
+        assert len(requests) == len(CONTEXTS)
+        assert planner_of(pool, "one").savings.reported.primes == len(primes)

@@ -40,6 +40,11 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _
             running.cancel()  # the caller may have been interrupted
 
 
+def started(work: Callable[[], Coroutine[Any, Any, _Result]]) -> Future[_Result]:
+    """Start a coroutine in the event loop that lasts."""
+    return asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
+
+
 def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iterator[_Piece]:
     """Yield what an async iterator yields; a caller that stops early cancels it."""
     pieces: SimpleQueue[list[_Piece]] = SimpleQueue()
@@ -73,9 +78,7 @@ def _starting(lasting: bool) -> Iterator[_Start]:
     finally:
         _waiting.reset(token)
     if lasting and not _LASTING.is_here():
-        yield lambda work: context.run(
-            lambda: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
-        )
+        yield lambda work: context.run(started, work)
     else:
         with importing_late:
             from anyio.from_thread import start_blocking_portal

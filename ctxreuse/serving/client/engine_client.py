@@ -250,11 +250,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         headers = _without(given["extra_headers"], REQUEST_HEADER)  # a prime has an id of its own
         fields = _without({**given["extra_body"], "tools": given.get("tools")}, *_OWN_FIELDS)
         fields["model"] = given.get("model") or await self.model()
-        calls: list[CacheUsage] = []
-        for blocks in plan.primes:
-            prime = PrimeCall(plan.messages(), plan.front(blocks), plan.cache, fields, headers)
-            usage = await self._primer.send(prime)
-            calls += [] if usage is None else [usage]
+        whole, rules = plan.messages(), plan.cache
+        fronts = [plan.front(blocks) for blocks in plan.primes]
+        primes = [PrimeCall(whole, front, rules, fields, headers) for front in fronts]
+        calls = await self._primer.send_all(primes)
         if self._planner is not None and calls:
             computed = sum(one.prefilled_tokens for one in calls)
             self._planner.report_primes(plan, len(calls), computed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -37,6 +37,32 @@ class PrimeCall(NamedTuple):
 _Way: TypeAlias = Callable[[PrimeCall], Awaitable[CacheUsage | None]]
 
 
+def prime_calls(
+    messages: Messages,
+    forks: Iterable[tuple[int, str, int]],
+    rules: CacheRules,
+    fields: Mapping[str, Any],
+    headers: Mapping[str, str],
+) -> list[PrimeCall]:
+    """Return the primes of a prompt that goes over the wire as these messages.
+
+    Args:
+        messages: The prompt, in OpenAI's form.
+        forks: Each fork's message, a text in it, and after how many of its characters the fork is.
+        rules: The engine's.
+        fields: What the call has besides messages.
+        headers: Its headers.
+    """
+    calls = []
+    for number, text, characters in forks:
+        content = messages[number].get("content")
+        if isinstance(content, str) and text in content:
+            end = content.index(text) + characters
+            front = [*messages[:number], {**messages[number], "content": content[:end]}]
+            calls.append(PrimeCall(messages, front, rules, fields, headers))
+    return calls
+
+
 class Primer:
     """Sends primes to one engine, in the way that it takes; a failed one costs itself only."""
 
@@ -47,7 +73,12 @@ class Primer:
         self._works: set[_Way] = set()
         self._has_failed = False
 
-    async def send(self, prime: PrimeCall) -> CacheUsage | None:
+    async def send_all(self, primes: Iterable[PrimeCall]) -> list[CacheUsage]:
+        """Send a prompt's primes, one after the other; return the tokens of those answered."""
+        answers = [await self._send(prime) for prime in primes]
+        return [usage for usage in answers if usage is not None]
+
+    async def _send(self, prime: PrimeCall) -> CacheUsage | None:
         """Send a prime; None if that failed, or where the fork is in the engine's first block."""
         failure: EngineError | None = None
         for way in list(self._ways):

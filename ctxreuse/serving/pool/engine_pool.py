@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -277,6 +278,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with chosen.sending(prompt, to_compute, limit_s) as sending:
+                    await self._prime(chosen, sending, session_id, params)
                     completion = await sending.in_time(
                         chosen.client().complete(
                             sending.plan,
@@ -309,6 +311,18 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         stream = PoolStream()
         stream.pieces = self._pieces(stream, prompt, replica, session_id, limit_s, params)
         return stream
+
+    async def _prime(
+        self,
+        chosen: Replica,
+        sending: InFlightRequest,
+        session_id: str | None,
+        params: dict[str, Any],
+    ) -> None:
+        """Send the primes of a plan that was given with some, where it is about to be sent."""
+        if sending.plan.primes:
+            primes = chosen.client().prime(sending.plan, session_id=session_id, **params)
+            await sending.in_time(primes)
 
     def _enter(self, replica: Replica) -> Replica:
         if replica.name in self._replicas:
@@ -351,10 +365,12 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             chosen = await self._choose(prompt, wanted, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
-                async with (
-                    chosen.sending(prompt, to_compute, limit_s) as sending,
-                    chosen.client().stream(sending.plan, session_id=session_id, **params) as pieces,
-                ):
+                async with AsyncExitStack() as within:
+                    going = chosen.sending(prompt, to_compute, limit_s)
+                    sending = await within.enter_async_context(going)
+                    await self._prime(chosen, sending, session_id, params)
+                    answer = chosen.client().stream(sending.plan, session_id=session_id, **params)
+                    pieces = await within.enter_async_context(answer)
                     while (piece := await sending.in_time(anext(pieces, None))) is not None:
                         has_begun = True
                         yield piece

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +67,11 @@ class Client(Protocol):
         self, prompt: Prompt, *, session_id: str | None = None, **params: Any
     ) -> CompletionStream:
         """Send a prompt and get the answer piece by piece."""
+
+    async def prime(
+        self, plan: Plan, *, session_id: str | None = None, **params: Any
+    ) -> Sequence[object]:
+        """Send a plan's primes; return what was answered."""
 
     def forget(self, plan: Plan) -> None:
         """Tell the planner that a plan's prompt is not in the engine's cache."""

@@ -16,7 +16,7 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
@@ -38,6 +38,8 @@ from ctxreuse.pipeline.ordered_release import (
 )
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptStatistics, ScopedPrompt
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.serving.client.own_calls import OwnCalls
+from ctxreuse.serving.client.priming import PrimeCall, prime_calls
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -52,7 +54,7 @@ from langchain_ctxreuse.messages import (
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
-_GATEWAY_FIELDS = ("planner", "window_s", "strategy")
+_GATEWAY_FIELDS = ("planner", "window_s", "strategy", "prime")
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
@@ -84,6 +86,8 @@ class ReuseChatModel(DelegatingChatModel):
         window_s: Seconds for which a call that may show a context waits for others; 0 sends at
             once.
         strategy: "reuse", "paper" or "none".
+        prime: Whether calls are sent besides, up to where later prompts will likely part from one,
+            for engines that keep states at junctions: `ReusePlanner(cache=vllm(states=...))`.
         send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
             for OpenAI-compatible models.
         send_session_id: Whether a conversation's calls get its hashed name in `extra_headers`, for
@@ -97,6 +101,7 @@ class ReuseChatModel(DelegatingChatModel):
     planner: ReusePlanner = Field(default=None, validate_default=True, repr=False, frozen=True)
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
+    prime: bool = Field(default=False, frozen=True, strict=True)
     send_cache_salt: bool = Field(default=False, strict=True)
     send_session_id: StrictBool | Literal["group"] = False
     session_header: str = Field(default=SESSION_HEADER, strict=True)
@@ -128,7 +133,8 @@ class ReuseChatModel(DelegatingChatModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, in which other values of the fields take effect."""
         copy = super().model_copy(update=update, deep=deep)
-        if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
+        fields = (*_GATEWAY_FIELDS, "inner") if copy.prime else _GATEWAY_FIELDS
+        if update and not update.keys().isdisjoint(fields):
             copy._build()
         if copy.find_retrieved:
             follow_runs()
@@ -142,6 +148,7 @@ class ReuseChatModel(DelegatingChatModel):
             checked_window(self.window_s),
             type(self).__name__,
             reported_usage,
+            OwnCalls.beside(self.inner, self.planner.cache) if self.prime else None,
         )
 
     @property
@@ -385,7 +392,10 @@ class ReuseChatModel(DelegatingChatModel):
         planned = self._batch.take(texts) if self._batch and texts else None
         if prompt is not None:
             planned = self._gateway.plan(planned or prompt)
-        return self._with_plan(messages, arguments, texts, planned)
+        outgoing = self._with_plan(messages, arguments, texts, planned)
+        if self.prime and texts is not None:
+            self._gateway.prime(planned, partial(self._primes, outgoing, texts))
+        return outgoing
 
     async def _aoutgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
@@ -396,7 +406,30 @@ class ReuseChatModel(DelegatingChatModel):
         planned = self._batch.take(texts) if self._batch and texts else None
         if prompt is not None:
             planned = await self._gateway.aplan(planned or prompt)
-        return self._with_plan(messages, arguments, texts, planned)
+        outgoing = self._with_plan(messages, arguments, texts, planned)
+        if self.prime and texts is not None:
+            await self._gateway.aprime(planned, partial(self._primes, outgoing, texts))
+        return outgoing
+
+    def _primes(
+        self, outgoing: _Outgoing, texts: PromptTexts, planned: PlannedPrompt
+    ) -> list[PrimeCall]:
+        """Return the primes of a prompt as it goes over the wire."""
+        _, sent, arguments = outgoing
+        at_model = {name: getattr(self.inner, name, None) for name in ("extra_body", "tools")}
+        given = {name: arguments.get(name) or one for name, one in at_model.items()}
+        model = arguments.get("model") or getattr(self.inner, "model_name", None)
+        fields = {"model": model, **(given["extra_body"] or {})}
+        fields |= {"tools": given["tools"]} if given["tools"] else {}
+        positions = [texts.positions[fork.part] for fork in planned.forks]
+        forks = [
+            (position.message, planned.texts[fork.part], fork.characters)
+            for fork, position in zip(planned.forks, positions, strict=True)
+            if position is not None
+        ]
+        headers = arguments.get("extra_headers") or {}
+        messages: Any = convert_to_openai_messages(sent)
+        return prime_calls(messages, forks, self.planner.cache, fields, headers)
 
     def _with_plan(
         self,

@@ -47,6 +47,8 @@ from ctxreuse.pipeline.prompt_turn import (
     ScopedPrompt,
 )
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.serving.client.own_calls import OwnCalls
+from ctxreuse.serving.client.priming import PrimeCall, prime_calls
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
@@ -55,6 +57,7 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     messages_with,
     prompt_parts,
     said_beside,
+    text_positions,
 )
 from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, root_of_call
 
@@ -70,6 +73,7 @@ class _ModelCall(Generic[_Answer_co]):
 
     prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
+    primes: Callable[[PlannedPrompt], list[PrimeCall]] = lambda _: []
 
 
 class ReuseLLM(DelegatingLLM):
@@ -91,6 +95,9 @@ class ReuseLLM(DelegatingLLM):
         window_s: Seconds for which a call that may show a context waits for others; 0 sends at
             once. A synchronous call on a running event loop never waits.
         strategy: "reuse", "paper" or "none".
+        prime: Whether calls are sent besides, up to where later prompts will likely part from one,
+            for engines that keep states at junctions: `ReusePlanner(cache=vllm(states=...))`. For
+            chat models that speak OpenAI's protocol.
         send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, for
             models that take `extra_body`.
         send_session_id: Whether each call carries its conversation, hashed, for routers; "group"
@@ -110,6 +117,7 @@ class ReuseLLM(DelegatingLLM):
     )
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
+    prime: bool = Field(default=False, frozen=True, strict=True)
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
     send_session_id: StrictBool | Literal["group"] = Field(default=False, frozen=True)
     session_header: str = Field(default=SESSION_HEADER, frozen=True, strict=True)
@@ -158,6 +166,7 @@ class ReuseLLM(DelegatingLLM):
             checked_window(self.window_s),
             type(self).__name__,
             reported_usage,
+            OwnCalls.beside(self.inner, self.planner.cache) if self.prime else None,
         )
         if self.find_retrieved:
             follow_runs()
@@ -349,7 +358,8 @@ class ReuseLLM(DelegatingLLM):
             return method(sent, **options)
 
         parts = self._gateway.attempt(lambda: prompt_parts(given), lambda: ())
-        return _ModelCall(self._prompt(parts, arguments), send)
+        primes = partial(self._primes, given, arguments)
+        return _ModelCall(self._prompt(parts, arguments), send, primes)
 
     def _completion(
         self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
@@ -359,7 +369,8 @@ class ReuseLLM(DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             return method(planned.texts[0], **self._options(arguments, planned, scope))
 
-        return _ModelCall(self._prompt((PromptPart("user", text),), arguments), send)
+        primes = partial(self._primes, [ChatMessage(text)], arguments)
+        return _ModelCall(self._prompt((PromptPart("user", text),), arguments), send, primes)
 
     def _structured(
         self,
@@ -384,6 +395,29 @@ class ReuseLLM(DelegatingLLM):
             return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
 
         return _ModelCall(prompt, send)
+
+    def _primes(
+        self, given: list[ChatMessage], arguments: Mapping[str, Any], planned: PlannedPrompt
+    ) -> list[PrimeCall]:
+        """Return the primes of a chat as it goes over the wire."""
+        from llama_index.llms.openai.utils import to_openai_message_dicts
+
+        if not self.inner.metadata.is_chat_model:
+            return []
+        model = self.inner.metadata.model_name
+        options = self._options(dict(arguments), planned, current_scope())
+        sent = {**(getattr(self._model, "additional_kwargs", None) or {}), **options}
+        fields = {"model": model, **(sent.get("extra_body") or {})}
+        fields |= {"tools": sent["tools"]} if sent.get("tools") else {}
+        positions = text_positions(given)
+        forks = [
+            (position[0], planned.texts[fork.part], fork.characters)
+            for fork in planned.forks
+            if (position := positions[fork.part]) is not None
+        ]
+        messages: Any = to_openai_message_dicts(messages_with(given, planned.texts), model=model)
+        headers = sent.get("extra_headers") or {}
+        return prime_calls(messages, forks, self.planner.cache, fields, headers)
 
     def _prompt(self, parts: tuple[PromptPart, ...], arguments: Mapping[str, Any]) -> ScopedPrompt:
         attempt, scope = self._gateway.attempt, current_scope()
@@ -413,24 +447,36 @@ class ReuseLLM(DelegatingLLM):
         sent = {name: {**added.get(name, {}), **one} for name, one in own.items()}
         return {**given, **{name: one for name, one in sent.items() if one}}
 
-    def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
+    def _planned(self, call: _ModelCall[Any]) -> PlannedPrompt:
         planned = self._gateway.plan(call.prompt)
+        self._gateway.prime(planned, call.primes)
+        return planned
+
+    async def _aplanned(
+        self, call: _ModelCall[Any], planned: PlannedPrompt | None = None
+    ) -> PlannedPrompt:
+        released = await self._gateway.aplan(planned or call.prompt)
+        await self._gateway.aprime(released, call.primes)
+        return released
+
+    def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
+        planned = self._planned(call)
         with self._gateway.calling(planned) as read:
             return read(call.send(planned))
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
-        planned = await self._gateway.aplan(call.prompt)
+        planned = await self._aplanned(call)
         with self._gateway.calling(planned) as read:
             return read(await call.send(planned))
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
-        planned = self._gateway.plan(call.prompt)
+        planned = self._planned(call)
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
-        planned = await self._gateway.aplan(call.prompt)
+        planned = await self._aplanned(call)
         steps = self._gateway.astream(planned, lambda: call.send(planned))
         async with aclosing(steps):
             async for step in steps:
@@ -451,7 +497,7 @@ class ReuseLLM(DelegatingLLM):
         answers: dict[int, Any] = {}
 
         async def ask(position: int) -> None:
-            one = await self._gateway.aplan(waiting.pop(position))
+            one = await self._aplanned(calls[position], waiting.pop(position))
             try:
                 with self._gateway.calling(one) as read:
                     answers[position] = read(await calls[position].send(one))

@@ -1,0 +1,106 @@
+"""Primes beside a wrapped model: calls of its own, up to where the prompts of a batch part."""
+
+import asyncio
+
+import pytest
+from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.openai_like import OpenAILike
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from llamaindex_ctxreuse import ReuseLLM, format_context
+from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
+
+RULES = "vllm(states=junctions, prime_tokens=60)"
+CONTEXTS = ("abcd", "abce", "abcf", "dg", "dh", "abdg")
+NODES = {
+    name: NodeWithScore(node=TextNode(text=f"{name} " * 80, id_=name), score=1.0)
+    for name in "abcdefgh"
+}
+
+
+def prompts():
+    return [
+        f"{format_context([NODES[name] for name in context])}\n\nWhich, {context}?"
+        for context in CONTEXTS
+    ]
+
+
+def wrapped(**fields):
+    model = OpenAILike(
+        model="emulated",
+        api_base=URL,
+        api_key="secret",
+        is_chat_model=True,
+        context_window=100_000,
+        max_retries=0,
+        additional_kwargs={"extra_body": {"cache_salt": "salt"}},
+    )
+    return ReuseLLM(inner=model, planner=ReusePlanner(cache=RULES), **{"prime": True, **fields})
+
+
+def split(engine):
+    """The bodies of the primes, and of the requests."""
+    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
+    pairs = list(zip(engine.requests, is_prime, strict=True))
+    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
+
+
+def chats(model):
+    return model.chat_batch(
+        [[ChatMessage("Answer.", role="system"), ChatMessage(one)] for one in prompts()]
+    )
+
+
+@pytest.mark.parametrize("ask", [chats, lambda model: model.complete_batch(prompts())])
+def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on(served, ask):  # noqa: F811
+    ratios = {}
+    for prime in (False, True):
+        engine, model = served(states="junctions"), wrapped(prime=prime)
+        assert len(ask(model)) == len(CONTEXTS)
+        primes, requests = split(engine)
+        assert len(requests) == len(CONTEXTS)
+        reported = model.planner.savings.reported
+        assert reported.primes == len(primes)
+        assert bool(primes) is prime
+        assert {body["cache_salt"] for body in engine.requests} == {"salt"}
+        ratios[prime] = reported.hit_ratio
+        whole = [engine._prompt(body) for body in requests]
+        for body in primes:
+            length = len(body["prompt"]) - 1  # its last token leaves the state before it
+            assert length % 16 == 0
+            assert sum(one[:length] == body["prompt"][:length] for one in whole) > 1
+    assert ratios[True] > ratios[False] + 0.1
+
+
+@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F811
+    engine, model = served(states="junctions"), wrapped(window_s=0)
+
+    async def ask(prompt):
+        answer = await getattr(model, way)([ChatMessage(prompt)])
+        return [piece async for piece in answer] if way.startswith("astream") else answer
+
+    for _ in range(3):
+        for prompt in prompts():
+            if way.startswith("a"):
+                asyncio.run(ask(prompt))
+            else:
+                answer = getattr(model, way)([ChatMessage(prompt)])
+                assert answer if way == "chat" else list(answer)
+    primes, requests = split(engine)
+    assert 0 < len(primes) <= 0.75 * len(requests) == 0.75 * 3 * len(CONTEXTS)
+    assert model.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"planner": ReusePlanner()}, "prime=True is for engines that keep states at junctions"),
+        ({"inner": MockLLM()}, "wrap one with an address"),
+    ],
+)
+def test_a_model_that_cannot_be_primed_is_refused_when_it_is_made(fields, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        wrapped().model_copy(update=fields)
