@@ -100,10 +100,24 @@ def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
     """Estimate where each block of a plan ends, in tokens, rather too late than too early."""
     messages = plan.messages()
     before = sum(len(text) for message in messages[:-1] for text in message_texts(message))
-    characters = before + len(plan.content)
+    ends = [before + end for end in character_ends(plan)]
+    return _in_tokens(ends, before + len(plan.content), prompt_tokens)
+
+
+def ends_in_texts(blocks: Sequence[str], texts: Sequence[str], prompt_tokens: int) -> list[int]:
+    """Estimate where blocks end that stand in a prompt's texts in this order, as above."""
+    whole, ends = "".join(texts), [0]
+    for block in blocks:
+        at = whole.find(block, ends[-1])
+        ends.append(ends[-1] if at < 0 else at + len(block))
+    return _in_tokens(ends[1:], max(1, len(whole)), prompt_tokens)
+
+
+def _in_tokens(ends: Sequence[int], characters: int, prompt_tokens: int) -> list[int]:
+    """Return ends in tokens, as if all characters took equally many, behind a template's."""
     template = min(prompt_tokens, _TEMPLATE_TOKENS)
     shown = prompt_tokens - template
-    return [template - (-shown * (before + end) // characters) for end in character_ends(plan)]
+    return [template - (-shown * end // characters) for end in ends]
 
 
 def character_ends(plan: Plan) -> list[int]:

@@ -18,21 +18,25 @@ from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPlanner,
     ScopedPrompt,
+    Wire,
     as_given,
 )
-from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planner import PromptFollower, ReusePlanner, Strategy
 
 _Piece = TypeVar("_Piece")
 
 
-class PrimeSender(Protocol):
-    """Sends primes to the engine of a wrapped model, and returns those that were answered."""
+class EngineBeside(Protocol):
+    """The engine of a wrapped model, for the calls of the wrapper's own; none of them raises."""
 
-    def prime(self, primes: Sequence[Any], /) -> Sequence[Any]:
-        """Send primes."""
+    def prime(self, planned: PlannedPrompt, wire: Wire, /) -> Sequence[Any]:
+        """Send a prompt's primes; return what was answered."""
 
-    async def aprime(self, primes: Sequence[Any], /) -> Sequence[Any]:
-        """Send primes."""
+    async def aprime(self, planned: PlannedPrompt, wire: Wire, /) -> Sequence[Any]:
+        """Send a prompt's primes; return what was answered."""
+
+    def follow(self, planned: PlannedPrompt, follower: PromptFollower, /) -> None:
+        """Find out in the background which tokens a prompt had, and tell a follower."""
 
 
 class ModelGateway:
@@ -45,14 +49,13 @@ class ModelGateway:
         window_s: float,
         component: str,
         usage_of: Callable[[Any], ReportedTokens | None],
-        primer: PrimeSender | None = None,
+        beside: EngineBeside | None = None,
+        primes: bool = False,
     ) -> None:
-        self._made_with = planner, strategy, window_s, component, usage_of, primer
+        self._made_with = planner, strategy, window_s, component, usage_of, beside, primes
         self._usage_of = usage_of
-        self._primer = primer
-        primes = primer is not None
+        self._reuse, self._beside, self._primes = planner, beside, primes
         self._planner = PromptPlanner(planner, strategy, component, primes=primes)
-        self._note_answer, self._note_primes = planner.report_usage, planner.report_primes
         self._fail_open = FailOpen(
             component, "prompts are sent as given", tell=planner.note_failure
         )
@@ -104,36 +107,33 @@ class ModelGateway:
                 await planned.in_flight.await_()
         return planned
 
-    def prime(
-        self, planned: PlannedPrompt | None, calls: Callable[[PlannedPrompt], Sequence[Any]]
-    ) -> None:
-        """Send the primes of a prompt that is about to be sent, and let its followers go on."""
-        if planned is not None and self._primer is not None:
-            primes = self._primes(planned, calls)
-            with self._taking_back(planned):
-                self._primed(planned, self._primer.prime(primes) if primes else ())
+    def sending(self, planned: PlannedPrompt, wire: Wire | None) -> PlannedPrompt:
+        """Send the primes of a prompt that is about to be sent; its followers go on.
 
-    async def aprime(
-        self, planned: PlannedPrompt | None, calls: Callable[[PlannedPrompt], Sequence[Any]]
-    ) -> None:
-        """`prime`, awaited."""
-        if planned is not None and self._primer is not None:
-            primes = self._primes(planned, calls)
-            with self._taking_back(planned):
-                self._primed(planned, await self._primer.aprime(primes) if primes else ())
+        `wire` says how it goes over the wire; None is unknown.
+        """
+        if self._beside is None or wire is None:
+            return planned
+        with self._taking_back(planned):
+            primes = self._beside.prime(planned, wire) if planned.forks else ()
+        return self._primed(planned, wire, primes)
 
-    def _primes(
-        self, planned: PlannedPrompt, calls: Callable[[PlannedPrompt], Sequence[Any]]
-    ) -> Sequence[Any]:
-        return self.attempt(lambda: calls(planned), tuple) if planned.forks else ()
+    async def asending(self, planned: PlannedPrompt, wire: Wire | None) -> PlannedPrompt:
+        """`sending`, awaited."""
+        if self._beside is None or wire is None:
+            return planned
+        with self._taking_back(planned):
+            primes = await self._beside.aprime(planned, wire) if planned.forks else ()
+        return self._primed(planned, wire, primes)
 
-    def _primed(self, planned: PlannedPrompt, answered: Sequence[Any]) -> None:
-        if planned.in_flight is not None:
+    def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
+        if planned.in_flight is not None and self._primes:
             planned.in_flight.begin()
-        if answered:
-            computed = sum(one.prefilled_tokens for one in answered)
-            plan, calls = planned.plans[0], len(answered)
-            self.attempt(lambda: self._note_primes(plan, calls, computed), lambda: None)
+        if primes:
+            computed = sum(one.prefilled_tokens for one in primes)
+            plan, note = planned.plans[0], self._reuse.report_primes
+            self.attempt(lambda: note(plan, len(primes), computed), lambda: None)
+        return replace(planned, wire=wire)
 
     @contextmanager
     def _taking_back(self, planned: PlannedPrompt) -> Iterator[None]:
@@ -187,7 +187,7 @@ class ModelGateway:
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
         self.attempt(
-            lambda: self._note_answer(
+            lambda: self._reuse.report_usage(
                 planned.plans,
                 usage.prompt_tokens,
                 usage.cached_tokens,
@@ -198,6 +198,9 @@ class ModelGateway:
             ),
             lambda: None,
         )
+        follower = self._reuse.prompt_follower
+        if follower is not None and self._beside is not None and planned.wire is not None:
+            self._beside.follow(planned, follower)
 
     def stream(
         self, planned: PlannedPrompt | None, start: Callable[[], Iterator[_Piece]]
@@ -237,7 +240,7 @@ class ModelGateway:
             lambda: self._planner.plan_open(prompts),
             lambda: as_given([one.given for one in prompts]),
         )
-        if in_batch and self._primer is not None:
+        if in_batch and self._primes:
             planned = self.attempt(lambda: _in_batch(planned), lambda: planned)
         elif self._lets_wait and not in_batch:
             planned = [self._entered(one) for one in planned]

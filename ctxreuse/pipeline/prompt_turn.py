@@ -7,10 +7,10 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import (
     BlockKey,
@@ -81,6 +81,18 @@ class PromptFork(NamedTuple):
     characters: int
 
 
+class WirePrompt(NamedTuple):
+    """A prompt as it goes over the wire, in OpenAI's form."""
+
+    messages: Sequence[Mapping[str, Any]]
+    places: Sequence[int | None]  # in which message each of its texts stands
+    fields: Mapping[str, Any]  # what its call has besides messages: model, tools, salt
+    headers: Mapping[str, str]
+
+
+Wire: TypeAlias = Callable[["PlannedPrompt"], WirePrompt]
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
     """A prompt with its contexts planned."""
@@ -94,6 +106,7 @@ class PlannedPrompt:
     forks: tuple[PromptFork, ...] = ()  # where its primes end
     use: PrefixUse | None = None
     in_flight: CallInFlight | None = field(default=None, compare=False, repr=False)
+    wire: Wire | None = field(default=None, compare=False, repr=False)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:

@@ -430,6 +430,23 @@ def test_only_so_many_requests_are_followed_and_the_others_leave_the_index(publi
     )
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_sync_that_follows_nothing_says_so_once(publisher, caplog, is_known):
+    app = Application(publisher, blocks=60)
+    with following(app.planner, publisher) as sync:
+        app.engine.serve(range(40))
+        publisher.publish([*app.engine.take_events(), CLEARED])
+        caught_up(sync, publisher)
+        assert not caplog.messages  # what others sent is no request of the planner's
+        app.send("abc", sync if is_known else None)
+        for number in range(2):
+            app.engine.serve(range(1_000 * number, 1_000 * number + 200))
+            publisher.publish(app.engine.take_events())
+            caught_up(sync, publisher)
+    told = [one for one in caplog.messages if "follows none of the planner's requests" in one]
+    assert len(told) == (not is_known)
+
+
 def test_a_request_without_blocks_of_its_own_is_not_followed(publisher):
     app = Application(publisher)
     with following(app.planner, publisher) as sync:

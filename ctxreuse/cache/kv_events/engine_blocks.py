@@ -317,6 +317,11 @@ class HeldRequests:
         return len(self._new)
 
     @property
+    def are_expected(self) -> bool:
+        """Whether the planner expects any request in the cache, followed or not."""
+        return self._planner.statistics().nodes > 0
+
+    @property
     def followed(self) -> int:
         """How many requests are followed."""
         return len(self._held)

@@ -11,7 +11,12 @@ from enum import Enum, auto
 from threading import Condition, Thread
 
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests
-from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
+from ctxreuse.cache.kv_events.event_stream import (
+    BlocksStored,
+    EventSockets,
+    Received,
+    decode_batch,
+)
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
 
@@ -25,6 +30,13 @@ _MOST_ASKED_A_SECOND = 10
 _LEAST_BACKOFF_S = 1.0
 _LONGEST_BACKOFF_S = 60.0
 _LEAST_CONNECTED_S = 1.0
+_IDLE_EVENTS = 100
+_FOLLOWS_NONE = (
+    "KVEventSync has seen %d cache events and follows none of the planner's requests, so its index "
+    "does not know what the engine has dropped: wrap the model with this planner= "
+    "(ReuseChatModel, ReuseLLM; their engine needs /tokenize), give the sync to "
+    "EngineClient(events=...), or tell it yourself with record(plan, token_ids)"
+)
 
 
 class Arrival(Enum):
@@ -125,6 +137,7 @@ class EventListener:
         self._is_connected = True
         self._connects_at = -math.inf  # not before; a sender may end each connection at once
         self._is_wanted = True
+        self._follows = self._has_removed = False  # so far
         self._quiet_turns = 0
         self._turned = Condition()
         self._thread = Thread(target=self._run, name="ctxreuse-kv-events", daemon=True)
@@ -199,6 +212,9 @@ class EventListener:
         self._counts["skipped"] += self._sockets.take_skipped()
         for prompt in self._recorded.take():
             self.requests.add(prompt)
+            self._follows = True
+        if not self._follows and batches != self._counts["batches"]:
+            self._tell_if_idle()
         if self._sockets.is_replaying:  # a prompt's events may come yet
             return False
         self.requests.settle(self._clock())
@@ -299,9 +315,17 @@ class EventListener:
             if not self._is_wanted:
                 return
             used += self.requests.apply(event)
+            self._has_removed |= not isinstance(event, BlocksStored)
         self._counts["batches"] += 1
         self._counts["events"] += used
         self._counts["skipped"] += batch.skipped + len(batch.events) - used
+
+    def _tell_if_idle(self) -> None:
+        """Say once that a planner's requests are not followed."""
+        events = self._counts["events"]
+        if (self._has_removed or events >= _IDLE_EVENTS) and self.requests.are_expected:
+            self._follows = True
+            _log.warning(_FOLLOWS_NONE, events)
 
     def _note_restart(self, what: str) -> None:
         self._counts["restarts"] += 1

@@ -176,6 +176,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         before, self._listener = self._listener, self._new_listener()
         self._listener.start()
         self._is_following = True
+        self._planner.prompt_follower = self  # wrapped models with this planner tell it
         if before.sequence.applied is not None:  # what was missed since is unknown
             self._listener.lose()
 
@@ -183,6 +184,8 @@ class KVEventSync(FixedSettings, OnePerProcess):
         """Stop following, within a second; the index stays as it is."""
         if self._is_following:
             self._is_following = False
+            if self._planner.prompt_follower is self:
+                self._planner.prompt_follower = None
             self._listener.stop()
 
     def __enter__(self) -> KVEventSync:

@@ -140,6 +140,16 @@ class EngineConnection:
         except BrokenReplyError:
             return None
 
+    async def token_ids(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> list[int]:
+        """Return the tokens of a prompt as the engine sees it (vLLM's `/tokenize`)."""
+        reply = await self.ask_json("POST", "/tokenize", body, headers)
+        ids = field_of(reply, "tokens")
+        if not isinstance(ids, list) or any(reported_count(one) is None for one in ids):
+            raise EngineError(f"the engine at {self.host} returned no tokens", 404)
+        return ids
+
     async def completion(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
         """Yield the reply to one attempt at a chat completion, as it comes."""
         create = self.openai.chat.completions.with_streaming_response.create

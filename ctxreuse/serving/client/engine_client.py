@@ -17,12 +17,11 @@ from ctxreuse.context.checks import (
     checked_choice,
     checked_header,
     checked_kind,
-    reported_count,
 )
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
     REQUEST_HEADER,
     SESSION_HEADER,
@@ -46,7 +45,7 @@ from ctxreuse.serving.client.connection import (
     status_of,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
-from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
+from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -286,10 +285,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             EngineError: the engine has no such route.
         """
         body = {"model": await self.model(), "messages": messages_of(prompt)}
-        tokens = field_of(await self._connection.ask_json("POST", "/tokenize", body), "tokens")
-        if not isinstance(tokens, list) or any(reported_count(one) is None for one in tokens):
-            raise EngineError(f"the engine at {self._connection.host} returned no tokens")
-        return tuple(tokens)
+        return tuple(await self._connection.token_ids(body))
 
     def forget(self, plan: Plan) -> None:
         """Tell the planner that a plan's prompt is not in the engine's cache."""

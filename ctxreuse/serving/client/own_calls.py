@@ -3,70 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ctxreuse.cache.prompt_ends import ends_in_texts
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.environment import engine_address
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire, WirePrompt
+from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.connection import EngineConnection
 from ctxreuse.serving.client.priming import PrimeCall, Primer
 
+_log = logging.getLogger("ctxreuse")
 _TIMEOUT_S = 60.0
 _MOST_BYTES = 2**26
+_MOST_ASKED = 1_000
+_NO_IDS = (
+    "KVEventSync follows none of the requests of this model, because %s: tell it yourself with "
+    "KVEventSync.record(plan, token_ids)"
+)
 
 
 class OwnCalls:
-    """Sends primes to one engine, outside of callbacks and response caches; faults cost themselves.
+    """Asks one engine, outside of callbacks and response caches; a fault costs only itself.
 
     Args:
         address: The engine's.
         key: Its key.
+        rules: Those of its cache.
     """
 
-    def __init__(self, address: str, key: str) -> None:
-        self._made_with = address, key
-        self._fail_open = FailOpen("primes", "prompts are sent without them", work="sending")
-        connection = EngineConnection(address, key, None, 0, 0.5, _TIMEOUT_S, _MOST_BYTES)
-        self._primer = Primer(connection)
+    def __init__(self, address: str, key: str, rules: CacheRules) -> None:
+        self._made_with = address, key, rules
+        self._rules = rules
+        self._fail_open = FailOpen("calls beside a model", "the model is called all the same")
+        self._primer: Primer | None = None
+        self._asked: set[Any] = set()
+        self._tells_ids = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnCalls, self._made_with
 
     @classmethod
-    def beside(cls, model: object, rules: CacheRules) -> OwnCalls:
-        """Return what sends primes to the engine of a framework's model.
+    def beside(cls, model: object, rules: CacheRules, *, primes: bool) -> OwnCalls | None:
+        """Return what asks the engine of a framework's model; None if it names none.
 
         Raises:
-            InvalidRequestError: the model has no address, or the rules take no primes.
+            InvalidRequestError: there shall be primes, and the rules or the model take none.
         """
-        if not rules.takes_primes:
+        if primes and not rules.takes_primes:
             raise InvalidRequestError(
                 f"prime=True is for engines that keep states at junctions, and {rules.name!r} is "
                 'none; pass planner=ReusePlanner(cache=vllm(states="junctions", block_tokens=...))'
             )
         address, key = engine_address(model)
-        if not address:
+        if primes and not address:
             raise InvalidRequestError(
                 f"prime=True sends calls of its own, and {describe(model)} names no engine; wrap "
                 "one with an address, such as ChatOpenAI(base_url=...) or OpenAILike(api_base=...)"
             )
-        return cls(address, key)
+        return cls(address, key, rules) if address else None
 
-    def prime(self, primes: Sequence[PrimeCall]) -> list[CacheUsage]:
+    def prime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
         """Send a prompt's primes; return the tokens of those that were answered."""
-        return sync_bridge.run(lambda: self._prime(primes), lasting=True)
+        return sync_bridge.run(lambda: self._prime(planned, wire), lasting=True)
 
-    async def aprime(self, primes: Sequence[PrimeCall]) -> list[CacheUsage]:
+    async def aprime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
         """`prime`, awaited in any event loop."""
-        return await asyncio.wrap_future(sync_bridge.started(lambda: self._prime(primes)))
+        return await asyncio.wrap_future(sync_bridge.started(lambda: self._prime(planned, wire)))
 
-    async def _prime(self, primes: Sequence[PrimeCall]) -> list[CacheUsage]:
+    async def _prime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
         try:
-            return await self._primer.send_all(primes)
+            return await self._connected().send_all(self._primes(planned, wire(planned)))
         except Exception as error:
             self._fail_open.note(error)
-            return []
+            return ()
+
+    def _connected(self) -> Primer:
+        if self._primer is None:
+            address, key, _ = self._made_with
+            connection = EngineConnection(address, key, None, 0, 0.5, _TIMEOUT_S, _MOST_BYTES)
+            self._primer = Primer(connection)
+        return self._primer
+
+    def _primes(self, planned: PlannedPrompt, sent: WirePrompt) -> list[PrimeCall]:
+        calls, messages = list[PrimeCall](), sent.messages
+        for fork in planned.forks:
+            place, text = sent.places[fork.part], planned.texts[fork.part]
+            content = None if place is None else messages[place].get("content")
+            if place is not None and isinstance(content, str) and text in content:
+                begun = content[: content.index(text) + fork.characters]
+                front = [*messages[:place], {**messages[place], "content": begun}]
+                calls.append(PrimeCall(messages, front, self._rules, sent.fields, sent.headers))
+        return calls
+
+    def follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+        """Find out in the background which tokens a prompt had, and tell a follower."""
+        if self._tells_ids and len(self._asked) < _MOST_ASKED:
+            asked = sync_bridge.started(lambda: self._follow(planned, follower))
+            self._asked.add(asked)
+            asked.add_done_callback(self._asked.discard)
+
+    async def _follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+        try:
+            assert planned.wire is not None
+            sent = planned.wire(planned)
+            asked = {name: one for name, one in sent.fields.items() if name != "cache_salt"}
+            body = {**asked, "messages": [*sent.messages]}
+            ids = await self._connected().connection.token_ids(body, sent.headers)
+            for plan in planned.plans:
+                texts = [block.text for block in plan.blocks]
+                ends = ends_in_texts(texts, planned.texts, len(ids))
+                salt = sent.fields.get("cache_salt")
+                follower.record(plan, ids, ends, cache_salt=salt)
+        except EngineError as error:
+            if self._tells_ids:
+                self._tells_ids = False
+                _log.warning(_NO_IDS, error)
+        except Exception as error:
+            self._fail_open.note(error)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from ctxreuse.cache.simulator import CacheUsage
-from ctxreuse.context.checks import reported_count
 from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.errors import EngineError
 from ctxreuse.rules.cache_rules import CacheRules
@@ -37,37 +36,11 @@ class PrimeCall(NamedTuple):
 _Way: TypeAlias = Callable[[PrimeCall], Awaitable[CacheUsage | None]]
 
 
-def prime_calls(
-    messages: Messages,
-    forks: Iterable[tuple[int, str, int]],
-    rules: CacheRules,
-    fields: Mapping[str, Any],
-    headers: Mapping[str, str],
-) -> list[PrimeCall]:
-    """Return the primes of a prompt that goes over the wire as these messages.
-
-    Args:
-        messages: The prompt, in OpenAI's form.
-        forks: Each fork's message, a text in it, and after how many of its characters the fork is.
-        rules: The engine's.
-        fields: What the call has besides messages.
-        headers: Its headers.
-    """
-    calls = []
-    for number, text, characters in forks:
-        content = messages[number].get("content")
-        if isinstance(content, str) and text in content:
-            end = content.index(text) + characters
-            front = [*messages[:number], {**messages[number], "content": content[:end]}]
-            calls.append(PrimeCall(messages, front, rules, fields, headers))
-    return calls
-
-
 class Primer:
     """Sends primes to one engine, in the way that it takes; a failed one costs itself only."""
 
     def __init__(self, connection: EngineConnection) -> None:
-        self._connection = connection
+        self.connection = connection
         # token ids are exact; a chat call whose last message stays open nearly is
         self._ways: list[_Way] = [self._by_ids, self._by_chat]
         self._works: set[_Way] = set()
@@ -119,11 +92,7 @@ class Primer:
     async def _ids(self, prime: PrimeCall, messages: Messages, **more: bool) -> list[int]:
         asked = {name: one for name, one in prime.fields.items() if name != "cache_salt"}
         body = {**asked, **more, "messages": [*messages]}
-        reply = await self._connection.ask_json("POST", "/tokenize", body, prime.headers)
-        ids = field_of(reply, "tokens")
-        if not isinstance(ids, list) or any(reported_count(one) is None for one in ids):
-            raise EngineError(f"the engine at {self._connection.host} returned no tokens", 404)
-        return ids
+        return await self.connection.token_ids(body, prime.headers)
 
     async def _by_chat(self, prime: PrimeCall) -> CacheUsage | None:
         body = {**prime.fields, **_OPEN, "messages": [*prime.front]}
@@ -131,7 +100,7 @@ class Primer:
 
     async def _call(self, prime: PrimeCall, route: str, body: dict[str, Any]) -> CacheUsage:
         own = {"max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
-        reply = await self._connection.ask_json("POST", route, {**body, **own}, prime.headers)
+        reply = await self.connection.ask_json("POST", route, {**body, **own}, prime.headers)
         usage = usage_of(field_of(reply, "usage"))
         tokens = 0 if usage is None else usage.prompt_tokens or 0
         return CacheUsage(tokens, 0 if usage is None else usage.cached_tokens or 0)

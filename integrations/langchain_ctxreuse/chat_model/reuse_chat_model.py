@@ -36,10 +36,14 @@ from ctxreuse.pipeline.ordered_release import (
     checked_window,
     planned_aside,
 )
-from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptStatistics, ScopedPrompt
+from ctxreuse.pipeline.prompt_turn import (
+    PlannedPrompt,
+    PromptStatistics,
+    ScopedPrompt,
+    WirePrompt,
+)
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.serving.client.own_calls import OwnCalls
-from ctxreuse.serving.client.priming import PrimeCall, prime_calls
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -148,7 +152,8 @@ class ReuseChatModel(DelegatingChatModel):
             checked_window(self.window_s),
             type(self).__name__,
             reported_usage,
-            OwnCalls.beside(self.inner, self.planner.cache) if self.prime else None,
+            OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
+            self.prime,
         )
 
     @property
@@ -393,9 +398,10 @@ class ReuseChatModel(DelegatingChatModel):
         if prompt is not None:
             planned = self._gateway.plan(planned or prompt)
         outgoing = self._with_plan(messages, arguments, texts, planned)
-        if self.prime and texts is not None:
-            self._gateway.prime(planned, partial(self._primes, outgoing, texts))
-        return outgoing
+        if planned is None or (self.planner.prompt_follower is None and not self.prime):
+            return outgoing
+        wire = partial(self._on_the_wire, outgoing, texts)
+        return (self._gateway.sending(planned, wire), *outgoing[1:])
 
     async def _aoutgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
@@ -407,29 +413,25 @@ class ReuseChatModel(DelegatingChatModel):
         if prompt is not None:
             planned = await self._gateway.aplan(planned or prompt)
         outgoing = self._with_plan(messages, arguments, texts, planned)
-        if self.prime and texts is not None:
-            await self._gateway.aprime(planned, partial(self._primes, outgoing, texts))
-        return outgoing
+        if planned is None or (self.planner.prompt_follower is None and not self.prime):
+            return outgoing
+        wire = partial(self._on_the_wire, outgoing, texts)
+        return (await self._gateway.asending(planned, wire), *outgoing[1:])
 
-    def _primes(
-        self, outgoing: _Outgoing, texts: PromptTexts, planned: PlannedPrompt
-    ) -> list[PrimeCall]:
-        """Return the primes of a prompt as it goes over the wire."""
+    def _on_the_wire(
+        self, outgoing: _Outgoing, texts: PromptTexts | None, planned: PlannedPrompt
+    ) -> WirePrompt:
+        """Return a prompt as it goes over the wire."""
         _, sent, arguments = outgoing
         at_model = {name: getattr(self.inner, name, None) for name in ("extra_body", "tools")}
         given = {name: arguments.get(name) or one for name, one in at_model.items()}
         model = arguments.get("model") or getattr(self.inner, "model_name", None)
         fields = {"model": model, **(given["extra_body"] or {})}
         fields |= {"tools": given["tools"]} if given["tools"] else {}
-        positions = [texts.positions[fork.part] for fork in planned.forks]
-        forks = [
-            (position.message, planned.texts[fork.part], fork.characters)
-            for fork, position in zip(planned.forks, positions, strict=True)
-            if position is not None
-        ]
-        headers = arguments.get("extra_headers") or {}
+        positions = () if texts is None else texts.positions
+        places = [position and position.message for position in positions]
         messages: Any = convert_to_openai_messages(sent)
-        return prime_calls(messages, forks, self.planner.cache, fields, headers)
+        return WirePrompt(messages, places, fields, arguments.get("extra_headers") or {})
 
     def _with_plan(
         self,

@@ -45,10 +45,11 @@ from ctxreuse.pipeline.prompt_turn import (
     PromptPart,
     PromptStatistics,
     ScopedPrompt,
+    Wire,
+    WirePrompt,
 )
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.serving.client.own_calls import OwnCalls
-from ctxreuse.serving.client.priming import PrimeCall, prime_calls
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
@@ -73,7 +74,7 @@ class _ModelCall(Generic[_Answer_co]):
 
     prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
-    primes: Callable[[PlannedPrompt], list[PrimeCall]] = lambda _: []
+    wire: Wire | None = None  # None where it is unknown
 
 
 class ReuseLLM(DelegatingLLM):
@@ -166,7 +167,8 @@ class ReuseLLM(DelegatingLLM):
             checked_window(self.window_s),
             type(self).__name__,
             reported_usage,
-            OwnCalls.beside(self.inner, self.planner.cache) if self.prime else None,
+            OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
+            self.prime,
         )
         if self.find_retrieved:
             follow_runs()
@@ -358,8 +360,8 @@ class ReuseLLM(DelegatingLLM):
             return method(sent, **options)
 
         parts = self._gateway.attempt(lambda: prompt_parts(given), lambda: ())
-        primes = partial(self._primes, given, arguments)
-        return _ModelCall(self._prompt(parts, arguments), send, primes)
+        wire = partial(self._on_the_wire, given, arguments)
+        return _ModelCall(self._prompt(parts, arguments), send, wire)
 
     def _completion(
         self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
@@ -369,8 +371,10 @@ class ReuseLLM(DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             return method(planned.texts[0], **self._options(arguments, planned, scope))
 
-        primes = partial(self._primes, [ChatMessage(text)], arguments)
-        return _ModelCall(self._prompt((PromptPart("user", text),), arguments), send, primes)
+        wire = partial(self._on_the_wire, [ChatMessage(text)], arguments)
+        is_chat = self.inner.metadata.is_chat_model
+        prompt = self._prompt((PromptPart("user", text),), arguments)
+        return _ModelCall(prompt, send, wire if is_chat else None)
 
     def _structured(
         self,
@@ -396,28 +400,20 @@ class ReuseLLM(DelegatingLLM):
 
         return _ModelCall(prompt, send)
 
-    def _primes(
+    def _on_the_wire(
         self, given: list[ChatMessage], arguments: Mapping[str, Any], planned: PlannedPrompt
-    ) -> list[PrimeCall]:
-        """Return the primes of a chat as it goes over the wire."""
+    ) -> WirePrompt:
+        """Return a chat as it goes over the wire."""
         from llama_index.llms.openai.utils import to_openai_message_dicts
 
-        if not self.inner.metadata.is_chat_model:
-            return []
         model = self.inner.metadata.model_name
         options = self._options(dict(arguments), planned, current_scope())
         sent = {**(getattr(self._model, "additional_kwargs", None) or {}), **options}
         fields = {"model": model, **(sent.get("extra_body") or {})}
         fields |= {"tools": sent["tools"]} if sent.get("tools") else {}
-        positions = text_positions(given)
-        forks = [
-            (position[0], planned.texts[fork.part], fork.characters)
-            for fork in planned.forks
-            if (position := positions[fork.part]) is not None
-        ]
+        places = [position and position[0] for position in text_positions(given)]
         messages: Any = to_openai_message_dicts(messages_with(given, planned.texts), model=model)
-        headers = sent.get("extra_headers") or {}
-        return prime_calls(messages, forks, self.planner.cache, fields, headers)
+        return WirePrompt(messages, places, fields, sent.get("extra_headers") or {})
 
     def _prompt(self, parts: tuple[PromptPart, ...], arguments: Mapping[str, Any]) -> ScopedPrompt:
         attempt, scope = self._gateway.attempt, current_scope()
@@ -448,16 +444,13 @@ class ReuseLLM(DelegatingLLM):
         return {**given, **{name: one for name, one in sent.items() if one}}
 
     def _planned(self, call: _ModelCall[Any]) -> PlannedPrompt:
-        planned = self._gateway.plan(call.prompt)
-        self._gateway.prime(planned, call.primes)
-        return planned
+        return self._gateway.sending(self._gateway.plan(call.prompt), call.wire)
 
     async def _aplanned(
         self, call: _ModelCall[Any], planned: PlannedPrompt | None = None
     ) -> PlannedPrompt:
         released = await self._gateway.aplan(planned or call.prompt)
-        await self._gateway.aprime(released, call.primes)
-        return released
+        return await self._gateway.asending(released, call.wire)
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._planned(call)
