@@ -225,7 +225,7 @@ def every_pair(searched: IVFIndex, queries: np.ndarray, k: int) -> Candidates:
 
 def certain_pairs(tier: GpuTier, queries: np.ndarray, k: int) -> np.ndarray:
     """Return for each query and held cluster whether the device's answer was taken."""
-    scanner = tier._index._serving.scanner
+    scanner = tier.index._serving.scanner
     assert scanner is not None
     rows = np.repeat(np.arange(len(queries)), len(tier.clusters))
     clusters = np.tile(np.array(tier.clusters), len(queries))
@@ -349,6 +349,40 @@ def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch):
     tier.swap(tier.build())
     assert tier.clusters == ()
     assert searched._serving.scanner is None
+
+
+@pytest.mark.parametrize("clusters", [[], [4], [3, 4], [-1], [3]])
+def test_a_scan_may_meet_no_cluster_of_the_tier(torch, clusters):
+    rows, wanted = np.zeros(len(clusters), dtype=np.int64), np.array(clusters, dtype=np.int64)
+    expected = IVFIndex(shared_index("L2")).scan(QUERIES, rows, wanted, 5)
+    searched = IVFIndex(shared_index("L2"))
+    on_device(searched, [3])
+    assert_same(searched.scan(QUERIES, rows, wanted, 5), *expected)
+
+
+@pytest.mark.parametrize("breaks", ["begin", "finish"])
+def test_a_fault_of_the_device_leaves_the_search_to_the_lists(torch, monkeypatch, caplog, breaks):
+    searched = IVFIndex(shared_index("L2"))
+    expected = every_pair(searched, QUERIES, 5)
+    tier = on_device(searched, [3])
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    name = "begin" if breaks == "begin" else "_scored_again"
+    monkeypatch.setattr(type(tier.index._serving.scanner), name, fail)
+    for _ in range(2):
+        assert_same(every_pair(searched, QUERIES, 5), *expected)
+    assert [one.partition(" failed")[0] for one in caplog.messages] == [
+        "IVFIndex: searching the hot tier"
+    ]
+
+
+def test_a_device_that_is_not_there_is_named_when_the_tier_is_made(torch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InvalidRequestError, match="torch sees no GPU here"):
+        GpuTier(IVFIndex(shared_index("L2")), PLENTY)
 
 
 def test_clusters_can_be_hot_in_both_tiers(torch):

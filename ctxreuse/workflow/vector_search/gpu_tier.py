@@ -106,7 +106,7 @@ class GpuTier(ClusterTier[GpuCluster]):
         every: int = 50,
         decay: float = 0.5,
     ) -> None:
-        super().__init__(index, capacity_bytes)
+        super().__init__(index, capacity_bytes, every=every, decay=decay)
         if not _is_plain(index):
             raise InvalidRequestError(
                 f"the GPU tier holds plain vectors, not {describe(index.code_size)} bytes for "
@@ -117,6 +117,11 @@ class GpuTier(ClusterTier[GpuCluster]):
         except ImportError as error:
             raise MissingExtraError("the GPU tier", "gpu") from error
         self._device = self._torch.device(device)
+        if self._device.type == "cuda" and not self._torch.cuda.is_available():
+            raise InvalidRequestError(
+                "torch sees no GPU here, so nothing can be held on it; take "
+                "fastest_tier(index, capacity_bytes), which then is a HotTier in RAM"
+            )
 
     def _copy(self, cluster: int) -> GpuCluster:
         torch = self._torch

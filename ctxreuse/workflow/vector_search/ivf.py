@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import (
     checked_faiss_index,
@@ -103,6 +104,9 @@ class IVFIndex:
         self._index = checked_faiss_index(faiss, index)
         self._serving = _Serving(
             view_of(faiss, self._index, self._index.invlists), self._index.invlists, None
+        )
+        self._scanning = FailOpen(
+            "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
         )
         self.dimension = int(self._index.d)
         self.size = int(self._index.ntotal)
@@ -191,15 +195,18 @@ class IVFIndex:
         if _positive(k, "k") > most:
             raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
         serving = self._serving
-        if serving.scanner is None:
+        scanner = serving.scanner
+        if scanner is None or not (held := scanner.holds(where)).any():
             return self._scan_lists(serving, queries, which, where, k)
-        held = serving.scanner.holds(where)
         found = nothing_found((len(where), k), self.higher_is_better)
-        finish = serving.scanner.begin(queries, which[held], where[held], k)
+        attempt = self._scanning.attempt
+        finish = attempt(lambda: scanner.begin(queries, which[held], where[held], k), lambda: None)
         self._scan_into(found, ~held, serving, queries, which, where)
-        elsewhere, is_certain = finish()
-        found.scores[held], found.ids[held] = elsewhere
-        unsure = np.flatnonzero(held)[~is_certain]
+        elsewhere = None if finish is None else attempt(finish, lambda: None)
+        unsure = np.flatnonzero(held)
+        if elsewhere is not None:
+            found.scores[held], found.ids[held] = elsewhere.found
+            unsure = unsure[~elsewhere.is_certain]
         self._scan_into(found, unsure, serving, queries, which, where)
         return found
 
