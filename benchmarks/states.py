@@ -5,6 +5,9 @@
                                             what a vLLM reports that has windows and blocks of 32:
                                             make vllm MODEL=windows
 
+`LPM 64` is SGLang's own scheduler: of 64 requests that wait, as retrieved, the one goes next of
+which most is held. `64 at a time` plans as many as a batch, as RAGBoost does in production.
+
 Whole prompts. What primes compute counts as not cached; behind `@` stands how many are sent a
 request. The server's cache has to hold all: 600 requests of MT-RAG k=10 need 3,000,000 tokens.
 """
@@ -13,14 +16,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any
 from uuid import uuid4
 
 from rich.console import Console
 
 from ctxreuse import BatchPlan, CacheRules, ContextRequest, Plan, ReusePlanner, cache_profile
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.blocks import BlockKey
 from ctxreuse.measure.traces.trace_files import block_tokens
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving import EngineClient, dispatch
@@ -35,6 +40,7 @@ ENGINES = {
     "windows of the server": "vllm(states=junctions, block_tokens=32)",
 }
 SIMULATED = ("each block", "windows", "recurrent")
+_SMALL = 100_000
 _LABEL_TOKENS = 2
 _ORDER_TOKENS = 20
 
@@ -53,19 +59,29 @@ def main() -> None:
     if options.server is None:
         for engine in SIMULATED:
             _simulate(console, engine, traces)
+        _simulate(console, SIMULATED[0], traces, _SMALL)
         return
     requests = traces[ON_SERVER][: options.requests]
     asyncio.run(_ask(console, requests, options.server))
 
 
-def _simulate(console: Console, engine: str, traces: dict[str, list[ContextRequest]]) -> None:
+def _simulate(
+    console: Console,
+    engine: str,
+    traces: dict[str, list[ContextRequest]],
+    capacity: int | None = None,
+) -> None:
     """Print the table of one kind of engine."""
     rules = cache_profile(ENGINES[engine])
     primed = ("online, primed", "batch, primed") if rules.takes_primes else ()
-    arms = ("as retrieved", "online", "batch", *primed)
-    table = new_table(f"{engine}: {ENGINES[engine]}", ("trace",), arms)
+    windows = ("64 at a time", "512 at a time") if rules.serves_all else ()
+    waiting = () if capacity is None else ("LPM 64", "LPM 512")  # else any order finds as much
+    arms = ("as retrieved", *waiting, "online", *windows, "batch", *primed)
+    size = "unlimited" if capacity is None else f"{capacity:,} tokens"
+    table = new_table(f"{engine}: {ENGINES[engine]}, {size}", ("trace",), arms)
     for name, requests in traces.items():
-        table.add_row(name, *(_reached(_planned(arm, requests, rules), rules) for arm in arms))
+        batches = [_planned(arm, requests, rules) for arm in arms]
+        table.add_row(name, *(_reached(batch, rules, capacity) for batch in batches))
     console.print(table)
 
 
@@ -74,14 +90,46 @@ def _planned(arm: str, requests: Sequence[ContextRequest], rules: CacheRules) ->
     planner, primes = ReusePlanner(cache=rules), arm.endswith("primed")
     if arm.startswith("batch"):
         return planner.plan_batch(requests, primes=primes)
-    strategy: Strategy = "none" if arm == "as retrieved" else "reuse"
+    strategy: Strategy = "reuse" if arm.startswith("online") else "none"
+    if arm.endswith("at a time"):
+        size = int(arm.split()[0])
+        starts = range(0, len(requests), size)
+        batches = [planner.plan_batch(requests[start : start + size]) for start in starts]
+        plans = [plan for batch in batches for plan in batch.plans]
+        return BatchPlan(tuple(plans), tuple(range(len(plans))))
     plans = [planner.plan(one, strategy, primes=primes) for one in requests]
+    if arm.startswith("LPM"):
+        plans = list(_longest_match_first(plans, int(arm.split()[1])))
     return BatchPlan(tuple(plans), tuple(range(len(plans))))
 
 
-def _reached(batch: BatchPlan, rules: CacheRules) -> str:
+def _longest_match_first(plans: Sequence[Plan], waiting: int) -> Iterator[Plan]:
+    """Yield plans as SGLang's policy `lpm` takes them out of a queue that others join meanwhile."""
+    held: dict[BlockKey, Any] = {}
+    arriving = iter(plans)
+    queue = list(islice(arriving, waiting))
+    while queue:
+        one = queue.pop(max(range(len(queue)), key=lambda at: (_matched(held, queue[at]), -at)))
+        queue += islice(arriving, 1)
+        node = held
+        for block in one.blocks:
+            node = node.setdefault(block.key, {})
+        yield one
+
+
+def _matched(held: dict[BlockKey, Any], plan: Plan) -> int:
+    """Return how many tokens of a plan's blocks stand in the cache, from the first one on."""
+    tokens, node = 0, held
+    for block in plan.blocks:
+        if block.key not in node:
+            break
+        tokens, node = tokens + block_tokens(block), node[block.key]
+    return tokens
+
+
+def _reached(batch: BatchPlan, rules: CacheRules, capacity: int | None = None) -> str:
     """Return the share of the prompts' tokens that an engine need not compute, and the primes."""
-    cache = PrefixCacheSimulator(None, rules.step_tokens, states=rules.states)
+    cache = PrefixCacheSimulator(capacity, rules.step_tokens, states=rules.states)
     ids: dict[object, int] = {}
     total, computed = CacheUsage(), 0
     for plan in batch.plans:
