@@ -146,8 +146,8 @@ class CallInFlight:
         self.writes = writes
         self._leader = leader
         self._began = began
-        is_primed = use.primes is not None  # one of a batch may begin much later
-        self._until = math.inf if is_primed else time.monotonic() + LONGEST_WAIT_S
+        longest = LONGEST_WAIT_S if use.primes is None else _LONGEST_PRIME_S
+        self._until = time.monotonic() + longest
         self._owner: object = None
         self._followers: OrderedQueue[None, None] = OrderedQueue(places=0)
 
@@ -216,6 +216,7 @@ def calls_of_batch(plans: Sequence[Plan]) -> list[CallInFlight]:
         use = PrefixUse((), (), (), plan.primes)
         leader = None if at is None else calls[at]
         calls.append(CallInFlight(use, plan.primes, leader, lambda _: None))
+        calls[-1]._until = math.inf  # it may begin much later, but before its followers
     return calls
 
 

@@ -112,19 +112,27 @@ class ModelGateway:
 
         `wire` says how it goes over the wire; None is unknown.
         """
-        if self._beside is None or wire is None:
+        beside = self._asked
+        if beside is None or wire is None:
             return planned
         with self._taking_back(planned):
-            primes = self._beside.prime(planned, wire) if planned.forks else ()
+            primes = beside.prime(planned, wire) if planned.forks else ()
         return self._primed(planned, wire, primes)
 
     async def asending(self, planned: PlannedPrompt, wire: Wire | None) -> PlannedPrompt:
         """`sending`, awaited."""
-        if self._beside is None or wire is None:
+        beside = self._asked
+        if beside is None or wire is None:
             return planned
         with self._taking_back(planned):
-            primes = await self._beside.aprime(planned, wire) if planned.forks else ()
+            primes = await beside.aprime(planned, wire) if planned.forks else ()
         return self._primed(planned, wire, primes)
+
+    @property
+    def _asked(self) -> EngineBeside | None:
+        """The engine, if there is anything to ask it."""
+        is_asked = self._primes or self._reuse.prompt_follower is not None
+        return self._beside if is_asked else None
 
     def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
         if planned.in_flight is not None and self._primes:

@@ -101,7 +101,8 @@ def test_an_engine_that_takes_no_primes_answers_all_the_same(served, caplog):  #
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"planner": ReusePlanner()}, "prime=True is for engines that keep states at junctions"),
+        ({"planner": ReusePlanner(cache="deepseek")}, "'deepseek' is no rule of one"),
+        ({"planner": ReusePlanner()}, "prime=True is for engines of your own that keep states"),
         ({"inner": FakeListChatModel(responses=["ok"])}, "wrap one with an address"),
     ],
 )

@@ -97,7 +97,8 @@ def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F81
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"planner": ReusePlanner()}, "prime=True is for engines that keep states at junctions"),
+        ({"planner": ReusePlanner(cache="deepseek")}, "'deepseek' is no rule of one"),
+        ({"planner": ReusePlanner()}, "prime=True is for engines of your own that keep states"),
         ({"inner": MockLLM()}, "wrap one with an address"),
     ],
 )

@@ -56,10 +56,11 @@ class OwnCalls:
         Raises:
             InvalidRequestError: there shall be primes, and the rules or the model take none.
         """
-        if primes and not rules.takes_primes:
+        if primes and (rules.lives or not rules.takes_primes):
             raise InvalidRequestError(
-                f"prime=True is for engines that keep states at junctions, and {rules.name!r} is "
-                'none; pass planner=ReusePlanner(cache=vllm(states="junctions", block_tokens=...))'
+                "prime=True is for engines of your own that keep states at junctions, and "
+                f"{rules.name!r} is no rule of one; pass planner="
+                'ReusePlanner(cache=vllm(states="junctions", block_tokens=...))'
             )
         address, key = engine_address(model)
         if primes and not address:
