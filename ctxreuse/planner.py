@@ -65,6 +65,9 @@ _log = logging.getLogger("ctxreuse")
 class PromptFollower(Protocol):
     """What follows an engine's cache: a `KVEventSync`."""
 
+    def expect(self) -> None:
+        """Know that it will be told of prompts once they are answered."""
+
     def record(
         self,
         plan: Plan,

@@ -135,6 +135,8 @@ class ModelGateway:
         return self._beside if is_asked else None
 
     def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
+        if (follower := self._reuse.prompt_follower) is not None:
+            follower.expect()
         if planned.in_flight is not None and self._primes:
             planned.in_flight.begin()
         if primes:

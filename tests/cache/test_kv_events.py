@@ -438,6 +438,8 @@ def test_a_sync_that_follows_nothing_says_so_once(publisher, caplog, is_known):
         publisher.publish([*app.engine.take_events(), CLEARED])
         caught_up(sync, publisher)
         assert not caplog.messages  # what others sent is no request of the planner's
+        if is_known:
+            sync.expect()
         app.send("abc", sync if is_known else None)
         for number in range(2):
             app.engine.serve(range(1_000 * number, 1_000 * number + 200))

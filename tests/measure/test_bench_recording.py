@@ -103,7 +103,7 @@ def test_a_slow_phase_of_the_machine_bends_no_ratio(served):
 
     served(answer=wait)
     base, other, last = measured([runs_of()[0] for _ in range(3)])
-    assert max(base.first_token_s) > 5 * min(base.first_token_s)
+    assert max(base.first_token_s) > 2 * min(base.first_token_s)
     assert first_token_ratio(base, base) == "1.000"
     for one in (other, last):
         ratio, _, _ = map(float, re.findall(r"\d+\.\d+", first_token_ratio(one, base)))

@@ -61,6 +61,9 @@ class Records:
     def __init__(self):
         self.told = []
 
+    def expect(self):
+        """It knows what is told."""
+
     def record(self, plan, prompt_token_ids, *, cache_salt=None, lora=None):
         self.told.append((plan.request_id, prompt_token_ids, cache_salt, lora))
 

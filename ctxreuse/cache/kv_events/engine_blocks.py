@@ -264,6 +264,7 @@ class RecordedRequests:
     def __init__(self, planner: ReusePlanner, max_requests: int) -> None:
         self._planner = planner
         self._max_requests = max_requests
+        self.are_expected = False  # whether anybody will record any
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
@@ -279,6 +280,7 @@ class RecordedRequests:
 
     def add(self, prompt: SentRequest) -> None:
         """Let a request wait; an earlier one of the same tenant and id is replaced."""
+        self.are_expected = True
         with self._lock:
             gone = self._waiting.put(prompt.tenant, prompt.request_id, prompt)
         for tenant, request_id, one in gone:
@@ -317,7 +319,7 @@ class HeldRequests:
         return len(self._new)
 
     @property
-    def are_expected(self) -> bool:
+    def are_planned(self) -> bool:
         """Whether the planner expects any request in the cache, followed or not."""
         return self._planner.statistics().nodes > 0
 

@@ -137,7 +137,7 @@ class EventListener:
         self._is_connected = True
         self._connects_at = -math.inf  # not before; a sender may end each connection at once
         self._is_wanted = True
-        self._follows = self._has_removed = False  # so far
+        self._has_removed = False  # so far
         self._quiet_turns = 0
         self._turned = Condition()
         self._thread = Thread(target=self._run, name="ctxreuse-kv-events", daemon=True)
@@ -212,8 +212,7 @@ class EventListener:
         self._counts["skipped"] += self._sockets.take_skipped()
         for prompt in self._recorded.take():
             self.requests.add(prompt)
-            self._follows = True
-        if not self._follows and batches != self._counts["batches"]:
+        if not self._recorded.are_expected and batches != self._counts["batches"]:
             self._tell_if_idle()
         if self._sockets.is_replaying:  # a prompt's events may come yet
             return False
@@ -323,8 +322,8 @@ class EventListener:
     def _tell_if_idle(self) -> None:
         """Say once that a planner's requests are not followed."""
         events = self._counts["events"]
-        if (self._has_removed or events >= _IDLE_EVENTS) and self.requests.are_expected:
-            self._follows = True
+        if (self._has_removed or events >= _IDLE_EVENTS) and self.requests.are_planned:
+            self._recorded.are_expected = True
             _log.warning(_FOLLOWS_NONE, events)
 
     def _note_restart(self, what: str) -> None:

@@ -200,6 +200,10 @@ class KVEventSync(FixedSettings, OnePerProcess):
     ) -> None:
         self.stop()
 
+    def expect(self) -> None:
+        """Know that somebody will record requests once they are answered; clients call it."""
+        self._recorded.are_expected = True
+
     def record(
         self,
         plan: Plan,

@@ -151,6 +151,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._planner = planner
         self._shadow = shadow
         self._events = events
+        if events is not None:
+            events.expect()
         self._salts_tenants = cache_salt is not None
         self._session_of = session_id
         self._salt_key = salt_key
