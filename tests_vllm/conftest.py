@@ -39,7 +39,7 @@ def no_event_loop_is_left() -> Iterator[None]:
     """Close the event loops that libraries and plugins open in the main thread and leave."""
     yield
     for one in gc.get_objects():
-        if isinstance(one, asyncio.BaseEventLoop) and not (one.is_closed() or one.isrunning()):
+        if isinstance(one, asyncio.BaseEventLoop) and not (one.is_closed() or one.is_running()):
             one.close()
 
 

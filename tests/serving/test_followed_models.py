@@ -1,6 +1,8 @@
 """Cache events beside wrapped models: the index follows what the engine holds of their prompts."""
 
+import gc
 import time
+from threading import Event
 
 import pytest
 from langchain_core.documents import Document
@@ -11,7 +13,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 import langchain_ctxreuse
 import llamaindex_ctxreuse
-from ctxreuse import ReusePlanner
+from ctxreuse import ReusePlanner, cache_profile
 from ctxreuse.cache import KVEventSync
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.client.connection import EngineConnection
@@ -90,6 +92,22 @@ def test_what_the_engine_drops_leaves_the_index(served, application):  # noqa: F
         assert app.planner.statistics().tokens <= 25 * 16
         assert sync.stats.requests < 5
     assert app.planner.prompt_follower is None
+
+
+def test_the_connection_goes_with_the_model(served, monkeypatch):  # noqa: F811
+    served()
+    closed = Event()
+
+    async def close(_):
+        closed.set()
+
+    monkeypatch.setattr(EngineConnection, "aclose", close)
+    calls = OwnCalls(URL, "k", cache_profile("vllm"))
+    calls._connected()
+    assert not closed.is_set()
+    del calls
+    gc.collect()
+    assert closed.wait(20)
 
 
 @pytest.mark.parametrize("application", [LangChain, LlamaIndex])

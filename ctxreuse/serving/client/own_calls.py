@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
+from weakref import finalize
 
 from ctxreuse.cache.prompt_ends import ends_in_texts
 from ctxreuse.cache.simulator import CacheUsage
@@ -90,6 +91,8 @@ class OwnCalls:
             address, key, _ = self._made_with
             connection = EngineConnection(address, key, None, 0, 0.5, _TIMEOUT_S, _MOST_BYTES)
             self._primer = Primer(connection)
+            # nobody closes a wrapper
+            finalize(self, sync_bridge.started, connection.aclose).atexit = False
         return self._primer
 
     def _primes(self, planned: PlannedPrompt, sent: WirePrompt) -> list[PrimeCall]:
