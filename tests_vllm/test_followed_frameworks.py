@@ -17,7 +17,7 @@ from ctxreuse import Plan, ReusePlanner
 from ctxreuse.cache import KVEventSync
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 
-REQUESTS = 40
+REQUESTS = 100
 BLOCKS = 3
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the frameworks' own
