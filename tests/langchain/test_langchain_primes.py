@@ -10,7 +10,7 @@ from langchain_openai import ChatOpenAI
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseChatModel, format_context
-from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
+from tests.support.served_engines import URL, served, split  # noqa: F401 - a fixture
 
 RULES = "vllm(states=junctions, prime_tokens=60)"
 CONTEXTS = ("abcd", "abce", "abcf", "dg", "dh", "abdg")
@@ -29,13 +29,6 @@ def wrapped(**fields):
     return ReuseChatModel(
         inner=model, planner=ReusePlanner(cache=RULES), **{"prime": True, **fields}
     )
-
-
-def split(engine):
-    """The bodies of the primes, and of the requests."""
-    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
-    pairs = list(zip(engine.requests, is_prime, strict=True))
-    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch", "as_completed"])

@@ -7,10 +7,10 @@ from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from llamaindex_ctxreuse import ReuseLLM, format_context
-from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
+from tests.support.served_engines import URL, served, split  # noqa: F401 - a fixture
 
 RULES = "vllm(states=junctions, prime_tokens=60)"
 CONTEXTS = ("abcd", "abce", "abcf", "dg", "dh", "abdg")
@@ -38,13 +38,6 @@ def wrapped(**fields):
         additional_kwargs={"extra_body": {"cache_salt": "salt"}},
     )
     return ReuseLLM(inner=model, planner=ReusePlanner(cache=RULES), **{"prime": True, **fields})
-
-
-def split(engine):
-    """The bodies of the primes, and of the requests."""
-    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
-    pairs = list(zip(engine.requests, is_prime, strict=True))
-    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
 
 
 def chats(model):
@@ -92,6 +85,21 @@ def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F81
     primes, requests = split(engine)
     assert 0 < len(primes) <= 0.75 * len(requests) == 0.75 * 3 * len(CONTEXTS)
     assert model.faults == 0
+
+
+def test_a_prime_has_its_tenants_salt_though_a_stream_is_read_elsewhere(served):  # noqa: F811
+    engine, model = served(states="junctions"), wrapped(window_s=0, send_cache_salt=True)
+    model.inner.additional_kwargs = {}
+    model = model.model_copy(update={"send_cache_salt": True})
+    for _ in range(3):
+        for number in range(len(CONTEXTS)):
+            with request_context(tenant="t"):
+                answer = model.stream_chat([ChatMessage(prompts()[number])])
+            assert list(answer)
+    primes, requests = split(engine)
+    assert primes
+    assert requests[0]["cache_salt"]
+    assert {body["cache_salt"] for body in engine.requests} == {requests[0]["cache_salt"]}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, dispatch
 from tests.support.pool_helpers import Network, planner_of, pool_on
+from tests.support.served_engines import split
 
 RULES = cache_profile("vllm(states=junctions, prime_tokens=60)")
 BLOCKS = {name: ContextBlock(id=name, text=f"{name} " * 80, tokens=80) for name in "abcdefgh"}
@@ -30,13 +31,6 @@ async def connected(engine, planner, **options):
         yield EngineClient(
             "http://engine", "emulated", http_client=http, planner=planner, retries=0, **options
         )
-
-
-def split(engine):
-    """The bodies of the primes, and of the requests."""
-    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
-    pairs = list(zip(engine.requests, is_prime, strict=True))
-    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
 
 
 async def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on():

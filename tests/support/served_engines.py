@@ -10,6 +10,13 @@ from ctxreuse.serving import EmulatedEngine
 URL = "http://engine.invalid/v1"
 
 
+def split(engine):
+    """The bodies of the primes, and of the requests."""
+    is_prime = [str(body.get("request_id", "")).startswith("prime-") for body in engine.requests]
+    pairs = list(zip(engine.requests, is_prime, strict=True))
+    return [body for body, prime in pairs if prime], [body for body, prime in pairs if not prime]
+
+
 @pytest.fixture
 def served(monkeypatch):
     """Return a function that has an emulated engine answer at every address."""
