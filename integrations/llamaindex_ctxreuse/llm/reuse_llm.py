@@ -360,7 +360,8 @@ class ReuseLLM(DelegatingLLM):
             return method(sent, **options)
 
         parts = self._gateway.attempt(lambda: prompt_parts(given), lambda: ())
-        wire = partial(self._on_the_wire, given, arguments, scope)
+        options = partial(self._options, arguments, scope=scope)
+        wire = partial(self._on_the_wire, given, options)
         return _ModelCall(self._prompt(parts, arguments), send, wire)
 
     def _completion(
@@ -371,7 +372,8 @@ class ReuseLLM(DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             return method(planned.texts[0], **self._options(arguments, planned, scope))
 
-        wire = partial(self._on_the_wire, [ChatMessage(text)], arguments, scope)
+        options = partial(self._options, arguments, scope=scope)
+        wire = partial(self._on_the_wire, [ChatMessage(text)], options)
         is_chat = self.inner.metadata.is_chat_model
         prompt = self._prompt((PromptPart("user", text),), arguments)
         return _ModelCall(prompt, send, wire if is_chat else None)
@@ -401,18 +403,13 @@ class ReuseLLM(DelegatingLLM):
         return _ModelCall(prompt, send)
 
     def _on_the_wire(
-        self,
-        given: list[ChatMessage],
-        arguments: Mapping[str, Any],
-        scope: RequestScope,
-        planned: PlannedPrompt,
+        self, given: list[ChatMessage], options: Callable[..., Any], planned: PlannedPrompt
     ) -> WirePrompt:
         """Return a chat as it goes over the wire."""
         from llama_index.llms.openai.utils import to_openai_message_dicts
 
         model = self.inner.metadata.model_name
-        options = self._options(dict(arguments), planned, scope)
-        sent = {**(getattr(self._model, "additional_kwargs", None) or {}), **options}
+        sent = {**(getattr(self._model, "additional_kwargs", None) or {}), **options(planned)}
         fields = {"model": model, **(sent.get("extra_body") or {})}
         fields |= {"tools": sent["tools"]} if sent.get("tools") else {}
         places = [position and position[0] for position in text_positions(given)]
