@@ -131,8 +131,7 @@ class ModelGateway:
     @property
     def _asked(self) -> EngineBeside | None:
         """The engine, if there is anything to ask it."""
-        is_asked = self._primes or self._reuse.prompt_follower is not None
-        return self._beside if is_asked else None
+        return self._beside if self._primes or self._reuse.prompt_follower is not None else None
 
     def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
         if (follower := self._reuse.prompt_follower) is not None:
@@ -208,8 +207,8 @@ class ModelGateway:
             ),
             lambda: None,
         )
-        follower = self._reuse.prompt_follower
-        if follower is not None and self._beside is not None and planned.wire is not None:
+        follower, is_known = self._reuse.prompt_follower, planned.wire and planned.plans
+        if follower is not None and self._beside is not None and is_known:
             self._beside.follow(planned, follower)
 
     def stream(

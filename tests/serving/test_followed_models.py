@@ -114,9 +114,12 @@ def test_the_connection_goes_with_the_model(served, monkeypatch):  # noqa: F811
 def test_without_a_sync_no_tokens_are_asked_for(served, application, monkeypatch):  # noqa: F811
     engine = served()
     monkeypatch.setattr(OwnCalls, "follow", lambda *_: pytest.fail("nobody follows"))
-    application(window_s=0).ask("abc")
+    app = application(window_s=0)
+    app.ask("abc")
     assert len(engine.requests) == 1
     assert "return_token_ids" not in engine.requests[0]
+    app.planner.prompt_follower = KVEventSync(app.planner, "tcp://127.0.0.1:1")
+    app.ask("a")  # one document is no context: nothing of it is in the index
 
 
 @pytest.mark.parametrize("application", [LangChain, LlamaIndex])
