@@ -48,7 +48,7 @@ from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
-from ctxreuse.planning.tracing import AnsweredCall, Tracing
+from ctxreuse.planning.tracing import AnsweredCall, HearsAnswers, Tracing
 from ctxreuse.policy.ready import ready_policies
 from ctxreuse.policy.reuse import REUSE
 from ctxreuse.policy.view import Policy
@@ -189,6 +189,7 @@ class ReusePlanner(FixedSettings):
         self._tracing = tracing
         self.prompt_records = PromptRecords()
         self.prompt_follower: PromptFollower | None = None
+        self.capacity_tracker: HearsAnswers | None = None
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
 
     def _new_meter(self) -> SavingsMeter:
@@ -729,8 +730,9 @@ class ReusePlanner(FixedSettings):
         if mismatch is not None:
             is_shared, cache = self._exchange is not None, self._settings.cache
             _log.warning("%s", mismatch.words(is_shared=is_shared, cache=cache))
-        if self._tracing is not None:
-            self._tracing.answered(answered)
+        for one in (self.capacity_tracker, self._tracing):
+            if one is not None:
+                one.answered(answered)
 
     def _take_in(self, entry: ToldEntry) -> None:
         """Learn what another planner of the same engine tells."""

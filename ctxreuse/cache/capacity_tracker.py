@@ -8,13 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
-from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.tracing import AnsweredCall
 
 _MOST_REQUESTS = 4_096
 """The most answers that a measurement looks back on, however little each of them stored."""
@@ -49,11 +48,11 @@ class CapacityTracker:
     measured; blocks that were found are there for certain. The index is cut to that share of the
     capacity, least recently used first over all tenants.
 
-    For an engine that publishes its evictions use `KVEventSync` instead. Requests that were planned
-    count as sent; `forget` takes out those that failed. Threads may share it.
+    It hears of each answer of which the planner is told: by clients, pools, wrapped models, and
+    `planner.report_usage`. For an engine that publishes its evictions use `KVEventSync` instead.
 
     Args:
-        planner: The planner whose index is bounded.
+        planner: The planner whose index is bounded; one tracker at a time, the last one made.
         capacity_tokens: Tokens that the engine's cache holds.
 
     Raises:
@@ -62,11 +61,11 @@ class CapacityTracker:
     Example:
         >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
         >>> planner = ReusePlanner()
-        >>> tracker = CapacityTracker(planner, capacity_tokens=1_000)
+        >>> _ = CapacityTracker(planner, capacity_tokens=1_000)
         >>> for number in range(9):
         ...     block = ContextBlock(id=number, text="...", tokens=150)
         ...     plan = planner.plan(ContextRequest([block], "Why?"))
-        ...     tracker.report_usage(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
+        ...     planner.report_usage(plan, 200, 0, completion_tokens=50)
         >>> planner.statistics().tokens  # of 1,000 tokens, three in five are blocks
         600
     """
@@ -76,9 +75,7 @@ class CapacityTracker:
         self.capacity_tokens = checked_integer("capacity_tokens", capacity_tokens)
         self._lock = ForkSafeLock(self._forget_answers)
         self._forget_answers()
-        self._fail_open = FailOpen(
-            "CapacityTracker", "counts that cannot be right are not used", work="measuring"
-        )
+        planner.capacity_tracker = self
 
     def _forget_answers(self) -> None:
         self._recent: deque[_ObservedPrompt] = deque()
@@ -114,11 +111,6 @@ class CapacityTracker:
         return cls(planner, capacity)
 
     @property
-    def faults(self) -> int:
-        """How many answers came with a count that cannot be right, and was not used."""
-        return self._fail_open.faults
-
-    @property
     def parts(self) -> dict[str, PartSize]:
         """How many answers and blocks a measurement looks back on, and the bounds."""
         with self._lock:
@@ -139,55 +131,33 @@ class CapacityTracker:
         other = self._only_stored / rest if rest else float(not self._tokens)
         return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
 
-    def report_usage(
-        self,
-        plan: Plan,
-        prompt_tokens: int,
-        cached_tokens: int | None,
-        completion_tokens: int = 0,
-    ) -> None:
-        """Note an answered request, and evict what it pushed out.
+    def answered(self, call: AnsweredCall) -> None:
+        """Note an answered request, and evict what it pushed out; the planner calls it.
 
-        A count that is no integer from 0 is not used, and counts in `faults`.
-
-        Args:
-            plan: The request's plan.
-            prompt_tokens: Tokens of its prompt, as the engine counts them.
-            cached_tokens: Those that came from the cache; None uses the plan's expectation.
-            completion_tokens: Tokens of the answer.
-
-        Raises:
-            InvalidRequestError: `plan` is no plan.
+        Cached tokens that are unknown are those that were expected.
         """
-        checked_kind("plan", plan, Plan, "a Plan")
-        prompt, cached, completion = map(
-            reported_count, (prompt_tokens, cached_tokens, completion_tokens)
-        )
-        if prompt is None or completion is None or (cached is None and cached_tokens is not None):
-            self._fail_open.note(InvalidRequestError("a count of tokens cannot be right"))
-        if prompt is None:
-            return
-        measured = self._measured(plan, prompt, cached, completion or 0)
-        with self._lock:
-            self._add(measured)
-            limit = int(self.capacity_tokens * self._share())
-            excess = self.planner.statistics().tokens - limit
-            if excess > 0:
-                self.planner.evict_tokens(excess)
+        if call.plans and call.prompt_tokens is not None:
+            measured = self._measured(call, call.prompt_tokens)
+            with self._lock:
+                self._add(measured)
+                limit = int(self.capacity_tokens * self._share())
+                excess = self.planner.statistics().tokens - limit
+                if excess > 0:
+                    self.planner.evict_tokens(excess)
 
-    def _measured(
-        self, plan: Plan, prompt: int, cached: int | None, completion: int
-    ) -> _ObservedPrompt:
-        expected = plan.expected_cached_tokens
+    def _measured(self, call: AnsweredCall, prompt: int) -> _ObservedPrompt:
+        expected, cached = call.expected_cached_tokens, call.cached_tokens
         cached = min(prompt, expected if cached is None else cached)
-        found_tokens = min(expected, cached)  # what was expected and is gone was stored anew
         blocks: list[tuple[_Block, int, bool]] = []
-        tenant, end = plan.request.tenant, 0
-        for block in plan.blocks[:_MOST_BLOCKS]:
-            tokens = self.planner.block_tokens([block], tenant)
-            end += tokens
-            blocks.append(((tenant, block.key), tokens, end <= found_tokens))
-        return _ObservedPrompt(prompt - cached + completion, tuple(blocks))
+        for plan in call.plans:
+            # what was expected and is gone was stored anew
+            found = min(plan.expected_cached_tokens, cached)
+            tenant, end = plan.request.tenant, 0
+            for block in plan.blocks[: _MOST_BLOCKS - len(blocks)]:
+                tokens = self.planner.block_tokens([block], tenant)
+                end += tokens
+                blocks.append(((tenant, block.key), tokens, end <= found))
+        return _ObservedPrompt(prompt - cached + (call.completion_tokens or 0), tuple(blocks))
 
     def _add(self, measured: _ObservedPrompt) -> None:
         self._recent.append(measured)
@@ -220,12 +190,3 @@ class CapacityTracker:
             self._stored_and_found += stored
         else:
             self._only_stored += stored
-
-    def forget(self, plan: Plan) -> None:
-        """Take out a request that failed: its prompt is not in the engine's cache.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
-        checked_kind("plan", plan, Plan, "a Plan")
-        self.planner.forget(plan)

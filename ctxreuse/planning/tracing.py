@@ -35,8 +35,15 @@ class AnsweredCall:
         return sum(plan.expected_cached_tokens for plan in self.plans)
 
 
+class HearsAnswers(Protocol):
+    """Is told of answered calls."""
+
+    def answered(self, call: AnsweredCall) -> None:
+        """Note that a call was answered, just now."""
+
+
 @runtime_checkable
-class Tracing(Protocol):
+class Tracing(HearsAnswers, Protocol):
     """Writes down what a planner does; two methods, called in the thread or task of the request.
 
     What they raise is counted, logged once, and changes no answer.
@@ -44,6 +51,3 @@ class Tracing(Protocol):
 
     def planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Note that some requests were planned together, just now, and how long it took."""
-
-    def answered(self, call: AnsweredCall) -> None:
-        """Note that a call was answered, just now."""

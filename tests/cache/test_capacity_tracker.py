@@ -15,7 +15,6 @@ from ctxreuse.cache import (
     capacity_tracker,
 )
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.memory.prefix_index import IndexStatistics
 
 
 def plan_of(planner, ids, tokens=100, **fields):
@@ -25,23 +24,23 @@ def plan_of(planner, ids, tokens=100, **fields):
 
 def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
-    assert shadow.block_share == 1.0
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
+    assert tracker.block_share == 1.0
     for number in range(10):
         plan = plan_of(planner, [number])
-        shadow.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
-        assert shadow.block_share == 0.5
+        planner.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+        assert tracker.block_share == 0.5
         assert planner.statistics().tokens == min(500, 100 * (number + 1))
 
 
 def test_the_least_recently_used_goes_first_over_all_tenants():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=300)
+    CapacityTracker(planner, capacity_tokens=300)
     plans = []
     for number, tenant in ((1, "a"), (2, "b"), (1, "a"), (3, "b"), (4, "c")):
         plans.append(plan_of(planner, [number], tenant=tenant))
         cached = plans[-1].expected_cached_tokens
-        shadow.report_usage(plans[-1], prompt_tokens=100, cached_tokens=cached)
+        planner.report_usage(plans[-1], prompt_tokens=100, cached_tokens=cached)
     unknown = [
         planner.evict([plan.request_id], plan.request.tenant).requests == 0 for plan in plans
     ]
@@ -50,45 +49,38 @@ def test_the_least_recently_used_goes_first_over_all_tenants():
 
 def test_the_share_is_that_of_the_requests_that_fill_the_cache():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
     shares = []
     for number in range(7):
         plan = plan_of(planner, [number])
-        shadow.report_usage(plan, prompt_tokens=500 if number < 3 else 125, cached_tokens=0)
-        shares.append(shadow.block_share)
+        planner.report_usage(plan, prompt_tokens=500 if number < 3 else 125, cached_tokens=0)
+        shares.append(tracker.block_share)
     assert shares == [0.2, 0.2, 0.2, 300 / 1125, 400 / 1250, 500 / 1375, 500 / 1000]
 
 
 def test_cached_tokens_that_are_unknown_are_taken_as_planned():
     planners = [ReusePlanner(), ReusePlanner()]
-    shadows = [CapacityTracker(planner, capacity_tokens=400) for planner in planners]
+    trackers = [CapacityTracker(planner, capacity_tokens=400) for planner in planners]
     for ids in ([1, 2], [1, 3], [1, 2], [4]):
         plans = [plan_of(planner, ids) for planner in planners]
-        shadows[0].report_usage(plans[0], 250, plans[0].expected_cached_tokens)
-        shadows[1].report_usage(plans[1], 250, None)
-    assert shadows[0].block_share == shadows[1].block_share
+        planners[0].report_usage(plans[0], 250, plans[0].expected_cached_tokens)
+        planners[1].report_usage(plans[1], 250, None)
+    assert trackers[0].block_share == trackers[1].block_share
     assert planners[0].statistics() == planners[1].statistics()
 
 
 def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
     planner = ReusePlanner(token_counter=lambda text: 50)
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
     plan = planner.plan(ContextRequest(["one", "two"]))
-    shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
-    assert (planner.block_tokens(plan.blocks), shadow.block_share) == (100, 0.5)
-
-
-def test_a_request_that_failed_is_taken_out():
-    planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
-    shadow.forget(plan_of(planner, [1, 2]))
-    assert planner.statistics() == IndexStatistics()
+    planner.report_usage(plan, prompt_tokens=200, cached_tokens=0)
+    assert (planner.block_tokens(plan.blocks), tracker.block_share) == (100, 0.5)
 
 
 def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=0)
-    shadow.report_usage(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
+    CapacityTracker(planner, capacity_tokens=0)
+    planner.report_usage(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
     assert planner.statistics().tokens == 0
 
 
@@ -125,23 +117,23 @@ answers = st.tuples(
 @given(st.lists(answers, max_size=15), st.integers(0, 2_000))
 def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity)
+    tracker = CapacityTracker(planner, capacity)
     for ids, prompt, cached, completion in answers:
-        shadow.report_usage(plan_of(planner, ids), prompt, cached, completion)
-        assert 0 <= shadow.block_share <= 1
-        assert planner.statistics().tokens <= capacity * shadow.block_share
+        planner.report_usage(plan_of(planner, ids), prompt, cached, completion_tokens=completion)
+        assert 0 <= tracker.block_share <= 1
+        assert planner.statistics().tokens <= capacity * tracker.block_share
 
 
 def shares_and_expectations(answers, first_of_b):
     """Return after each answer what was expected, and the share; B's blocks count from a number."""
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=1_500)
+    tracker = CapacityTracker(planner, capacity_tokens=1_500)
     seen = []
     for tenant, (ids, prompt, cached, completion) in answers:
         first = first_of_b if tenant == "b" else 0
         plan = plan_of(planner, [first + number for number in ids], tenant=tenant)
-        shadow.report_usage(plan, prompt, cached, completion)
-        seen.append((plan.expected_cached_tokens, shadow.block_share, planner.statistics().tokens))
+        planner.report_usage(plan, prompt, cached, completion_tokens=completion)
+        seen.append((plan.expected_cached_tokens, tracker.block_share, planner.statistics().tokens))
     return seen
 
 
@@ -154,24 +146,40 @@ def test_whether_a_tenant_has_the_same_blocks_as_another_changes_nothing(answers
 def test_what_several_tenants_find_stays_in_each_ones_index(salted):
     """Salted, the engine holds it once for each tenant; else once, and each of them finds it."""
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=2_000)
+    CapacityTracker(planner, capacity_tokens=2_000)
     held = set()
     for number in range(60):
         tenant = "abc"[number % 3]
         plan = plan_of(planner, [1], tokens=200, tenant=tenant)
         cached = 200 if (tenant if salted else "") in held else 0
         held.add(tenant if salted else "")
-        shadow.report_usage(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
+        planner.report_usage(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
     assert [planner.cached_tokens(plan.request)] == [200]
     assert planner.statistics().tokens == 600, "every tenant's"
 
 
+def test_contexts_of_one_prompt_share_its_tokens():
+    planner = ReusePlanner()
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
+    plans = [plan_of(planner, [1, 2]), plan_of(planner, [3])]
+    planner.report_usage(plans, 500, 0, completion_tokens=100)
+    assert tracker.block_share == 0.5
+
+
+def test_the_last_tracker_of_a_planner_is_the_one_that_hears():
+    planner = ReusePlanner()
+    trackers = [CapacityTracker(planner, capacity_tokens=1_000) for _ in range(2)]
+    planner.report_usage(plan_of(planner, [1]), 200, 0)
+    planner.report_usage([], 700, 0)  # a prompt without a context
+    assert [tracker.block_share for tracker in trackers] == [1.0, 0.5]
+
+
 def test_threads_share_it():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=3_000)
+    CapacityTracker(planner, capacity_tokens=3_000)
 
     def run(number):
-        shadow.report_usage(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
+        planner.report_usage(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(400)))
@@ -214,14 +222,14 @@ def run_workload():
     """Run requests on popular blocks; compare the index with the engine at the end."""
     rng = random.Random(5)
     planner, engine = ReusePlanner(), Engine(capacity_tokens=8_000)
-    shadow = CapacityTracker(planner, 8_000)
+    CapacityTracker(planner, 8_000)
     blocks = [ContextBlock(id=n, text=f"{n}", tokens=rng.randint(60, 140)) for n in range(60)]
     plans, expected, cached = [], 0, 0
     for _ in range(180):
         ids = {min(int(rng.expovariate(0.07)), 59) for _ in range(5)}
         plan = planner.plan(ContextRequest([blocks[n] for n in sorted(ids)], "?"))
         usage = engine.serve(plan)
-        shadow.report_usage(plan, usage.prompt_tokens, usage.cached_tokens, 40)
+        planner.report_usage(plan, usage.prompt_tokens, usage.cached_tokens, completion_tokens=40)
         plans.append(plan)
         if len(plans) > 60:
             expected += plan.expected_cached_tokens
@@ -253,49 +261,48 @@ def test_the_index_holds_roughly_what_a_simulated_engine_holds():
 def test_blocks_that_the_engine_had_lost_and_stored_anew_stay_in_the_index():
     planner = ReusePlanner()
     plan_of(planner, [1])
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
     plan = plan_of(planner, [1])
     assert plan.expected_cached_tokens == 100
-    shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
-    assert (shadow.block_share, planner.statistics().tokens) == (0.5, 100)
+    planner.report_usage(plan, prompt_tokens=200, cached_tokens=0)
+    assert (tracker.block_share, planner.statistics().tokens) == (0.5, 100)
 
 
 NAN, INFINITE = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("count", [-5, "ten", NAN, INFINITE, -INFINITE, True, 1.5, 10**400, [1]])
-def test_counts_that_cannot_be_right_are_not_used_and_are_counted(count, caplog):
+def test_counts_that_cannot_be_right_are_unknown(count):
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=1_000)
-    for counts in ((count, 0, 0), (200, count, 0), (200, 0, count)):
-        shadow.report_usage(plan_of(planner, [1]), *counts)
-    assert shadow.faults == 3
-    assert len(caplog.records) == 1
+    tracker = CapacityTracker(planner, capacity_tokens=1_000)
+    for prompt, cached, completion in ((count, 0, 0), (200, count, 0), (200, 0, count)):
+        planner.report_usage(plan_of(planner, [1]), prompt, cached, completion_tokens=completion)
+    assert len(tracker._recent) == 2
     for number in range(10, 40):  # it goes on as if nothing had been
         plan = plan_of(planner, [number])
-        shadow.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
-    assert shadow.block_share == 0.5
+        planner.report_usage(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+    assert tracker.block_share == 0.5
     assert planner.statistics().tokens == 500
 
 
 def test_what_it_looks_back_on_is_bounded_however_little_is_stored():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=10**9)
+    tracker = CapacityTracker(planner, capacity_tokens=10**9)
     plan = plan_of(planner, [1])
     for _ in range(5_000):
-        shadow.report_usage(plan, prompt_tokens=100, cached_tokens=100)
-    assert len(shadow._recent) <= 4_096
-    assert len(shadow._uses) == 1
+        planner.report_usage(plan, prompt_tokens=100, cached_tokens=100)
+    assert len(tracker._recent) <= 4_096
+    assert len(tracker._uses) == 1
 
 
 def test_the_blocks_that_it_looks_back_on_are_bounded_and_told(monkeypatch):
     monkeypatch.setattr(capacity_tracker, "_MOST_BLOCKS", 20)
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=10**9)
+    tracker = CapacityTracker(planner, capacity_tokens=10**9)
     for number in range(30):
         plan = plan_of(planner, range(number, 2 * number + 1), tokens=1, tenant="abc"[number % 3])
-        shadow.report_usage(plan, prompt_tokens=200, cached_tokens=0)
-        parts = shadow.parts
+        planner.report_usage(plan, prompt_tokens=200, cached_tokens=0)
+        parts = tracker.parts
         assert not any(part.is_exceeded for part in parts.values())
-        assert parts["measured_blocks"].entries == sum(len(one.blocks) for one in shadow._recent)
-        assert len(shadow._uses) <= 20
+        assert parts["measured_blocks"].entries == sum(len(one.blocks) for one in tracker._recent)
+        assert len(tracker._uses) <= 20

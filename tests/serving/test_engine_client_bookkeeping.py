@@ -1,4 +1,4 @@
-"""What the planner, the shadow and the event sync hear of the client's calls."""
+"""What the planner, its tracker and the event sync hear of the client's calls."""
 
 import logging
 
@@ -15,13 +15,13 @@ from ctxreuse.serving import EmulatedEngine, EngineClient
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-async def test_the_shadow_hears_of_answers_and_failures():
+async def test_the_tracker_hears_of_answers_and_failures():
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=25)
+    tracker = CapacityTracker(planner, capacity_tokens=25)
     engine = EmulatedEngine(fail=[None, None, 400])
-    async with connected(engine, shadow=shadow) as client:
+    async with connected(engine, planner=planner) as client:
         await client.complete(planned(planner, text="one " * 4))
-        assert (planner.statistics().tokens, shadow.block_share) == (4, 4 / 23)
+        assert (planner.statistics().tokens, tracker.block_share) == (4, 4 / 23)
         await client.complete(planned(planner, text="two " * 4))
         assert planner.statistics().tokens == 4
         with pytest.raises(EngineError):
@@ -29,30 +29,14 @@ async def test_the_shadow_hears_of_answers_and_failures():
     assert planner.statistics().tokens == 4
 
 
-@pytest.mark.parametrize("with_shadow", [True, False])
-async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_id_alone(
-    with_shadow,
-):
+async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_id_alone():
     planner = ReusePlanner()
     ours = planned(planner, tenant="a")
-    shadow = CapacityTracker(planner, 1_000) if with_shadow else None
     engine = EmulatedEngine(fail=[400])
-    async with connected(engine, planner=planner, shadow=shadow) as client:
+    async with connected(engine, planner=planner) as client:
         with pytest.raises(EngineError):
             await client.complete(planned(planner, tenant="b", request_id=ours.request_id))
     assert planner.evict([ours.request_id], "a").requests == 1
-
-
-@pytest.mark.parametrize("shadows_own", [True, False])
-def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
-    forgotten = []
-    monkeypatch.setattr(ReusePlanner, "forget", lambda *told: forgotten.append(told))
-    planner = ReusePlanner()
-    other = planner if shadows_own else ReusePlanner()
-    client = EngineClient("http://engine", planner=planner, shadow=CapacityTracker(other, 100))
-    plan = planned(planner)
-    client.forget(plan)
-    assert forgotten == ([(other, plan)] if shadows_own else [(other, plan), (planner, plan)])
 
 
 class Records:
@@ -173,11 +157,10 @@ async def test_the_request_id_goes_out_as_a_header_and_to_sglang_as_a_field(requ
     assert [body.get("rid") for body in engine.requests] == [None, sent]
 
 
-async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
+async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog, monkeypatch):
     planner = ReusePlanner()
-    shadow = CapacityTracker(planner, capacity_tokens=100)
-    shadow.report_usage = None
-    async with connected(EmulatedEngine(), shadow=shadow) as client:
+    monkeypatch.setattr(planner, "report_usage", None)
+    async with connected(EmulatedEngine(), planner=planner) as client:
         assert client.faults == 0
         for faults in (1, 2):
             assert (await client.complete(planned(planner))).text == "OK."

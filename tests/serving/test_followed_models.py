@@ -1,4 +1,4 @@
-"""Cache events beside wrapped models: the index follows what the engine holds of their prompts."""
+"""Beside wrapped models, the index follows what the engine holds of their prompts."""
 
 import gc
 import time
@@ -14,7 +14,7 @@ from llama_index.llms.openai_like import OpenAILike
 import langchain_ctxreuse
 import llamaindex_ctxreuse
 from ctxreuse import ReusePlanner, cache_profile
-from ctxreuse.cache import KVEventSync
+from ctxreuse.cache import CapacityTracker, KVEventSync
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.client.connection import EngineConnection
 from ctxreuse.serving.client.own_calls import OwnCalls
@@ -92,6 +92,16 @@ def test_what_the_engine_drops_leaves_the_index(served, application):  # noqa: F
         assert app.planner.statistics().tokens <= 25 * 16
         assert sync.stats.requests < 5
     assert app.planner.prompt_follower is None
+
+
+@pytest.mark.parametrize("application", [LangChain, LlamaIndex])
+def test_a_tracker_keeps_the_index_at_what_fits(served, application):  # noqa: F811
+    engine, app = served(), application(window_s=0)
+    tracker = CapacityTracker(app.planner, capacity_tokens=500)
+    for names in ("abcd", "fghi", "jklm"):
+        app.ask(names)
+    assert engine.usage.prompt_tokens > 500
+    assert 0 < app.planner.statistics().tokens <= 500 * tracker.block_share < 500
 
 
 def test_the_connection_goes_with_the_model(served, monkeypatch):  # noqa: F811

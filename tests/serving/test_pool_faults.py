@@ -219,9 +219,9 @@ async def test_a_stream_that_takes_too_long_after_its_first_piece_raises():
 
     network = Network(a=EmulatedEngine(answer=lambda body: answer()), b=EmulatedEngine())
     async with pool_on(network) as pool:
-        stream = pool.stream(asking("x"), replica="a", limit_s=0.05)
+        stream = pool.stream(asking("x"), replica="a", limit_s=1)
         assert await anext(stream) == "one"
-        with pytest.raises(EngineError, match=r"replica a did not answer within 0\.05 s"):
+        with pytest.raises(EngineError, match="replica a did not answer within 1 s"):
             await anext(stream)
         assert queues(pool) == IDLE
         assert [one.failed for one in pool.statistics()] == [1, 0]
@@ -235,7 +235,7 @@ async def test_the_time_is_for_the_whole_answer():
 
     network = Network(a=EmulatedEngine(answer=lambda body: answer()))
     async with pool_on(network) as pool:
-        stream = pool.stream(asking("x"), limit_s=0.1)
+        stream = pool.stream(asking("x"), limit_s=0.6)
         assert await anext(stream) == "word "
         with pytest.raises(EngineError, match="did not answer within"):
             [piece async for piece in stream]

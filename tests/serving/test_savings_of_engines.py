@@ -6,7 +6,6 @@ from client_helpers import MESSAGES, connected, planned
 from pool_helpers import Network, asking, pool_on
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache import CapacityTracker
 from ctxreuse.planning.savings import ReportedUsage
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
@@ -20,12 +19,9 @@ def reported(engine, planner):
     return found
 
 
-@pytest.mark.parametrize("with_tracker", ["no", "yes", "alone"])
-async def test_a_client_tells_its_planner_what_answers_report(with_tracker):
+async def test_a_client_tells_its_planner_what_answers_report():
     engine, planner = EmulatedEngine(block_size=4), ReusePlanner()
-    tracker = None if with_tracker == "no" else CapacityTracker(planner, 10_000)
-    options = {"planner": None if with_tracker == "alone" else planner, "shadow": tracker}
-    async with connected(engine, **options) as client:
+    async with connected(engine, planner=planner) as client:
         for _ in range(2):
             await client.complete(planned(planner, TEXT))
         async with client.stream(planned(planner, TEXT)) as stream:

@@ -379,11 +379,11 @@ def caches() -> Any:
         plan = planner.plan(request)
         characters = len(plan.messages()[-1]["content"])
         cached = None if number % 5 == 4 else plan.expected_cached_tokens
-        shadow.report_usage(plan, 40 + characters // 4, cached, 10)
+        planner.report_usage(plan, 40 + characters // 4, cached, completion_tokens=10)
         ends = block_ends(plan, len, lambda messages: str(messages[-1]["content"]))
         told.append([short(plan), round(shadow.block_share, 9), list(ends)])
         if number % 9 == 8:
-            shadow.forget(plan)
+            planner.forget(plan)
     return {"tokens": tokens, "shadow": told}
 
 

@@ -140,7 +140,6 @@ def shadow_cache() -> Any:
     async def main() -> list[Any]:
         client = _client(engine, model="emulated", planner=planner)
         shadow = CapacityTracker.from_metrics(planner, engine.metrics())
-        client = _client(engine, model="emulated", planner=planner, shadow=shadow)
         told = []
         for request in requests(30, seed=32):
             completion = await client.complete(planner.plan(request))

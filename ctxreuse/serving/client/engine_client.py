@@ -57,7 +57,6 @@ from ctxreuse.serving.client.request import (
 )
 
 if TYPE_CHECKING:
-    from ctxreuse.cache.capacity_tracker import CapacityTracker
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
@@ -82,7 +81,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         model: The model's name; None takes `lora` or asks the engine, once.
         api_key: Its key; vLLM takes any unless it was started with one.
         planner: Is told of failed requests, and of the usage of answers.
-        shadow: Is told of answered requests, for engines that report no evictions.
         events: Is told which tokens a prompt had, for engines that report evictions.
         lora: The LoRA adapter that `model` is, if any, for `events`. A call with another `model=`
             counts as without.
@@ -112,7 +110,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         *,
         api_key: str = "EMPTY",
         planner: ReusePlanner | None = None,
-        shadow: CapacityTracker | None = None,
         events: KVEventSync | None = None,
         lora: str | None = None,
         http_client: Any = None,
@@ -149,7 +146,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._model = ModelName(lora if model is None else model, self._connection.first_model)
         self._lora = lora
         self._planner = planner
-        self._shadow = shadow
         self._events = events
         if events is not None:
             events.expect()
@@ -292,11 +288,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     def forget(self, plan: Plan) -> None:
         """Tell the planner that a plan's prompt is not in the engine's cache."""
         checked_kind("plan", plan, Plan, "a Plan")
-        if self._shadow is not None:
-            self._shadow.forget(plan)
-        if self._planner is not None and (
-            self._shadow is None or self._shadow.planner is not self._planner
-        ):
+        if self._planner is not None:
             self._planner.forget(plan)
 
     async def aclose(self) -> None:
@@ -499,11 +491,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
         """Tell what the engine has seen to those that follow its cache."""
-        planner = self._planner
-        if planner is None and self._shadow is not None:
-            planner = self._shadow.planner
-        if planner is not None:
-            planner.report_usage(
+        if self._planner is not None:
+            self._planner.report_usage(
                 () if call.plan is None else call.plan,
                 completion.prompt_tokens,
                 completion.cached_tokens,
@@ -513,13 +502,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             )
         if call.plan is None:
             return
-        if self._shadow is not None and completion.prompt_tokens is not None:
-            self._shadow.report_usage(
-                call.plan,
-                completion.prompt_tokens,
-                completion.cached_tokens,
-                completion.completion_tokens or 0,
-            )
         if self._events is not None and completion.prompt_token_ids is None:
             if not self._tells_no_ids:
                 self._tells_no_ids = True

@@ -446,10 +446,6 @@ class Replica:
             plan = recorded(self.planner, plan)
         if is_current:
             self._judge(plan, cached)
-        if self._capacity is not None and completion.prompt_tokens is not None:
-            self._capacity.report_usage(
-                plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
-            )
 
     def _judge(self, plan: Plan, cached: int | None) -> None:
         """Tell from an answer whether the engine has lost its cache."""
