@@ -1,18 +1,24 @@
 import math
+import random
+import time
 
 import numpy as np
 import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from ivf_helpers import build_index, some_vectors
 
 from ctxreuse.workflow.vector_search.costs import (
     ArrivalRate,
+    FasterWay,
     MovingMean,
     ScanCosts,
     ScanLoad,
     sub_stage_s,
 )
+from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
+from ctxreuse.workflow.vector_search.top_k import nothing_found
 
 RATES = np.array([4e-6, 6e-9, 3e-9])
 SECONDS = st.floats(0.0, 10.0)
@@ -106,3 +112,49 @@ def test_rates_and_means_are_those_of_late():
     mean.add(3.0)
     mean.add(4.0)
     assert mean.value == 3.0
+
+
+def seconds_of(is_first, load):
+    """A device takes 3 ms and little for each vector; the lists take time for each vector."""
+    return 0.003 + 1e-9 * load.codes if is_first else 1e-6 * load.codes + 1e-7 * load.compared
+
+
+def test_small_loads_go_to_the_lists_and_large_ones_to_the_device():
+    ways, rng = FasterWay(64), random.Random(0)
+    chosen = []
+    for number in range(3_000):
+        codes = rng.choice([100, 500, 8_000, 40_000])
+        load = ScanLoad(10, codes, 3 * codes)
+        is_first = ways.is_first(load._replace(clusters=1), load)
+        ways.observe(
+            is_first, load._replace(clusters=1) if is_first else load, seconds_of(is_first, load)
+        )
+        if number > 1_500:
+            chosen.append((codes > 1_000, is_first))
+    as_wanted = sum(is_large == is_first for is_large, is_first in chosen)
+    assert as_wanted / len(chosen) > 0.93  # each 32nd is a trial
+    assert len(set(chosen)) == 4
+
+
+def test_a_device_that_is_slow_is_left_alone():
+    class Slow:
+        began = 0
+
+        def holds(self, clusters):
+            return clusters >= 0
+
+        def begin(self, vectors, rows, clusters, k):
+            self.began += 1
+            time.sleep(0.01)
+            nothing = nothing_found((len(rows), k), False)
+            return lambda: ScannedPairs(nothing, np.zeros(len(rows), dtype=np.bool_))
+
+    searched, device = IVFIndex(build_index("L2")), Slow()
+    rows, clusters = np.zeros(3, dtype=np.int64), np.arange(3)
+    expected = searched.scan(some_vectors()[:1], rows, clusters, 4)
+    searched.accelerate(device)
+    for _ in range(200):
+        found = searched.scan(some_vectors()[:1], rows, clusters, 4)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    assert 0 < device.began < 60

@@ -22,6 +22,7 @@ from ivf_helpers import (
 )
 
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.workflow.vector_search.costs import FasterWay
 from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier, gpu_is_usable
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
@@ -200,6 +201,12 @@ def test_wrong_settings_are_named(arguments, message):
         HotTier(IVFIndex(shared_index("L2")), **arguments)
 
 
+@pytest.fixture(autouse=True)
+def always_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have scans go to the device, though a CPU that stands for one is slower than faiss."""
+    monkeypatch.setattr(FasterWay, "is_first", lambda *_: True)
+
+
 @pytest.fixture
 def torch() -> Any:
     return pytest.importorskip("torch", reason="the GPU tier needs torch")
@@ -317,7 +324,7 @@ def test_many_rows_are_scored_in_blocks(torch, monkeypatch):
     searched = IVFIndex(shared_index("L2"))
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, list(range(NLIST)))
-    monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_BLOCK", 700)
+    monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_PRODUCT", 700)
     assert_same(every_pair(searched, QUERIES, 5), *expected)
 
 
@@ -358,6 +365,18 @@ def test_a_scan_may_meet_no_cluster_of_the_tier(torch, clusters):
     searched = IVFIndex(shared_index("L2"))
     on_device(searched, [3])
     assert_same(searched.scan(QUERIES, rows, wanted, 5), *expected)
+
+
+def test_clusters_of_very_different_sizes_are_searched_as_faiss_does(torch):
+    vectors = np.concatenate([some_vectors() + 9 * n for n in range(3)] + [some_vectors()[:40] - 9])
+    index = build_index("L2", vectors, nlist=9)
+    for cluster, size in ((1, 0), (2, 1), (3, 2), (4, 5)):
+        index.invlists.resize(cluster, size)
+    searched = IVFIndex(index)
+    queries = np.concatenate([QUERIES, vectors[::50]])
+    expected = every_pair(searched, queries, 6)
+    on_device(searched, list(range(9)))
+    assert_same(every_pair(searched, queries, 6), *expected)
 
 
 @pytest.mark.parametrize("breaks", ["begin", "finish"])

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from ctxreuse.context.fork_safety import ForkSafeLock
+
 Floats = NDArray[np.float64]
 
 _PRIOR_S = (5e-6, 0.12e-9, 0.08e-9)
@@ -20,6 +22,7 @@ _SCALE = (64.0, 64_000.0, 64_000.0)
 """A usual scan: the terms of the model are of one size then."""
 
 _FITTED_EVERY = 16
+_TRIED_EVERY = 32
 _WINDOW_S = 1.0  # in which arrivals are counted
 _SHORTEST_S, _LONGEST_S = 0.001, 0.1  # sub-stages
 _LONGEST_FACTOR = 20.0
@@ -79,6 +82,30 @@ class ScanCosts:
         target = np.linalg.solve(root, known)
         fitted, _ = nnls(root.T, target)
         self._rates = fitted / self._scale
+
+
+class FasterWay:
+    """Which of two ways to scan is faster for a load, by what scans took; thread-safe.
+
+    Each `_TRIED_EVERY`th scan goes the other way, so that both are known.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self._costs = ScanCosts(dimension), ScanCosts(dimension)
+        self._lock = ForkSafeLock()
+        self._asked = 0
+
+    def is_first(self, first: ScanLoad, second: ScanLoad) -> bool:
+        """Return whether to take the first way, given the load that each of them has."""
+        with self._lock:
+            self._asked += 1
+            is_faster = self._costs[0].seconds(first) < self._costs[1].seconds(second)
+            return is_faster != (self._asked % _TRIED_EVERY == 0)
+
+    def observe(self, was_first: bool, load: ScanLoad, seconds: float) -> None:
+        """Learn from the seconds that a scan took."""
+        with self._lock:
+            self._costs[not was_first].observe(load, seconds)
 
 
 class MovingMean:

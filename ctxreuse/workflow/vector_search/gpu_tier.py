@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,11 @@ from ctxreuse.workflow.vector_search.top_k import (
 _SPARE = 32
 """Candidates beyond k that a pair may have within its margin; faiss scans a pair with more."""
 
-_LARGEST_BLOCK = 1 << 26
-"""Scores that are held on the device at a time: 256 MiB."""
+_QUERIES_OF_A_GROUP = 8
+"""Queries that one copy of a cluster meets in a product; those that it lacks are zeros."""
+
+_LARGEST_PRODUCT = 1 << 26
+"""Numbers of the clusters that are copied for a product: 256 MiB."""
 
 _UNIT_ROUNDOFF = 2.0**-24
 _SMALLEST_NORMAL = 2.0**-126
@@ -68,8 +70,7 @@ def fastest_tier(index: IVFIndex, capacity_bytes: int) -> GpuTier | HotTier:
     return HotTier(index, capacity_bytes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GpuCluster:
+class GpuCluster(NamedTuple):
     """A cluster on the GPU, and in RAM, where the CPU scores its vectors again."""
 
     vectors: Any  # (n, d) float32 tensor on the device
@@ -135,9 +136,26 @@ class GpuTier(ClusterTier[GpuCluster]):
             largest_norm=float(np.sqrt(squares.max())),
         )
 
-    def _serve(self, copies: Mapping[int, GpuCluster]) -> None:
-        scanner = _GpuScanner(self._torch, self._device, self.index, copies) if copies else None
-        self.index.accelerate(scanner)
+    def _ready(
+        self, copies: dict[int, GpuCluster]
+    ) -> tuple[dict[int, GpuCluster], Callable[[], None]]:
+        """Lay the copies one behind another, so that one product takes many of them."""
+        if not copies:
+            return copies, lambda: self.index.accelerate(None)
+        torch = self._torch
+        scanner = _GpuScanner(torch, self._device, self.index, copies)
+        sizes = [len(one.ids) for one in copies.values()]
+        ends = np.cumsum(sizes)[:-1]
+        kept = zip(
+            torch.split(scanner.vectors, sizes),
+            torch.split(scanner.squared_norms, sizes),
+            np.split(scanner.stored, ends),
+            np.split(scanner.ids, ends),
+            (one.largest_norm for one in copies.values()),
+            strict=True,
+        )
+        held = dict(zip(copies, map(GpuCluster._make, kept), strict=True))
+        return held, lambda: self.index.accelerate(scanner)
 
 
 class _GpuScanner:
@@ -150,39 +168,37 @@ class _GpuScanner:
         self._device = device
         self._higher_is_better = index.higher_is_better
         self._dimension = index.dimension
-        self._copies = copies
-        self._is_held = np.zeros(index.nlist, dtype=np.bool_)
-        self._is_held[list(copies)] = True
+        held = list(copies.values())
+        self.vectors = torch.cat([one.vectors for one in held])
+        self.squared_norms = torch.cat([one.squared_norms for one in held])
+        self.stored = np.concatenate([one.stored for one in held])
+        self.ids = np.concatenate([one.ids for one in held])
+        self._sizes = np.zeros(index.nlist, dtype=np.int64)
+        self._sizes[list(copies)] = [len(one.ids) for one in held]
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._largest_norms = np.zeros(index.nlist)
+        self._largest_norms[list(copies)] = [one.largest_norm for one in held]
 
     def holds(self, clusters: Ids) -> npt.NDArray[np.bool_]:
         """Return for each cluster whether it is on the device; -1 is not."""
-        return (clusters >= 0) & self._is_held[clusters]
+        return (clusters >= 0) & (self._sizes[clusters] > 0)
 
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
         """Start the device's work; the returned function does the CPU's part."""
-        torch = self._torch
-        order = np.argsort(clusters, kind="stable")
-        asked = vectors[rows[order]]
-        chosen, starts = np.unique(clusters[order], return_index=True)
-        groups = list(zip(chosen.tolist(), starts, np.append(starts[1:], len(order)), strict=True))
-        parts = []
-        if _products_are_float32(torch):
-            on_device = torch.from_numpy(asked).to(self._device)
-            parts = [
-                part
-                for cluster, start, end in groups
-                for part in self._nearest(on_device[start:end], self._copies[cluster], k)
-            ]
+        order = np.lexsort((clusters, -self._sizes[clusters]))  # clusters of like sizes together
+        asked, where = vectors[rows[order]], clusters[order]
+        parts = self._nearest(asked, where, k) if _products_are_float32(self._torch) else []
 
         def finish() -> ScannedPairs:
             nothing = nothing_found((len(order), k), self._higher_is_better)
             found = ScannedPairs(nothing, np.zeros(len(order), dtype=np.bool_))
             if parts:
-                scores = torch.cat([part[0] for part in parts]).cpu().numpy()
-                offsets = torch.cat([part[1] for part in parts]).cpu().numpy()
-                found = self._scored_again(asked, groups, scores, offsets, k)
+                scores, places = (
+                    self._torch.cat(several).cpu().numpy() for several in zip(*parts, strict=True)
+                )
+                found = self._scored_again(asked, where, scores, places, k)
             back = np.argsort(order)
             return ScannedPairs(
                 Candidates(found.found.scores[back], found.found.ids[back]), found.is_certain[back]
@@ -190,63 +206,78 @@ class _GpuScanner:
 
         return finish
 
-    def _nearest(self, asked: Any, cluster: GpuCluster, k: int) -> list[tuple[Any, Any]]:
-        """Return blocks of scores (less is better) and offsets of the best k and some more."""
+    def _nearest(self, asked: Vectors, clusters: Ids, k: int) -> list[tuple[Any, Any]]:
+        """Return scores (less is better) and places of each pair's best k and some more.
+
+        The queries of a cluster are taken a few at a time, and such groups in one product, as long
+        as none is shorter than half of the longest.
+        """
         torch = self._torch
-        size = len(cluster.stored)
-        width = k + _SPARE
-        block = max(1, _LARGEST_BLOCK // size)
-        parts = []
+        first = np.flatnonzero(np.diff(clusters, prepend=-1))
+        counts = np.diff(first, append=len(clusters))
+        wide = min(_QUERIES_OF_A_GROUP, int(counts.max()))
+        groups = -(-counts // wide)
+        which = np.arange(len(clusters)) - np.repeat(first, counts)  # of its cluster's queries
+        group = np.repeat(np.cumsum(groups) - groups, counts) + which // wide
+        of_groups = np.repeat(clusters[first], groups)
+        sizes = self._sizes[of_groups]
+        parts, end = list[tuple[Any, Any]](), 0
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
-            for start in range(0, len(asked), block):
-                some = asked[start : start + block]
-                if self._higher_is_better:
-                    scores = -(some @ cluster.vectors.T)
-                else:
-                    # without the queries' squared norms, which change no order
-                    scores = torch.addmm(
-                        cluster.squared_norms, some, cluster.vectors.T, beta=1, alpha=-2
-                    )
-                best, offsets = torch.topk(scores, min(width, size), dim=1, largest=False)
-                # scores that a small cluster lacks are infinite
-                missing = (0, width - best.shape[1])
-                pad = torch.nn.functional.pad
-                parts.append((pad(best, missing, value=float("inf")), pad(offsets, missing)))
+            queries = torch.from_numpy(asked).to(self._device)
+            while end < len(of_groups):
+                start, longest = end, int(sizes[end])
+                most = _LARGEST_PRODUCT // (longest * max(self._dimension, wide))
+                end = int(np.searchsorted(-sizes, -(longest // 2), side="right"))
+                end = min(end, start + max(1, most))
+                some = of_groups[start:end]
+                low, high = np.searchsorted(group, [start, end])
+                slots = self._on_device(group[low:high] - start, which[low:high] % wide)
+                parts.append(self._product(queries[low:high], slots, some, wide, k + _SPARE))
         return parts
 
+    def _product(
+        self, queries: Any, slots: tuple[Any, Any], clusters: Ids, wide: int, width: int
+    ) -> tuple[Any, Any]:
+        """Return scores and places for queries, of which each stands in a slot of a group."""
+        torch = self._torch
+        starts, sizes = self._on_device(self._starts[clusters], self._sizes[clusters])
+        offsets = torch.arange(int(self._sizes[clusters].max()), device=self._device)
+        places = starts[:, None] + torch.minimum(offsets, sizes[:, None] - 1)
+        grouped = queries.new_zeros(len(clusters), wide, self._dimension)
+        grouped[slots] = queries
+        vectors = self.vectors[places].transpose(1, 2)
+        if self._higher_is_better:
+            scores = -torch.bmm(grouped, vectors)
+        else:  # without the queries' squared norms, which change no order
+            norms = self.squared_norms[places][:, None]
+            scores = torch.baddbmm(norms, grouped, vectors, beta=1, alpha=-2)
+        scores.masked_fill_((offsets >= sizes[:, None])[:, None], float("inf"))
+        best, at = torch.topk(scores, min(width, len(offsets)), dim=2, largest=False)
+        best, at = best[slots], at[slots] + starts[slots[0]][:, None]
+        # scores that a small cluster lacks are infinite
+        missing = (0, width - best.shape[1])
+        pad = torch.nn.functional.pad
+        return pad(best, missing, value=float("inf")), pad(at, missing)
+
+    def _on_device(self, *arrays: Ids) -> tuple[Any, ...]:
+        return tuple(self._torch.from_numpy(one).to(self._device) for one in arrays)
+
     def _scored_again(
-        self,
-        asked: Vectors,
-        groups: list[tuple[int, int, int]],
-        scores: npt.NDArray[np.float32],
-        offsets: Ids,
-        k: int,
+        self, asked: Vectors, clusters: Ids, scores: Vectors, places: Ids, k: int
     ) -> ScannedPairs:
         norms = np.sqrt(np.einsum("ij,ij->i", asked, asked, dtype=np.float64))
-        largest = np.empty(len(asked))
-        is_whole = np.empty(len(asked), dtype=np.bool_)
-        for cluster, start, end in groups:
-            largest[start:end] = self._copies[cluster].largest_norm
-            is_whole[start:end] = len(self._copies[cluster].stored) <= scores.shape[1]
+        largest = self._largest_norms[clusters]
         limits = scores[:, k - 1].astype(np.float64) + self._margins(norms, largest)
         is_candidate = (scores <= limits[:, None]) & np.isfinite(scores)
         # comparisons with NaN are false: such queries are left to faiss
         is_certain = (norms + largest) ** 2 < _LARGEST_SQUARE
-        is_certain &= is_whole | (scores[:, -1] > limits)
-
-        pairs, places = np.nonzero(is_candidate & is_certain[:, None])
-        of_pairs = offsets[pairs, places]
-        ids = np.full(len(pairs), MISSING, dtype=np.int64)
-        again = np.empty(len(pairs), dtype=np.float32)
-        bounds = np.searchsorted(pairs, [end for _, _, end in groups])
-        first = 0
-        for (cluster, _, _), last in zip(groups, bounds.tolist(), strict=True):
-            copy = self._copies[cluster]
-            part = slice(first, last)
-            ids[part] = copy.ids[of_pairs[part]]
-            again[part] = self._faiss_scores(asked, pairs[part], copy.stored, of_pairs[part])
-            first = last
-        best = best_by_group(pairs, again, ids, len(asked), k + 1, self._higher_is_better)
+        is_certain &= (self._sizes[clusters] <= scores.shape[1]) | (scores[:, -1] > limits)
+        pairs, columns = np.nonzero(is_candidate & is_certain[:, None])
+        of_pairs = places[pairs, columns]
+        again = self._faiss_scores(asked, pairs, self.stored, of_pairs)
+        best = best_by_group(
+            pairs, again, self.ids[of_pairs], len(asked), k + 1, self._higher_is_better
+        )
         # faiss decides which of those that tie at the end is kept
         ties = (best.scores[:, k - 1] == best.scores[:, k]) & (best.ids[:, k] != MISSING)
         found = Candidates(best.scores[:, :k], best.ids[:, :k])

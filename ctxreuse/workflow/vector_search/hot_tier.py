@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -28,6 +28,7 @@ class BuiltTier(Generic[_Copy]):
 
     copies: Mapping[int, _Copy]
     size_bytes: int
+    serve: Callable[[], None]  # has the index search these copies from now on
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class ClusterTier(ABC, Generic[_Copy]):
 
     The workflow engine notes each sub-stage. When a rebuild is `due`, it calls `build` in a
     background thread and then `swap`; a scan ends with the set that it began with. Until the last
-    one has, both sets are in memory, with the clusters that stayed only once.
+    one has, both sets are in memory; in RAM, clusters that stayed only once.
 
     Args:
         index: The index whose clusters are held.
@@ -69,7 +70,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         self._decay = decay
         self._accesses = np.zeros(index.nlist)
         self._is_held = np.zeros(index.nlist, dtype=np.bool_)
-        self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0)
+        self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0, lambda: None)
         self._since_build = 0
         self._counting = ForkSafeLock()
         self._building = ForkSafeLock()
@@ -109,17 +110,19 @@ class ClusterTier(ABC, Generic[_Copy]):
                 self._since_build = 0
             chosen, size_bytes = self._chosen(accesses)
             present = self._serving.copies
-            copies = {
-                cluster: present[cluster] if cluster in present else self._copy(cluster)
-                for cluster in chosen
-            }
-            return BuiltTier(MappingProxyType(copies), size_bytes)
+            copies, serve = self._ready(
+                {
+                    cluster: present[cluster] if cluster in present else self._copy(cluster)
+                    for cluster in chosen
+                }
+            )
+            return BuiltTier(MappingProxyType(copies), size_bytes, serve)
 
     def swap(self, built: BuiltTier[_Copy]) -> None:
         """Search from now on in the set that `build` returned."""
         if built.copies.keys() == self._serving.copies.keys():
             return
-        self._serve(built.copies)
+        built.serve()
         is_held = np.zeros(self.index.nlist, dtype=np.bool_)
         is_held[list(built.copies)] = True
         with self._counting:
@@ -146,8 +149,8 @@ class ClusterTier(ABC, Generic[_Copy]):
         """Return a copy of a cluster in the tier's memory."""
 
     @abstractmethod
-    def _serve(self, copies: Mapping[int, _Copy]) -> None:
-        """Have the index search these copies from now on."""
+    def _ready(self, copies: dict[int, _Copy]) -> tuple[dict[int, _Copy], Callable[[], None]]:
+        """Return copies (given in ascending order) as they are kept, and what has them searched."""
 
 
 class HotTier(ClusterTier[Any]):
@@ -168,16 +171,15 @@ class HotTier(ClusterTier[Any]):
             cold.release_ids(cluster, ids)
         return copy
 
-    def _serve(self, copies: Mapping[int, Any]) -> None:
+    def _ready(self, copies: dict[int, Any]) -> tuple[dict[int, Any], Callable[[], None]]:
         """Stack the copies and what lies between them into lists for all clusters."""
         if not copies:
-            self.index.serve_from(None)
-            return
+            return copies, lambda: self.index.serve_from(None)
         faiss = require_faiss()
         cold = self.index.faiss_lists
         parts = []
         next_cluster = 0
-        for cluster, copy in sorted(copies.items()):
+        for cluster, copy in copies.items():
             if next_cluster < cluster:
                 parts.append(faiss.SliceInvertedLists(cold, next_cluster, cluster))
             parts.append(copy)
@@ -189,4 +191,4 @@ class HotTier(ClusterTier[Any]):
             pointers.push_back(part)
         lists = faiss.VStackInvertedLists(len(parts), pointers.data())
         lists.parts = parts  # faiss keeps bare pointers to them
-        self.index.serve_from(lists)
+        return copies, lambda: self.index.serve_from(lists)

@@ -8,6 +8,7 @@ by cluster find it in the CPU's cache (3 times faster, measured with 64 queries)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
 from ctxreuse.workflow.vector_search.faiss_views import (
     checked_faiss_index,
     openmp_threads,
@@ -65,6 +67,7 @@ class _Serving:
     view: Any
     lists: Any  # kept alive here, because faiss has a bare pointer to them
     scanner: ClusterScanner | None
+    ways: FasterWay  # the scanner, or the lists
 
 
 class IVFIndex:
@@ -102,13 +105,13 @@ class IVFIndex:
         self._threads = threads
         self._owner = index  # the downcast index is a second handle that does not keep it alive
         self._index = checked_faiss_index(faiss, index)
-        self._serving = _Serving(
-            view_of(faiss, self._index, self._index.invlists), self._index.invlists, None
-        )
+        self.dimension = int(self._index.d)
+        own = self._index.invlists
+        ways = FasterWay(self.dimension)
+        self._serving = _Serving(view_of(faiss, self._index, own), own, None, ways)
         self._scanning = FailOpen(
             "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
         )
-        self.dimension = int(self._index.d)
         self.size = int(self._index.ntotal)
         self.nlist = int(self._index.nlist)
         self.code_size = int(self._index.code_size)
@@ -198,17 +201,53 @@ class IVFIndex:
         scanner = serving.scanner
         if scanner is None or not (held := scanner.holds(where)).any():
             return self._scan_lists(serving, queries, which, where, k)
-        found = nothing_found((len(where), k), self.higher_is_better)
-        attempt = self._scanning.attempt
-        finish = attempt(lambda: scanner.begin(queries, which[held], where[held], k), lambda: None)
-        self._scan_into(found, ~held, serving, queries, which, where)
+        load = self._load(where[held])
+        on_device = load._replace(clusters=1)  # it takes all pairs in one product
+        if serving.ways.is_first(on_device, load):
+            found, seconds = self._scan_both(serving, scanner, queries, which, where, held, k)
+            took = True, on_device, seconds
+        else:
+            began = time.perf_counter()
+            found = self._scan_lists(serving, queries, which, where, k)
+            took = False, self._load(where), time.perf_counter() - began
+        self._scanning.attempt(lambda: serving.ways.observe(*took), lambda: None)
+        return found
+
+    def _scan_both(
+        self,
+        serving: _Serving,
+        scanner: ClusterScanner,
+        queries: Vectors,
+        rows: Ids,
+        clusters: Ids,
+        held: npt.NDArray[np.bool_],
+        k: int,
+    ) -> tuple[Candidates, float]:
+        """Scan what a scanner holds with it, and the rest in the lists meanwhile.
+
+        Returns:
+            What is found, and the seconds that went into what it holds.
+        """
+        began, attempt = time.perf_counter(), self._scanning.attempt
+        found = nothing_found((len(clusters), k), self.higher_is_better)
+        of_scanner = rows[held], clusters[held]
+        finish = attempt(lambda: scanner.begin(queries, *of_scanner, k), lambda: None)
+        rest_began = time.perf_counter()
+        self._scan_into(found, ~held, serving, queries, rows, clusters)
+        rest_s = time.perf_counter() - rest_began
         elsewhere = None if finish is None else attempt(finish, lambda: None)
         unsure = np.flatnonzero(held)
         if elsewhere is not None:
             found.scores[held], found.ids[held] = elsewhere.found
             unsure = unsure[~elsewhere.is_certain]
-        self._scan_into(found, unsure, serving, queries, which, where)
-        return found
+        self._scan_into(found, unsure, serving, queries, rows, clusters)
+        return found, time.perf_counter() - began - rest_s
+
+    def _load(self, clusters: Ids) -> ScanLoad:
+        """Return the size of a scan of these clusters, one for each pair."""
+        clusters = clusters[clusters >= 0]
+        codes = int(self.cluster_sizes[np.unique(clusters)].sum())
+        return ScanLoad(len(clusters), codes, int(self.cluster_sizes[clusters].sum()))
 
     def vectors_of(self, ids: npt.ArrayLike, clusters: npt.ArrayLike) -> Vectors:
         """Return stored vectors (decoded, where the index compresses them): (m, dimension) float32.
@@ -268,7 +307,7 @@ class IVFIndex:
         """
         chosen = self._index.invlists if lists is None else lists
         view = view_of(self._faiss, self._index, chosen)
-        self._serving = _Serving(view, chosen, self._serving.scanner)
+        self._serving = replace(self._serving, view=view, lists=chosen)
 
     def accelerate(self, scanner: ClusterScanner | None) -> None:
         """Have a scanner search the clusters that it holds from now on; None is none."""
