@@ -324,7 +324,8 @@ def check_vllm(words: tuple[str, ...]) -> None:
 def check_python(words: tuple[str, ...]) -> None:
     if words[1].endswith(".py"):
         known = (ROOT / words[1]).read_text(encoding="utf-8")
-        assert all(f'"{word}"' in known for word in words[2:])
+        named = [*words[2:3], *(word for word in words[3:] if word.startswith("--"))]
+        assert all(f'"{word}"' in known for word in named)
     else:
         assert words[1:3] == ("-m", "sglang.launch_server")
 
