@@ -16,7 +16,7 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.rules.answers import read_end
+from ctxreuse.rules.answers import read_end, why_unread
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LONGEST_NAME = 60
@@ -204,10 +204,10 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
         return _Kept(0, Cause.below_minimum if cache.lives else Cause.too_short)
-    kept, expired = 0, 0
+    kept, expired, parted = 0, 0, _parted(prompt, before)
     for one in before:
         common = min(blocks, _shared_blocks(prompt, one))
-        tokens = sum(prompt.tokens[: read_end(cache, one.marks, prompt.marks, common)])
+        tokens = sum(prompt.tokens[: read_end(cache, one.marks, prompt.marks, common, parted)])
         if prompt.front_tokens + tokens < cache.least_tokens:
             continue
         if _is_alive(one, prompt, cache):
@@ -217,6 +217,17 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
     if kept == shared:
         return _Kept(kept)
     return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
+
+
+def _parted(prompt: SentEntry, before: list[SentEntry]) -> list[int]:
+    """Return after how many of a prompt's first blocks earlier ones part from each other."""
+    going_on: dict[int, set[object]] = {}
+    for one in before:
+        common = _shared_blocks(prompt, one)
+        behind = one.keys[common] if common < len(one.keys) else one.request_id
+        going_on.setdefault(common, set()).add(behind)
+    longest = max(going_on, default=0)
+    return [end for end, behind in going_on.items() if end < longest or len(behind) > 1]
 
 
 def _is_alive(one: SentEntry, now: SentEntry, cache: CacheRules) -> bool:
@@ -301,10 +312,7 @@ def _unread(cause: Cause, tokens: int, cache: CacheRules) -> str:
             f"{tokens:,} of these tokens were sent more than {cache.lifetime:,.0f} seconds before, "
             f"and the cache ({cache.name}) keeps them no longer"
         )
-    return (
-        f"{tokens:,} of these tokens have no mark behind them in both prompts: the cache "
-        f"({cache.name}) keeps and reads only what is marked"
-    )
+    return why_unread(cache, tokens)
 
 
 def _older(prompt: SentEntry, cached_tokens: int) -> Explanation:

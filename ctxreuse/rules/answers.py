@@ -23,6 +23,16 @@ _SILENT_PROVIDER = (
 )
 
 
+_NO_MARK = (
+    "%s of these tokens have no mark behind them in both prompts: the cache (%s) keeps and reads "
+    "only what is marked"
+)
+_NO_STATE = (
+    "%s of these tokens end where no two earlier prompts part and no prime ends: the cache (%s) "
+    "keeps states, so it reads a common beginning from its third sight on"
+)
+
+
 class KeptPlaces(NamedTuple):
     """Where a prompt is looked up and kept, each as the number of parts before it."""
 
@@ -54,15 +64,30 @@ def kept_lengths(
 
 
 def read_end(
-    profile: CacheRules, kept: Sequence[int] | None, marks: Sequence[int] | None, common: int
+    profile: CacheRules,
+    kept: Sequence[int] | None,
+    marks: Sequence[int] | None,
+    common: int,
+    parted: Sequence[int] = (),
 ) -> int:
-    """Return how many common first blocks the second prompt reads; no marks are unknown ones."""
-    if not profile.has_marks:
+    """Return how many common first blocks the second prompt reads; no marks are unknown ones.
+
+    `kept` are the first one's marks, or the ends of its primes; `parted` is where prompts before
+    the second one parted from each other.
+    """
+    if profile.serves_all:
         return common
+    if not profile.has_marks:
+        return max((end for end in (*(kept or ()), *parted) if end <= common), default=0)
     ends = [common] if kept is None else [end for end in kept if end <= common]
     if marks is not None:
         ends = [end for end in ends if any(0 <= mark - end <= profile.look_back for mark in marks)]
     return max(ends, default=0)
+
+
+def why_unread(profile: CacheRules, tokens: int) -> str:
+    """Return why tokens that were sent before, and live, cannot be read."""
+    return (_NO_MARK if profile.has_marks else _NO_STATE) % (f"{tokens:,}", profile.name)
 
 
 def recorded_marks(profile: CacheRules, marks: tuple[int, ...]) -> tuple[int, ...] | None:

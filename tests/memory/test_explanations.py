@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sent_prompts import prompt
 
+from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.memory.explanations import Cause, Explanation, explain
+from ctxreuse.rules.cache_rules import vllm
 
 
 def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):
@@ -403,3 +405,27 @@ def test_no_system_text_and_no_other_tenants_name_or_request_is_told(named, acro
     now = replace(now, tenant="", request_id="now")
     told = repr(explain(now, before, across_tenants=across_tenants))
     assert "secret" not in told
+
+
+PATHS = st.tuples(st.text("01", min_size=1, max_size=4), st.sampled_from([0, 0, 1, 2, 3]))
+
+
+@given(st.lists(PATHS, min_size=1, max_size=12))
+def test_where_states_are_kept_what_is_lost_is_what_an_engine_computes_again(prompts):
+    rules = vllm(states="junctions", block_tokens=1)
+    engine, earlier = PrefixCacheSimulator(None, 1, states="junctions"), []
+    for number, (path, prime) in enumerate(prompts):
+        # a block is named by all before it, so that none comes again elsewhere
+        letters = "".join(chr(0x4E00 + int(f"1{path[:end]}", 2)) for end in range(1, len(path) + 1))
+        whole = [10 * ord(letter) + n for letter in letters for n in range(10)] + [number, 99]
+        if prime <= len(path) and prime:
+            engine.serve(whole[: 10 * prime + 1])
+        read = engine.serve(whole).cached_tokens // 10 * 10  # a prime has one token more
+        one = prompt(number, letters, 10, marks=(prime,) if 0 < prime <= len(path) else None)
+        found = explain(one, earlier, cache=rules)
+        if one.marks is None:  # else its own prime has just computed that
+            assert found.lost_tokens == found.shared_tokens - read
+            assert (found.cause is Cause.never_written) == (found.lost_tokens > 0)
+        earlier.append(one)
+    second = explain(prompt("now", "ab"), [prompt(0, "ac")], cache=rules)
+    assert "from its third sight on" in second.words

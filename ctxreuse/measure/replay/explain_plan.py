@@ -142,7 +142,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> 
         key=sent.key,
         tools="\n".join(sent.tools),
         front_tokens=counted_front(cache, sent.tool_tokens + system_tokens),
-        marks=request.marks,
+        marks=request.primes or request.marks,
         time_s=None if request.timestamp_ms is None else request.timestamp_ms / 1_000,
         conversation=None if conversation is None else text_digest(repr(conversation)),
         history=sent.history,
@@ -238,7 +238,8 @@ REMEDIES = {
     Cause.below_minimum: "Nothing, or put more that stays the same in front; prompts of that "
     "length are never kept.",
     Cause.never_written: "Mark where prompts fork: plan for the provider's cache "
-    "(ReusePlanner(cache=...)), together what waits together, and send plan.body().",
+    "(ReusePlanner(cache=...)), together what waits together, and send plan.body(); where an "
+    "engine keeps states, with primes=True, and send plan.primes.",
 }
 """What to do about what is computed again, by cause."""
 
