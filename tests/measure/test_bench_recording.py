@@ -8,7 +8,7 @@ import httpx
 import pytest
 from cli_helpers import run, words
 from planning_helpers import write_jsonl
-from served_engines import URL, served
+from served_engines import URL, served, split
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -225,6 +225,28 @@ def test_json_has_the_times_of_each_order(run, recording, served):
     assert ours > plain
     assert all(0 < one["first_token_p50_s"] <= one["first_token_p95_s"] for one in found["runs"])
     assert found["verdict"]["policy"] == "ctxreuse, online"
+
+
+def test_an_engine_that_keeps_states_is_sent_primes_and_they_are_paid_for(run, recording, served):
+    emulated = served(answer="yes", states="junctions")
+    cache = "vllm(states=junctions, prime_tokens=50)"
+    options = ("--base-url", URL, "--cache", cache, "--independent", "--mode", "offline", "--json")
+    code, out, err = run("bench", recording, *options)
+    assert code == 0, err
+    found = json.loads(out)
+    ratios = {one["policy"]: one["hit_ratio"] for one in found["runs"]}
+    assert list(ratios) == ["as retrieved", "ctxreuse, batch", "ctxreuse, batch, primed"]
+    assert ratios["ctxreuse, batch, primed"] > max(0.1, *list(ratios.values())[:2])
+    primes, _ = split(emulated)
+    assert primes
+    assert found["verdict"]["policy"] == "ctxreuse, batch, primed"
+    assert found["verdict"]["next_step"] == (
+        "collect requests, and plan them together: "
+        f'ReusePlanner(cache="{cache}").plan_batch(requests, primes=True).'
+    )
+    code, _, err = run("bench", recording, "--base-url", URL, "--cache", "openai")
+    assert code == 2
+    assert "cache must be that of an engine of your own" in words(err)
 
 
 def test_both_answers_to_each_question_are_written_for_a_judge(run, recording, served, tmp_path):

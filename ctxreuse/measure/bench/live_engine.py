@@ -21,9 +21,11 @@ from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import Replayed, Step, next_step, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving import EngineClient
 
 TOO_LONG = "longer than the model's context"
@@ -44,6 +46,7 @@ class LiveEngine:
     answer_tokens: int
     advance: Callable[[], object]
     """Called twice a request and run."""
+    cache: CacheRules = DEFAULT_CACHE
     client: EngineClient = field(init=False)
     """One for all runs, because it learns whether the server tells of 0 cached tokens."""
     context_tokens: int | None = field(init=False, default=None)
@@ -100,7 +103,7 @@ class LiveEngine:
         measured: list[_Sending | BatchTooLargeError] = []
         for run in runs:
             try:
-                measured.append(_Sending(self, run, run.planner()))
+                measured.append(_Sending(self, run, run.planner(self.cache)))
             except BatchTooLargeError as error:
                 measured.append(error)
         sending = [one for one in measured if isinstance(one, _Sending)]
@@ -190,6 +193,9 @@ class _Sending:
         try:
             if longest is not None and len(await client.tokenize(plan)) + most > longest:
                 raise EngineError(TOO_LONG)
+            began = time.perf_counter()
+            primes = await client.prime(plan, cache_salt=self.salt)
+            primed_s = time.perf_counter() - began if primes else 0.0
             answer = await client.complete(
                 plan, cache_salt=self.salt, max_tokens=most, temperature=0
             )
@@ -200,8 +206,9 @@ class _Sending:
             # the server's cache does not hold it
             self.planner.forget(plan)
             return None
-        self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
-        self.first_token_s.append(answer.time_to_first_token_s)
+        usage = CacheUsage(answer.prompt_tokens, answer.cached_tokens)
+        self.usages.append(net_of_primes(usage, primes))
+        self.first_token_s.append(primed_s + answer.time_to_first_token_s)
         self.answers.append(answer.text)
         return answer.text
 

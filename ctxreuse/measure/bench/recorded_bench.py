@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from ctxreuse.context.checks import checked_choice
-from ctxreuse.errors import BatchTooLargeError, InputFileError
+from ctxreuse.errors import BatchTooLargeError, InputFileError, InvalidRequestError
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
 from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.policies import AS_SENT, POLICIES, TraceMode, keeping_best
+from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, TriedPolicies, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Progress, no_progress
 from ctxreuse.measure.results.results_file import Results, results_of
@@ -21,6 +21,7 @@ from ctxreuse.measure.table import Shown
 from ctxreuse.measure.traces.json_lines import write_lines
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_recording
 from ctxreuse.planner import Strategy
+from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 
 _ORDERS = [one for one in get_args(Strategy) if one != "none"]
 
@@ -47,6 +48,11 @@ class BenchConfig:
     mode: TraceMode = option(
         "online: each request is planned as it comes; offline: all as one batch.", "online"
     )
+    cache: str = option(
+        "Its cache: vllm, sglang, or 'vllm(states=junctions)' for models that keep states, where "
+        "our order is sent with primes, too; what these compute counts as computed.",
+        "vllm",
+    )
     keep_best: bool = option(KEEP_BEST, False)
     requests: int | None = option(
         "How many requests to send, from the first on; without it, all.", None, min=1
@@ -67,16 +73,21 @@ class RecordedBench(NamedTuple):
 
 def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> RecordedBench:
     """Send a recording in each order, interleaved, and measure what the engine says."""
+    rules = cache_profile(config.cache)
+    if rules.lives:
+        raise InvalidRequestError(
+            f"cache must be that of an engine of your own, such as vllm, not {config.cache!r}"
+        )
     blocks, trace = read_recording(config.recording, config.corpus)
     trace = trace[: config.requests]
     if config.independent:
         trace = [replace(one, conversation_id=None, turn=0) for one in trace]
     _check_texts(config.recording, trace)
-    runs = list(_runs(config, trace))
+    runs = list(_runs(config, trace, rules))
     with (
         progress("sending", 2 * len(runs) * len(trace)) as advance,
         LiveEngine(
-            config.base_url, config.model, config.api_key, config.answer_tokens, advance
+            config.base_url, config.model, config.api_key, config.answer_tokens, advance, rules
         ) as engine,
     ):
         measured = engine.measure(runs)
@@ -96,6 +107,7 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         blocks,
         notes=tuple(notes),
         keep_best=config.keep_best,
+        cache=rules,
     )
     return RecordedBench(found, trace)
 
@@ -111,10 +123,11 @@ def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
             )
 
 
-def _runs(config: BenchConfig, trace: Sequence[TraceRequest]) -> Iterator[Run]:
+def _runs(config: BenchConfig, trace: Sequence[TraceRequest], rules: CacheRules) -> Iterator[Run]:
     """Yield the retriever's order, and others, which leave out what a conversation shows."""
     orders = {checked_choice("order", one, _ORDERS) for one in config.order} or {"reuse"}
-    ours = [one for one in POLICIES if one.mode == config.mode and one.order_name in orders]
+    tried = TriedPolicies.of(rules).policies
+    ours = [one for one in tried if one.mode == config.mode and one.order_name in orders]
     has_turns = any(one.conversation_id is not None for one in trace)
     yield Run(AS_SENT, trace, deduplicate=False)
     for policy in keeping_best(ours) if config.keep_best else ours:

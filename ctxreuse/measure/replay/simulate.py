@@ -46,7 +46,7 @@ def simulate_blocks(
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
         root = request.tenant, request.system
         primes = [cache.serve(keys[:end], tokens[:end], root) for end in request.primes]
-        yield _net(cache.serve(keys, tokens, root), primes)
+        yield net_of_primes(cache.serve(keys, tokens, root), primes)
 
 
 def simulate_tokens(
@@ -61,10 +61,10 @@ def simulate_tokens(
         salt = request.tenant
         ends = prime_ends(request, corpus, tokenizer, prompt, cache.block_size)
         primes = [cache.serve(prompt[:end], salt=salt) for end in ends]
-        yield _net(cache.serve(prompt, salt=salt), primes)
+        yield net_of_primes(cache.serve(prompt, salt=salt), primes)
 
 
-def _net(usage: CacheUsage, primes: Sequence[CacheUsage]) -> CacheUsage:
+def net_of_primes(usage: CacheUsage, primes: Sequence[CacheUsage]) -> CacheUsage:
     """Return a request's usage with the computation of its primes."""
     computed = sum(one.prefilled_tokens for one in primes)
     return CacheUsage(usage.prompt_tokens, max(0, usage.cached_tokens - computed))

@@ -10,7 +10,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import make_folder, write_text
 from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.explain_plan import REMEDIES
-from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE
+from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, PRIMED
 from ctxreuse.measure.report.charts import Chart, charts
 from ctxreuse.measure.results.bill import Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import CauseTotal, Miss, Results
@@ -34,7 +34,12 @@ class _Card:
     is_good: bool = False
 
 
-_NAMES = {OURS_ONLINE.name: "As requests arrive", OURS_BATCH.name: "As one batch"}
+_NAMES = {
+    OURS_ONLINE.name: "As requests arrive",
+    OURS_BATCH.name: "As one batch",
+    PRIMED[0].name: "As requests arrive, with primes",
+    PRIMED[1].name: "As one batch, with primes",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, TODAY
+from ctxreuse.measure.replay.policies import (
+    AS_SENT,
+    OURS_BATCH,
+    OURS_ONLINE,
+    PRIMED,
+    TODAY,
+)
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.cache_marks import mark_field
-from ctxreuse.rules.cache_rules import profile_spec
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, profile_spec
 
 ONLINE_STEP = (
-    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex){with_context}; in your "
-    "template, {{context}} must stand before {{question}}. Or plan with {planner}; {shadow} counts "
-    "first and changes nothing."
+    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{primes}){with_context}; "
+    "in your template, {{context}} must stand before {{question}}. Or plan with {planner}; "
+    "{shadow} counts first and changes nothing."
 )
 WITH_CONTEXT = " and put the documents in with format_context"
 FRONT_STEP = (
     "put what differs (the question, the date, the user) behind the documents: in your template, "
     "{context} must stand before {question}; then record again."
 )
-BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests)."
+WITH_PRIMES = "; prime=True"
+BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests{primes})."
+BATCH_PRIMES = ", primes=True"
 SHARE_STEP = (
     "let the workers share a log of what they have sent: {planner}, or CTXREUSE_SHARED_LOG."
 )
@@ -126,8 +134,12 @@ def _of_order(results: Results) -> SavingsVerdict:
         )
     savings = savings_of(compared, results.cache)
     of_workers = [one for one in savings if one.run.workers > 1]
-    online = of_workers or [one for one in savings if one.run.policy == OURS_ONLINE.name]
-    batch = [one for one in savings if one.run.policy == OURS_BATCH.name]
+    ways = (OURS_ONLINE, OURS_BATCH)
+    online, batch = (
+        [one for one in savings if one.run.policy in (way.name, primed.name)]
+        for way, primed in zip(ways, PRIMED, strict=True)
+    )
+    online = of_workers or online
     arriving = _best(online, results)
     together = None if of_workers else _best(batch, results)
     found = [one for one in (arriving, together) if one is not None]
@@ -183,17 +195,20 @@ def _without_log(saving: Saving, savings: Sequence[Saving]) -> Saving | None:
 
 def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     """Return what an engine computes less, and what to do."""
+    is_primed = saving.run.policy in [one.name for one in PRIMED]
     if saving.run.workers > 1:
         step = SHARE_STEP.format(planner=_planner(results, "shared_log=SQLiteLog(path)"))
     elif saving.run.mode == "online":
         step = ONLINE_STEP.format(
+            primes=WITH_PRIMES if is_primed else "",
             with_context=WITH_CONTEXT if results.outside_runs else "",
             planner=_planner(results),
             shadow=_planner(results, 'mode="shadow"'),
         )
     else:
-        named = _planner(results) if results.keep_best else "planner"
-        step = BATCH_STEP.format(planner=named)
+        named = _planner(results)
+        named = "planner" if named == "ReusePlanner()" else named
+        step = BATCH_STEP.format(planner=named, primes=BATCH_PRIMES if is_primed else "")
     sentence = (
         f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
         f"({_conditions(results, saving)})"
@@ -272,12 +287,13 @@ def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]
 def _planner(results: Results, *options: str) -> str:
     """Return how to make a planner that orders as the measured one did."""
     given = [*options, *(["keep_best=True"] if results.keep_best else ())]
+    if results.cache != DEFAULT_CACHE:
+        given.insert(0, f'cache="{profile_spec(results.cache)}"')
     return f"ReusePlanner({', '.join(given)})"
 
 
 def _step_of_bill(results: Results, saving: Saving) -> str:
-    cache = results.cache
-    planner = _planner(results, f'cache="{profile_spec(cache)}"')
+    cache, planner = results.cache, _planner(results)
     if saving.run.mode == "offline":
         return (
             f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
