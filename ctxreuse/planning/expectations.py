@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from ctxreuse.rules.answers import when_silent
+from ctxreuse.rules.answers import may_keep_states, when_silent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 ANSWERS: Final = 200
@@ -14,8 +14,8 @@ _LEAST_SHARE = 0.5
 
 _MISSING = (
     "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
-    "process may share this engine, a router may spread the requests over several, or its cache "
-    "may hold less than the planner believes. %sCompare `planner.savings.reported` with the "
+    "process may share this engine, a router may spread the requests over several, its cache "
+    "may hold less than the planner believes%s. %sCompare `planner.savings.reported` with the "
     "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
 )
 _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
@@ -33,7 +33,8 @@ class Mismatch(NamedTuple):
         if self.kind == "silent":
             return when_silent(cache, ANSWERS, self.expected_tokens)
         remedy = "" if is_shared else _SHARE_A_LOG
-        return _MISSING % (self.expected_tokens, ANSWERS, self.found_tokens, remedy)
+        told = self.expected_tokens, ANSWERS, self.found_tokens, may_keep_states(cache), remedy
+        return _MISSING % told
 
 
 class CacheExpectations:

@@ -11,9 +11,13 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _SILENT = (
     "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
-    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
+    "prefix cache is off, or it does not report what the cache serves%s. Start vLLM with "
     "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
     "tells which it is"
+)
+_MAY_KEEP_STATES = (
+    ", or its model keeps states (sliding windows, recurrent layers), so that a beginning is read "
+    'from its third sight on: ReusePlanner(cache="vllm(states=junctions)")'
 )
 _SILENT_PROVIDER = (
     "no cached token was reported in %d answers, where a planner expected %d by the rules of %r: "
@@ -119,4 +123,9 @@ def when_silent(profile: CacheRules, answers: int, expected: int) -> str:
     """Return what may be wrong where answers report nothing of the tokens expected."""
     if profile.is_hosted:
         return _SILENT_PROVIDER % (answers, expected, profile.name)
-    return _SILENT % (answers, expected)
+    return _SILENT % (answers, expected, may_keep_states(profile))
+
+
+def may_keep_states(profile: CacheRules) -> str:
+    """Return what to think of, too, where an engine serves less than expected."""
+    return _MAY_KEEP_STATES if profile.serves_all and not profile.is_hosted else ""

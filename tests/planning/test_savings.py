@@ -390,6 +390,18 @@ class TestWarning:
         self.answered([90] * 200, system="Be brief. " * 40)
         assert len(caplog.records) == 1
 
+    @pytest.mark.parametrize("cached", [0, 16])
+    @pytest.mark.parametrize("cache", ["vllm", "vllm(states=junctions)"])
+    def test_a_model_that_keeps_states_is_thought_of_unless_it_is_known(
+        self, cached, cache, caplog
+    ):
+        planner = ReusePlanner(cache=cache)
+        for number in range(3):  # from the third sight on
+            planner.plan(big_request((1, 2), query=f"{number}"))
+        self.answered([cached] * 200, planner)
+        [line] = self.lines(caplog)
+        assert ("its model keeps states" in line) == (cache == "vllm")
+
     def test_a_planner_with_a_log_is_not_told_to_take_one(self, caplog, tmp_path):
         from ctxreuse.sharing import SQLiteLog
 
