@@ -119,6 +119,14 @@ def id_fields(profile: CacheRules, request_id: str) -> dict[str, str]:
     return {"rid": request_id} if profile.name == "sglang" else {}
 
 
+def streams_token_ids(profile: CacheRules) -> bool:
+    """Return whether an engine tells a prompt's tokens in streams, and for chats by themselves.
+
+    SGLang tells them in whole answers only; its `/v1/tokenize` takes plain text.
+    """
+    return profile.name != "sglang"
+
+
 def when_silent(profile: CacheRules, answers: int, expected: int) -> str:
     """Return what may be wrong where answers report nothing of the tokens expected."""
     if profile.is_hosted:

@@ -1,5 +1,7 @@
 """What the planner, its tracker and the event sync hear of the client's calls."""
 
+import asyncio
+import json
 import logging
 
 import httpx
@@ -133,6 +135,53 @@ async def test_a_field_of_ours_that_an_engine_refuses_is_dropped_once_and_logged
     assert (len(refused), len(engine.requests)) == (1, 4)
     told = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
     assert told == ["engine refuses the field return_token_ids, which is not sent to it any more"]
+
+
+class SGLang(httpx.AsyncBaseTransport):
+    """Answers chats as SGLang does: tokens in whole answers, none in those of older versions."""
+
+    def __init__(self, *, tells_ids):
+        self.engine, self._tells_ids = EmulatedEngine(), tells_ids
+
+    async def handle_async_request(self, request):
+        if request.method == "GET":
+            return await self.engine.transport().handle_async_request(request)
+        body = json.loads(await request.aread())
+        asks = [body.pop(name, False) for name in ("return_token_ids", "return_prompt_token_ids")]
+        if body.get("stream") and any(asks) and self._tells_ids:
+            message = "return_token_ids is not supported with streaming"
+            return httpx.Response(400, json={"error": {"message": message}})
+        sent = httpx.Request("POST", request.url, json={**body, "return_token_ids": any(asks)})
+        answer = await self.engine.transport().handle_async_request(sent)
+        if body.get("stream"):
+            return answer
+        reply = json.loads(await answer.aread())
+        ids = reply.pop("prompt_token_ids", None)
+        if self._tells_ids:
+            reply["choices"][0]["prompt_token_ids"] = ids
+        return httpx.Response(200, json=reply)
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+async def test_an_sglang_is_asked_for_tokens_behind_an_answer_and_named_once_without(
+    tells_ids, caplog
+):
+    events, server, planner = Records(), SGLang(tells_ids=tells_ids), ReusePlanner(cache="sglang")
+    plans = [planned(planner, text=text) for text in ("one " * 9, "two " * 9)]
+    async with connected(server, events=events) as client:
+        for plan in plans:
+            assert (await client.complete(plan, cache_salt="s")).text == "OK."
+            await asyncio.gather(*client._asking)
+    told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
+    if tells_ids:
+        expected = [tuple(server.engine.prompt_tokens(plan.messages())) for plan in plans]
+        assert [(tuple(ids), salt) for _, ids, salt, _ in events.told] == [
+            (ids, "s") for ids in expected
+        ]
+        assert told == []
+        assert [body["max_tokens"] for body in server.engine.requests[1::2]] == [1, 1]
+    else:
+        assert (events.told, len(told), len(server.engine.requests)) == ([], 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from ctxreuse.context.checks import checked_header, checked_integer, checked_num
 from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe, shown_url
+from ctxreuse.rules.answers import streams_token_ids
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.guarded_http import claim, guarded
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
@@ -141,11 +143,22 @@ class EngineConnection:
             return None
 
     async def token_ids(
-        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+        rules: CacheRules = DEFAULT_CACHE,
     ) -> list[int]:
-        """Return the tokens of a prompt as the engine sees it (vLLM's `/tokenize`)."""
-        reply = await self.ask_json("POST", "/tokenize", body, headers)
-        ids = field_of(reply, "tokens")
+        """Return the tokens of a prompt as the engine sees it: vLLM's `/tokenize`.
+
+        Of an SGLang, which tokenizes no chats, those of a call with one token for an answer.
+        """
+        if streams_token_ids(rules):
+            reply = await self.ask_json("POST", "/tokenize", body, headers)
+            ids = field_of(reply, "tokens")
+        else:
+            asked = {**body, "max_tokens": 1, "stream": False, "return_prompt_token_ids": True}
+            reply = await self.ask_json("POST", "/v1/chat/completions", asked, headers)
+            ids = field_of(reply, "choices", 0, "prompt_token_ids")
         if not isinstance(ids, list) or any(reported_count(one) is None for one in ids):
             raise EngineError(f"the engine at {self.host} returned no tokens", 404)
         return ids

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,7 +22,7 @@ from ctxreuse.context.checks import (
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
     REQUEST_HEADER,
     SESSION_HEADER,
@@ -33,8 +34,8 @@ from ctxreuse.pipeline.engine_options import (
 from ctxreuse.pipeline.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.rules.answers import id_fields
-from ctxreuse.rules.cache_rules import CacheRules
+from ctxreuse.rules.answers import id_fields, streams_token_ids
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ctxreuse")
 _OWN_FIELDS = ("return_token_ids", "rid")
 _WORD = re.compile(r"\w+")
+_MOST_ASKED = 1_000
 _REFUSED = "%s refuses the field %s, which is not sent to it any more"
 _NO_IDS = (
     "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
@@ -155,6 +157,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._clock = clock
         self._reports = CachedTokenReports(self._connection.host)
         self._tells_no_ids = False
+        self._asking: set[asyncio.Task[None]] = set()
         self._refused: set[str] = set()
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
@@ -293,6 +296,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of yours has them."""
+        for asking in [*self._asking]:
+            asking.cancel()
         await self._connection.aclose()
 
     def _call(
@@ -348,7 +353,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     def _engine_fields(self, rules: CacheRules, request_id: str | None = None) -> dict[str, Any]:
         """Return the fields that not every engine knows, without those that this one refuses."""
         fields: dict[str, Any] = {} if request_id is None else id_fields(rules, request_id)
-        if self._events is not None:
+        if self._events is not None and streams_token_ids(rules):
             fields["return_token_ids"] = True
         return {name: one for name, one in fields.items() if name not in self._refused}
 
@@ -502,18 +507,46 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             )
         if call.plan is None:
             return
-        if self._events is not None and completion.prompt_token_ids is None:
-            if not self._tells_no_ids:
-                self._tells_no_ids = True
-                _log.warning(_NO_IDS, self._connection.host)
-        elif self._events is not None and completion.prompt_token_ids is not None:
-            own = call.arguments.get("model")  # an adapter is asked for by its name
-            self._events.record(
-                call.plan,
-                completion.prompt_token_ids,
-                cache_salt=call.arguments["extra_body"].get("cache_salt"),
-                lora=self._lora if own in (None, self._lora) else None,
-            )
+        if self._events is None:
+            return
+        if completion.prompt_token_ids is not None:
+            self._record(call, completion.prompt_token_ids)
+        elif self._protocol != "openai" or streams_token_ids(call.plan.cache):
+            self._note_no_ids()
+        elif not self._tells_no_ids and len(self._asking) < _MOST_ASKED:
+            asking = asyncio.get_running_loop().create_task(self._ask_for_ids(call))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+
+    async def _ask_for_ids(self, call: EngineCall) -> None:
+        """Find out, behind an answer, which tokens its prompt had."""
+        sent = call.arguments
+        fields = {**_without(sent["extra_body"], *_OWN_FIELDS), "messages": sent["messages"]}
+        fields |= {name: sent[name] for name in ("model", "tools") if sent.get(name)}
+        headers = _without(sent["extra_headers"], REQUEST_HEADER)
+        rules = DEFAULT_CACHE if call.plan is None else call.plan.cache
+        try:
+            ids = await self._connection.token_ids(fields, headers, rules)
+        except EngineError:
+            self._note_no_ids()
+        else:
+            self._bookkeeping.attempt(lambda: self._record(call, ids), lambda: None)
+
+    def _note_no_ids(self) -> None:
+        if not self._tells_no_ids:
+            self._tells_no_ids = True
+            _log.warning(_NO_IDS, self._connection.host)
+
+    def _record(self, call: EngineCall, ids: Sequence[int]) -> None:
+        assert self._events is not None, "nobody else asks for them"
+        assert call.plan is not None, "others are not followed"
+        own = call.arguments.get("model")  # an adapter is asked for by its name
+        self._events.record(
+            call.plan,
+            ids,
+            cache_salt=call.arguments["extra_body"].get("cache_salt"),
+            lora=self._lora if own in (None, self._lora) else None,
+        )
 
     @contextmanager
     def _reporting(self, call: EngineCall) -> Iterator[None]:

@@ -119,7 +119,8 @@ class OwnCalls:
             sent = planned.wire(planned)
             asked = {name: one for name, one in sent.fields.items() if name != "cache_salt"}
             body = {**asked, "messages": [*sent.messages]}
-            ids = await self._connected().connection.token_ids(body, sent.headers)
+            connection = self._connected().connection
+            ids = await connection.token_ids(body, sent.headers, self._rules)
             for plan in planned.plans:
                 texts = [block.text for block in plan.blocks]
                 ends = ends_in_texts(texts, planned.texts, len(ids))
