@@ -77,7 +77,10 @@ def engine() -> Iterator[Engine]:
 def small_server_options() -> Iterator[ServerOptions]:
     """The options of a server that has to evict and publishes cache events, and that runs."""
     options = ServerOptions(
-        port=free_port(), kv_cache_tokens=SMALL_CACHE_TOKENS, kv_events=LOCAL_SOCKETS
+        model="tiny",  # hits do not depend on weights
+        port=free_port(),
+        kv_cache_tokens=SMALL_CACHE_TOKENS,
+        kv_events=LOCAL_SOCKETS,
     )
     with running(options):
         yield options

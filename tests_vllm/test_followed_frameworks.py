@@ -1,4 +1,4 @@
-"""Beside wrapped models of LangChain and LlamaIndex, the index follows the engine's own events."""
+"""Beside LangChain, LlamaIndex and Mem0, the index follows the engine's own events."""
 
 from __future__ import annotations
 
@@ -83,7 +83,43 @@ def llamaindex(engine: Engine, planner: ReusePlanner, http: httpx.Client, salt: 
     return ask
 
 
-@pytest.mark.parametrize("framework", [langchain, llamaindex])
+def mem0(engine: Engine, planner: ReusePlanner, http: httpx.Client, salt: str) -> Ask:
+    """A memory's messages, sent with an `openai.OpenAI` of the application's own."""
+    from openai import OpenAI
+
+    from mem0_ctxreuse import ReuseMemory
+
+    found: list[dict[str, Any]] = []
+
+    class Found:
+        """Searches as mem0's `Memory` does."""
+
+        def search(self, query: str, **_: Any) -> dict[str, Any]:
+            return {"results": [*found]}
+
+    memory = ReuseMemory(Found(), planner=planner, tenant="")
+    client = OpenAI(base_url=engine.base_url, api_key="EMPTY", http_client=http)
+
+    def ask(one: TraceRequest) -> object:
+        found[:] = [{"id": block.id, "memory": block.text} for block in one.blocks[:BLOCKS]]
+        context = memory.context(one.query)
+        assert context.plan is not None
+        reply: Any = client.chat.completions.create(
+            model=engine.model,
+            messages=context.messages(),
+            max_tokens=1,
+            extra_body={"cache_salt": salt, "return_token_ids": True},
+        )
+        cached = reply.usage.prompt_tokens_details.cached_tokens or 0
+        planner.report_usage([context.plan], reply.usage.prompt_tokens, cached)
+        assert planner.prompt_follower is not None
+        planner.prompt_follower.record(context.plan, reply.prompt_token_ids, cache_salt=salt)
+        return reply
+
+    return ask
+
+
+@pytest.mark.parametrize("framework", [langchain, llamaindex, mem0])
 def test_what_is_expected_is_what_the_engine_serves_through_evictions(
     framework: Callable[..., Ask],
     small_server: Server,

@@ -123,7 +123,29 @@ WINDOWS = PackagedModel(
         "torch_dtype": "float32",
     },
 )
-MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE, WINDOWS)}
+TINY = PackagedModel(
+    name="tiny",
+    title="a model with full attention and without weights",
+    kv_bytes_per_token=2 * 2 * 32 * 4,
+    disk="no time",
+    config={
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8_192,
+        "rope_theta": 1e4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    },
+)
+MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE, WINDOWS, TINY)}
 
 
 def known_model(name: str) -> PackagedModel:
