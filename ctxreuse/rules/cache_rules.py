@@ -483,6 +483,11 @@ def profile_spec(profile: CacheRules) -> str:
     return f"{profile.name}({arguments})" if arguments else profile.name
 
 
+def planner_setting(profile: CacheRules) -> tuple[str, ...]:
+    """Return how code gives a planner these rules; nothing for those that it has without."""
+    return () if profile == DEFAULT_CACHE else (f'cache="{profile_spec(profile)}"',)
+
+
 def _arguments(name: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
     """Return the arguments that stand between the parentheses behind a profile's name."""
     parameters = signature(make).parameters

@@ -18,7 +18,7 @@ from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results_file import Results
 from ctxreuse.rules.cache_marks import mark_field
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, profile_spec
+from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
 ONLINE_STEP = (
     "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{primes}){with_context}; "
@@ -286,9 +286,8 @@ def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]
 
 def _planner(results: Results, *options: str) -> str:
     """Return how to make a planner that orders as the measured one did."""
-    given = [*options, *(["keep_best=True"] if results.keep_best else ())]
-    if results.cache != DEFAULT_CACHE:
-        given.insert(0, f'cache="{profile_spec(results.cache)}"')
+    best = ["keep_best=True"] if results.keep_best else []
+    given = [*planner_setting(results.cache), *options, *best]
     return f"ReusePlanner({', '.join(given)})"
 
 
