@@ -51,9 +51,10 @@ class ModelGateway:
         usage_of: Callable[[Any], ReportedTokens | None],
         beside: EngineBeside | None = None,
         primes: bool = False,
+        adds_up: bool = False,  # the usage of an answer's pieces; else each tells all so far
     ) -> None:
-        self._made_with = planner, strategy, window_s, component, usage_of, beside, primes
-        self._usage_of = usage_of
+        self._made_with = planner, strategy, window_s, component, usage_of, beside, primes, adds_up
+        self._usage_of, self._adds_up = usage_of, adds_up
         self._reuse, self._beside, self._primes = planner, beside, primes
         self._planner = PromptPlanner(planner, strategy, component, primes=primes)
         self._fail_open = FailOpen(
@@ -183,7 +184,9 @@ class ModelGateway:
                 planned.in_flight.begin()
             answer.is_begun = True
             usage = self.attempt(lambda: self._usage_of(piece), lambda: None)
-            answer.usage = usage if answer.usage is None else _larger(answer.usage, usage)
+            if usage is not None and answer.usage is not None:
+                usage = answer.usage.with_more(usage, adds_up=self._adds_up)
+            answer.usage = usage or answer.usage
             return piece
 
         try:
@@ -191,8 +194,9 @@ class ModelGateway:
         finally:
             if not answer.is_begun:
                 self.forget(planned)
-        if planned is not None and answer.usage is not None:
-            self._report(planned, answer.usage, time.perf_counter() - began)
+        if planned is not None and answer.is_begun:
+            usage = answer.usage or ReportedTokens(None)
+            self._report(planned, usage, time.perf_counter() - began)
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
         self.attempt(
@@ -275,19 +279,3 @@ def _in_batch(prompts: Sequence[PlannedPrompt]) -> list[PlannedPrompt]:
 class _Answer:
     is_begun: bool = False  # the engine has read the prompt, and probably keeps it
     usage: ReportedTokens | None = None
-
-
-def _larger(one: ReportedTokens, other: ReportedTokens | None) -> ReportedTokens:
-    """Return the larger of each two counts: models tell them at the beginning, the end, or both."""
-    if other is None:
-        return one
-    prompt, cached, completion = (
-        b if a is None else a if b is None else max(a, b)
-        for a, b in zip(one[:3], other[:3], strict=True)
-    )
-    written = max(
-        (told for told in (one.written_tokens, other.written_tokens) if told is not None),
-        key=lambda told: sum(told.values()),
-        default=None,
-    )
-    return ReportedTokens(prompt, cached, completion, written)

@@ -218,9 +218,11 @@ class SavingsMeter:
     ) -> Mismatch | None:
         """Count what an engine reports of an answer; return what the log should say, if any."""
         prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
-        if prompt is None:
-            return None
         name = self._class_named(tenant)
+        if prompt is None:
+            with self._lock:
+                self._tally(name).unreported += 1
+            return None
         with self._lock:
             self._has_reported |= bool(cached)
             if cached is None and cached_tokens is None and self._has_reported:

@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.context.reported_usage import ReportedTokens, usage_of
+from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
 from langchain_ctxreuse.messages import reported_usage
 
 
@@ -58,6 +58,30 @@ from langchain_ctxreuse.messages import reported_usage
             ReportedTokens(9, None, None, {"": 8}),
         ),
         ({"prompt_tokens": 9, "prompt_tokens_details": "odd"}, ReportedTokens(9)),
+        (  # LiteLLM, of Claude: both names at once
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 60, "cache_creation_tokens": 30},
+                "cache_read_input_tokens": 60,
+                "cache_creation_input_tokens": 30,
+            },
+            ReportedTokens(100, 60, 5, {"": 30}),
+        ),
+        (
+            {
+                "inputTokens": 10,
+                "outputTokens": 5,
+                "cacheReadInputTokens": 60,
+                "cacheWriteInputTokens": 30,
+            },
+            ReportedTokens(100, 60, 5, {"": 30}),
+        ),
+        ({"inputTokens": 10, "outputTokens": 5}, ReportedTokens(10, None, 5)),
+        (
+            {"promptTokenCount": 9, "candidatesTokenCount": 2, "cachedContentTokenCount": 8},
+            ReportedTokens(9, 8, 2),
+        ),
         ({"prompt_tokens": -1}, None),
         ({"cache_read_input_tokens": 3}, None),
         (None, None),
@@ -94,6 +118,25 @@ def test_langchains_details_count_once(details, written):
     }  # fmt: skip
     found = reported_usage(ChatGeneration(message=AIMessage("a", usage_metadata=usage)))
     assert found == ReportedTokens(100, details.get("cache_read"), 5, written)
+
+
+@pytest.mark.parametrize("name", ["usage", "usage_metadata", "usageMetadata"])
+def test_an_answers_usage_is_found_under_each_name(name):
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}
+    for answer in ({name: usage}, SimpleNamespace(**{name: SimpleNamespace(**usage)})):
+        assert usage_in(answer) == ReportedTokens(9, 8)
+    assert usage_in({name: None, "id": 1}) is None
+    assert usage_in(None) is None
+
+
+def test_parts_of_an_answer_add_up_or_tell_all_so_far():
+    one, other = ReportedTokens(90, 60, 3, {"": 5}), ReportedTokens(0, None, 4, {"": 2, "1h": 1})
+    assert one.with_more(other, adds_up=True) == ReportedTokens(90, 60, 7, {"": 7, "1h": 1})
+    assert one.with_more(other, adds_up=False) == ReportedTokens(90, 60, 4, {"": 5})
+    nothing = ReportedTokens(None)
+    for adds_up in (True, False):
+        assert one.with_more(nothing, adds_up=adds_up) == one
+        assert nothing.with_more(one, adds_up=adds_up) == one
 
 
 def test_savings_sum_what_was_written_by_time_to_live():

@@ -1,14 +1,18 @@
 """What `planner.savings` says of a wrapped model: the usage of its answers, and its failures."""
 
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 from langchain_model_helpers import configured, model, openai_model, question
 
 from ctxreuse import ReusePlanner
+from ctxreuse.planning.savings import ReportedUsage
 from ctxreuse.serving import EmulatedEngine
+from langchain_ctxreuse import ReuseChatModel
 from langchain_ctxreuse.messages import reported_usage
 
 ORDERS = ["".join(letters) for letters in permutations("abc")]
@@ -63,6 +67,36 @@ async def test_tenants_classes_streams_and_prompts_without_a_context_are_counted
     assert planner.savings.prompts_without_context == 3
     assert planner.savings.requests == 0
     assert planner.savings.reported.prompt_tokens == engine.usage.prompt_tokens
+
+
+def test_what_pieces_of_a_stream_tell_adds_up_as_langchain_adds_it_up():
+    class Parted(BaseChatModel):
+        """Tells in each piece its own tokens, as Gemini does."""
+
+        _llm_type = "parted"
+
+        def _generate(self, *_, **__):
+            raise NotImplementedError
+
+        def _stream(self, *_, **__):
+            for tokens, out in ((1_000, 3), (0, 4), (0, 5)):
+                usage = {"input_tokens": tokens, "output_tokens": out, "total_tokens": tokens + out}
+                piece = AIMessageChunk(content="O", usage_metadata=usage)
+                yield ChatGenerationChunk(message=piece)
+
+    told = []
+    planner = ReusePlanner(tracing=SimpleNamespace(planned=lambda *_: None, answered=told.append))
+    pieces = list(ReuseChatModel(inner=Parted(), planner=planner).stream("Where is Paris?"))
+    whole = sum(pieces[1:], pieces[0]).usage_metadata
+    assert (told[0].prompt_tokens, told[0].completion_tokens) == (1_000, 12)
+    assert (whole["input_tokens"], whole["output_tokens"]) == (1_000, 12)
+
+
+def test_an_answer_without_usage_is_unreported():
+    planner = ReusePlanner()
+    llm = ReuseChatModel(inner=FakeListChatModel(responses=["So."]), planner=planner)
+    llm.invoke(question("abc"))
+    assert planner.savings.reported == ReportedUsage(unreported=1)
 
 
 def test_failures_of_planning_are_counted(monkeypatch):

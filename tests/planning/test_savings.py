@@ -257,20 +257,20 @@ class TestReportedUsage:
         plan = planner.plan(big_request((1, 2)))
         planner.report_usage(plan, None, 5)
         planner.report_usage(plan, 300)
-        assert planner.savings.reported == ReportedUsage(unreported=1)
+        assert planner.savings.reported == ReportedUsage(unreported=2)
         planner.report_usage(plan, 300, 200)
         planner.report_usage(plan, 300)  # vLLM leaves out a 0
-        assert planner.savings.reported == ReportedUsage(2, 1, 600, 200)
+        assert planner.savings.reported == ReportedUsage(2, 2, 600, 200)
 
     @pytest.mark.parametrize("wrong", [-1, True, 1.5, "12", float("nan"), 2**60, [1]])
     def test_what_cannot_be_right_is_not_counted(self, wrong):
         planner = ReusePlanner()
         plan = planner.plan(big_request((1, 2)))
         planner.report_usage(plan, wrong, 5)
-        assert planner.savings.reported == ReportedUsage()
+        assert planner.savings.reported == ReportedUsage(unreported=1)
         planner.report_usage(plan, 300, 100)
         planner.report_usage(plan, 300, wrong)
-        assert planner.savings.reported == ReportedUsage(1, 1, 300, 100)
+        assert planner.savings.reported == ReportedUsage(1, 2, 300, 100)
 
     def test_each_answer_confirms_no_more_than_was_expected_of_it(self):
         planner = ReusePlanner()

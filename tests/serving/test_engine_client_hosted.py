@@ -1,6 +1,7 @@
 """The client in front of hosted caches: both protocols, marks, keys, headers and usage."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
+from client_helpers import completed, raw_replies
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -204,6 +206,34 @@ def read(*events: str) -> AnthropicReplyReader:
     for event in events:
         list(reader.take(f"data: {event}\n\n".encode()))
     return reader
+
+
+@pytest.mark.parametrize(("read_at_end", "prompt"), [(8_831, 8_849), (None, 8_849)])
+def test_a_server_that_counts_what_was_read_as_input_is_not_added_up(read_at_end, prompt):
+    usage = {"input_tokens": 8_849, "output_tokens": 4}
+    if read_at_end is not None:
+        usage["cache_read_input_tokens"] = read_at_end
+    begin = {"id": "m", "usage": {"input_tokens": 8_849, "output_tokens": 0}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+    reader = read(json.dumps({"type": "message_start", "message": begin}), json.dumps(end))
+    assert (reader.prompt_tokens, reader.cached_tokens) == (prompt, read_at_end)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_cache_hit_tokens": 600, "prompt_cache_miss_tokens": 400},
+        {"cache_read_input_tokens": 600, "cache_creation_input_tokens": 300},
+    ],
+)
+async def test_what_was_cached_is_read_in_the_words_of_any_provider(usage):
+    told = {"prompt_tokens": 1_000, "completion_tokens": 5, **usage}
+    chunk = {"choices": [{"index": 0, "delta": {"content": "OK"}, "finish_reason": "stop"}]}
+    reply = f"data: {json.dumps({**chunk, 'usage': told})}\n\n".encode()
+    completion = await completed(raw_replies(reply), options={"model": "m"})
+    assert (completion.prompt_tokens, completion.cached_tokens) == (1_000, 600)
+    written = {"": 300} if "cache_creation_input_tokens" in usage else None
+    assert completion.written_tokens == written
 
 
 def test_tool_calls_and_thoughts_are_read():

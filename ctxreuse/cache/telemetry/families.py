@@ -181,7 +181,7 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_answers", "counter",
-        "Answers whose usage told the cached tokens (reported), or only the prompt's (unreported).",
+        "Answers whose usage told the cached tokens (reported), or did not (unreported).",
         _answers, (*_CLASS, "usage"),
     ),
     Family(

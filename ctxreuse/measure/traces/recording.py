@@ -38,7 +38,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.reported_usage import reported_field, usage_of
+from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
@@ -277,7 +277,7 @@ class TraceRecorder(OnePerProcess):
         self.requests += 1
 
     def _write_answer(self, request_id: int, response: object) -> None:
-        usage, miss = usage_of(reported_field(response, "usage")), reported_miss(response)
+        usage, miss = usage_in(response), reported_miss(response)
         if usage is None and miss is None:
             return
         line: dict[str, Any] = {"request_id": request_id}

@@ -31,6 +31,7 @@ class AnthropicReplyReader(ReplyReader):
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._usage: dict[str, Any] = {}
+        self._whole: int | None = None  # the prompt, as the beginning tells it without a cache
 
     def _take_chunk(self, chunk: object) -> str:
         event = checked_object(chunk, "an event")
@@ -92,11 +93,15 @@ class AnthropicReplyReader(ReplyReader):
         if not isinstance(usage, dict):
             return
         # counts come at the beginning and again, some of them, at the end
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        if not self._usage and not any(name in usage for name in names[1:]):
+            self._whole = self._count(usage, "input_tokens")
         self._usage |= {name: count for name, count in usage.items() if count is not None}
         told = usage_of(self._usage)
-        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         for name in (*names, "output_tokens"):
             self._count(self._usage, name)
+        if told is not None and self._usage.get("input_tokens") == self._whole is not None:
+            told = told._replace(prompt_tokens=self._whole)  # what was read is among them
         if told is None:
             return
         self.prompt_tokens, self.cached_tokens = told.prompt_tokens, told.cached_tokens

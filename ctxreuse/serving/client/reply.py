@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.miss_reasons import ReportedMiss
-from ctxreuse.context.reported_usage import usage_of
+from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000
@@ -116,11 +116,12 @@ class ReplyReader:
         usage = chunk.get("usage")
         if usage is None:
             return
-        self.prompt_tokens = self._count(usage, "prompt_tokens")
+        for path in (("prompt_tokens",), ("prompt_tokens_details", "cached_tokens")):
+            self._count(usage, *path)
+        told = usage_of(usage) or ReportedTokens(None)
+        self.prompt_tokens, self.written_tokens = told.prompt_tokens, told.written_tokens
         self.completion_tokens = self._count(usage, "completion_tokens")
-        told = usage_of(usage)
-        self.written_tokens = None if told is None else told.written_tokens
-        cached = self._count(usage, "prompt_tokens_details", "cached_tokens")
+        cached = told.cached_tokens
         if cached is not None and self.prompt_tokens is not None and cached > self.prompt_tokens:
             cached, self.has_odd_counts = None, True
         self.cached_tokens = cached

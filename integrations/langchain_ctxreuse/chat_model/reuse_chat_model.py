@@ -154,6 +154,7 @@ class ReuseChatModel(DelegatingChatModel):
             reported_usage,
             OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
             self.prime,
+            adds_up=True,
         )
 
     @property

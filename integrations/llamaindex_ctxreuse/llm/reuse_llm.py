@@ -26,7 +26,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fixed_settings import split_settings
-from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_of
+from ctxreuse.context.reported_usage import ReportedTokens, usage_in
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
@@ -516,7 +516,7 @@ def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of a model's answer says; None if it has none."""
     if not isinstance(answer, CompletionResponse | ChatResponse):
         return None
-    return usage_of(reported_field(answer.raw, "usage"))
+    return usage_in(answer.raw)
 
 
 def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
