@@ -8,46 +8,24 @@ from typing import Any, NamedTuple
 from ctxreuse.context.checks import reported_count
 
 _LIFE_FIELDS = {"ephemeral_5m_input_tokens": "5m", "ephemeral_1h_input_tokens": "1h"}
+# OpenAI and engines, LangChain, Anthropic and LiteLLM, Bedrock, DeepSeek, Gemini and its REST
 _READ = (
-    "cached_tokens",  # OpenAI, vLLM, SGLang, LiteLLM: in details, as the next one
-    "cache_read",  # LangChain
-    "cache_read_input_tokens",  # Anthropic; LiteLLM, too
-    "cacheReadInputTokens",  # Bedrock
-    "prompt_cache_hit_tokens",  # DeepSeek
-    "cached_content_token_count",  # Gemini, and over REST
-    "cachedContentTokenCount",
+    *("cached_tokens", "cache_read", "cache_read_input_tokens", "cacheReadInputTokens"),
+    *("prompt_cache_hit_tokens", "cached_content_token_count", "cachedContentTokenCount"),
 )
 _WRITTEN = (
-    "cache_write_tokens",
-    "created_cache_tokens",
-    "cache_creation",  # LangChain; Anthropic's object of this name is no count
-    "cache_creation_tokens",
-    "cache_creation_input_tokens",
-    "cacheWriteInputTokens",
+    *("cache_write_tokens", "created_cache_tokens", "cache_creation", "cache_creation_tokens"),
+    *("cache_creation_input_tokens", "cacheWriteInputTokens"),
 )
-
-
-class _Form(NamedTuple):
-    """How a provider names tokens; those read count in `prompt`, unless one of `parts` is told."""
-
-    prompt: str
-    completion: str
-    details: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-
-
-_FORMS = (
-    _Form("prompt_tokens", "completion_tokens", ("prompt_tokens_details",)),
-    _Form("prompt_token_count", "candidates_token_count"),
-    _Form("promptTokenCount", "candidatesTokenCount"),
-    _Form("inputTokens", "outputTokens", parts=("cacheReadInputTokens", "cacheWriteInputTokens")),
-    _Form(
-        "input_tokens",
-        "output_tokens",
-        ("input_tokens_details", "input_token_details"),
-        ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation"),
-    ),
+_BESIDE = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+_NAMINGS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("prompt_tokens", "completion_tokens", ("prompt_tokens_details",), ()),
+    ("prompt_token_count", "candidates_token_count", (), ()),
+    ("promptTokenCount", "candidatesTokenCount", (), ()),
+    ("inputTokens", "outputTokens", (), ("cacheReadInputTokens", "cacheWriteInputTokens")),
+    ("input_tokens", "output_tokens", ("input_tokens_details", "input_token_details"), _BESIDE),
 )
+"""A prompt's tokens, its answer's, where details stand, and what is told beside the prompt's."""
 _USAGE = ("usage", "usage_metadata", "usageMetadata")
 
 
@@ -62,55 +40,48 @@ class ReportedTokens(NamedTuple):
     def with_more(self, other: ReportedTokens, *, adds_up: bool) -> ReportedTokens:
         """Return what two parts of an answer say, each of itself alone or of all so far."""
         join = sum if adds_up else max
-        written = [one for one in (self.written_tokens, other.written_tokens) if one is not None]
-        if adds_up and written:
-            lives = dict.fromkeys(life for one in written for life in one)
-            written = [{life: sum(one.get(life, 0) for one in written) for life in lives}]
+        own, more = self.written_tokens, other.written_tokens
+        both = {**(own or {}), **(more or {})}
+        if own and more:
+            both = {life: join((own.get(life, 0), more.get(life, 0))) for life in both}
         return ReportedTokens(
             _of_both(self.prompt_tokens, other.prompt_tokens, join),
             _of_both(self.cached_tokens, other.cached_tokens, join),
             _of_both(self.completion_tokens, other.completion_tokens, join),
-            max(written, key=lambda told: sum(told.values()), default=None),
+            None if own is more is None else both,
         )
 
 
 def usage_in(answer: object) -> ReportedTokens | None:
     """Return what the usage in a provider's answer says; None if there is none."""
-    told = (usage_of(reported_field(answer, name)) for name in _USAGE)
-    return next((one for one in told if one is not None), None)
+    for name in _USAGE:
+        if (usage := reported_field(answer, name)) is not None:
+            return usage_of(usage)
+    return None
 
 
 def usage_of(usage: object) -> ReportedTokens | None:
     """Return what an answer's usage says; None if it says nothing of the prompt."""
-    for form in _FORMS:
-        prompt = _first((usage,), form.prompt)
-        if prompt is not None:
-            return _in_form(usage, form, prompt)
+    for named, completion, details, beside in _NAMINGS:
+        if (prompt := _first((usage,), named)) is None:
+            continue
+        places = [*(reported_field(usage, name) for name in details), usage]
+        read = _first(places, *_READ)
+        lives = reported_field(usage, "cache_creation")
+        written = written_by_life(_first(places, *_WRITTEN), lives, *places)
+        if any(reported_field(usage, name) is not None for name in beside):
+            prompt += (read or 0) + sum((written or {}).values())
+        return ReportedTokens(prompt, read, _first((usage,), completion), written)
     return None
-
-
-def _in_form(usage: object, form: _Form, prompt: int) -> ReportedTokens:
-    inside = [reported_field(usage, name) for name in form.details]
-    places = [one for one in (*inside, usage) if one is not None]
-    read = _first(places, *_READ)
-    of_lives = reported_field(usage, "cache_creation")
-    lives = [one for one in (of_lives, *inside) if one is not None]
-    written = written_by_life(_first(places, *_WRITTEN), *lives)
-    if any(reported_field(usage, name) is not None for name in form.parts):
-        prompt += (read or 0) + sum((written or {}).values())
-    return ReportedTokens(prompt, read, _first((usage,), form.completion), written)
 
 
 def written_by_life(total: int | None, *of_lives: object) -> dict[str, int] | None:
     """Return written tokens by time to live, "" for those of none; None if nothing is told."""
-    by_life = {
-        life: count
-        for name, life in _LIFE_FIELDS.items()
-        if (count := _first(of_lives, name)) is not None
-    }
-    if total is None and not by_life:
+    written = {life: _first(of_lives, name) or 0 for name, life in _LIFE_FIELDS.items()}
+    of_some = sum(written.values())
+    if total is None and not of_some:
         return None
-    written = {**by_life, "": max(0, (total or 0) - sum(by_life.values()))}
+    written[""] = max(0, (total or 0) - of_some)
     return {life: tokens for life, tokens in written.items() if tokens}
 
 

@@ -194,9 +194,8 @@ class ModelGateway:
         finally:
             if not answer.is_begun:
                 self.forget(planned)
-        if planned is not None and answer.is_begun:
-            usage = answer.usage or ReportedTokens(None)
-            self._report(planned, usage, time.perf_counter() - began)
+        if planned is not None and answer.usage is not None:
+            self._report(planned, answer.usage, time.perf_counter() - began)
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
         self.attempt(

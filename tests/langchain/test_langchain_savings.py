@@ -4,13 +4,12 @@ from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
-from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
 from langchain_model_helpers import configured, model, openai_model, question
 
 from ctxreuse import ReusePlanner
-from ctxreuse.planning.savings import ReportedUsage
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
 from langchain_ctxreuse.messages import reported_usage
@@ -90,13 +89,6 @@ def test_what_pieces_of_a_stream_tell_adds_up_as_langchain_adds_it_up():
     whole = sum(pieces[1:], pieces[0]).usage_metadata
     assert (told[0].prompt_tokens, told[0].completion_tokens) == (1_000, 12)
     assert (whole["input_tokens"], whole["output_tokens"]) == (1_000, 12)
-
-
-def test_an_answer_without_usage_is_unreported():
-    planner = ReusePlanner()
-    llm = ReuseChatModel(inner=FakeListChatModel(responses=["So."]), planner=planner)
-    llm.invoke(question("abc"))
-    assert planner.savings.reported == ReportedUsage(unreported=1)
 
 
 def test_failures_of_planning_are_counted(monkeypatch):

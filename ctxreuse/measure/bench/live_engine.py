@@ -195,7 +195,7 @@ class _Sending:
                 raise EngineError(TOO_LONG)
             began = time.perf_counter()
             primes = await client.prime(plan, cache_salt=self.salt)
-            primed_s = time.perf_counter() - began if primes else 0.0
+            primed_s = time.perf_counter() - began
             answer = await client.complete(
                 plan, cache_salt=self.salt, max_tokens=most, temperature=0
             )

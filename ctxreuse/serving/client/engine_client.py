@@ -521,12 +521,12 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     async def _ask_for_ids(self, call: EngineCall) -> None:
         """Find out, behind an answer, which tokens its prompt had."""
         sent = call.arguments
-        fields = {**_without(sent["extra_body"], *_OWN_FIELDS), "messages": sent["messages"]}
-        fields |= {name: sent[name] for name in ("model", "tools") if sent.get(name)}
+        fields = _without(sent["extra_body"], *_OWN_FIELDS)
+        fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = _without(sent["extra_headers"], REQUEST_HEADER)
         rules = DEFAULT_CACHE if call.plan is None else call.plan.cache
         try:
-            ids = await self._connection.token_ids(fields, headers, rules)
+            ids = await self._connection.token_ids(_without(fields), headers, rules)
         except EngineError:
             self._note_no_ids()
         else:
