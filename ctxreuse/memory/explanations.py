@@ -204,10 +204,12 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
         return _Kept(0, Cause.below_minimum if cache.lives else Cause.too_short)
-    kept, expired, parted = 0, 0, _parted(prompt, before)
-    for one in before:
-        common = min(blocks, _shared_blocks(prompt, one))
-        tokens = sum(prompt.tokens[: read_end(cache, one.marks, prompt.marks, common, parted)])
+    kept, expired = 0, 0
+    shares = [(one, _shared_blocks(prompt, one)) for one in before]
+    parted = _parted(shares)
+    for one, common in shares:
+        end = read_end(cache, one.marks, prompt.marks, min(blocks, common), parted)
+        tokens = sum(prompt.tokens[:end])
         if prompt.front_tokens + tokens < cache.least_tokens:
             continue
         if _is_alive(one, prompt, cache):
@@ -219,11 +221,13 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
     return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
 
 
-def _parted(prompt: SentEntry, before: list[SentEntry]) -> list[int]:
-    """Return after how many of a prompt's first blocks earlier ones part from each other."""
+def _parted(shares: Iterable[tuple[SentEntry, int]]) -> list[int]:
+    """Return after how many of a prompt's first blocks earlier ones part from each other.
+
+    Each comes with how many of these it begins with.
+    """
     going_on: dict[int, set[object]] = {}
-    for one in before:
-        common = _shared_blocks(prompt, one)
+    for one, common in shares:
         behind = one.keys[common] if common < len(one.keys) else one.request_id
         going_on.setdefault(common, set()).add(behind)
     longest = max(going_on, default=0)

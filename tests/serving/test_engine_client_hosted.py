@@ -208,12 +208,15 @@ def read(*events: str) -> AnthropicReplyReader:
     return reader
 
 
-@pytest.mark.parametrize(("read_at_end", "prompt"), [(8_831, 8_849), (None, 8_849)])
-def test_a_server_that_counts_what_was_read_as_input_is_not_added_up(read_at_end, prompt):
-    usage = {"input_tokens": 8_849, "output_tokens": 4}
+@pytest.mark.parametrize(
+    ("told", "read_at_end", "prompt"),
+    [(8_849, 8_831, 8_849), (8_849, None, 8_849), (18, 8_831, 8_849)],
+)
+def test_a_server_that_counts_what_was_read_as_input_is_not_added_up(told, read_at_end, prompt):
+    usage = {"input_tokens": told, "output_tokens": 4}
     if read_at_end is not None:
         usage["cache_read_input_tokens"] = read_at_end
-    begin = {"id": "m", "usage": {"input_tokens": 8_849, "output_tokens": 0}}
+    begin = {"id": "m", "usage": {"input_tokens": told, "output_tokens": 0}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
     reader = read(json.dumps({"type": "message_start", "message": begin}), json.dumps(end))
     assert (reader.prompt_tokens, reader.cached_tokens) == (prompt, read_at_end)

@@ -21,7 +21,7 @@ from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
 ONLINE_STEP = (
-    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{primes}){with_context}; "
+    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{fields}){with_context}; "
     "in your template, {{context}} must stand before {{question}}. Or plan with {planner}; "
     "{shadow} counts first and changes nothing."
 )
@@ -30,7 +30,6 @@ FRONT_STEP = (
     "put what differs (the question, the date, the user) behind the documents: in your template, "
     "{context} must stand before {question}; then record again."
 )
-WITH_PRIMES = "; prime=True"
 BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests{primes})."
 BATCH_PRIMES = ", primes=True"
 SHARE_STEP = (
@@ -196,18 +195,20 @@ def _without_log(saving: Saving, savings: Sequence[Saving]) -> Saving | None:
 def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     """Return what an engine computes less, and what to do."""
     is_primed = saving.run.policy in [one.name for one in PRIMED]
+    planner = _planner(results)
+    is_default = planner == "ReusePlanner()"
     if saving.run.workers > 1:
         step = SHARE_STEP.format(planner=_planner(results, "shared_log=SQLiteLog(path)"))
     elif saving.run.mode == "online":
+        fields = "" if is_default else f", with planner={planner}"
         step = ONLINE_STEP.format(
-            primes=WITH_PRIMES if is_primed else "",
+            fields=f"{fields}, prime=True" if is_primed else fields,
             with_context=WITH_CONTEXT if results.outside_runs else "",
-            planner=_planner(results),
+            planner=planner,
             shadow=_planner(results, 'mode="shadow"'),
         )
     else:
-        named = _planner(results)
-        named = "planner" if named == "ReusePlanner()" else named
+        named = "planner" if is_default else planner
         step = BATCH_STEP.format(planner=named, primes=BATCH_PRIMES if is_primed else "")
     sentence = (
         f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "

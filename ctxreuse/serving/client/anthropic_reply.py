@@ -100,9 +100,10 @@ class AnthropicReplyReader(ReplyReader):
         told = usage_of(self._usage)
         for name in (*names, "output_tokens"):
             self._count(self._usage, name)
-        if told is not None and self._usage.get("input_tokens") == self._whole is not None:
-            told = told._replace(prompt_tokens=self._whole)  # what was read is among them
         if told is None:
             return
         self.prompt_tokens, self.cached_tokens = told.prompt_tokens, told.cached_tokens
+        whole = self._whole
+        if whole is not None and self._usage["input_tokens"] == whole >= (told.cached_tokens or 0):
+            self.prompt_tokens = whole  # what was read is among them
         self.completion_tokens, self.written_tokens = told.completion_tokens, told.written_tokens
