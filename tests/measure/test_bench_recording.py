@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,10 +15,11 @@ from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.measure.bench import live_engine
 from ctxreuse.measure.bench.live_engine import TOO_LONG, LiveEngine
-from ctxreuse.measure.replay.policies import POLICIES
+from ctxreuse.measure.replay.policies import POLICIES, TriedPolicies
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.results.tables import first_token_ratio
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.rules.cache_rules import cache_profile
 
 __all__ = ["run", "served"]
 
@@ -244,9 +246,26 @@ def test_an_engine_that_keeps_states_is_sent_primes_and_they_are_paid_for(run, r
         "collect requests, and plan them together: "
         f'ReusePlanner(cache="{cache}").plan_batch(requests, primes=True).'
     )
+    code, out, _ = run("bench", recording, *options[:-3], "--json")
+    assert f', with planner=ReusePlanner(cache="{cache}"), prime=True' in out.replace("\\", "")
     code, _, err = run("bench", recording, "--base-url", URL, "--cache", "openai")
     assert code == 2
     assert "cache must be that of an engine of your own" in words(err)
+
+
+def test_all_that_an_engine_computes_for_primes_is_counted(served):
+    emulated = served(answer="yes", states="junctions")
+    rules = cache_profile("vllm(states=junctions, prime_tokens=50)")
+    policies = [one for one in TriedPolicies.of(rules).policies if one.strategy == "reuse"]
+    trace = [replace(one, conversation_id=None, turn=0) for one in TRACE]
+    with LiveEngine(URL, None, "EMPTY", 1, nothing, rules) as engine:
+        warm_up = emulated.usage.prefilled_tokens
+        results = engine.measure([Run(one, trace, deduplicate=False) for one in policies])
+    primes, _ = split(emulated)
+    counted = sum(one.total.prefilled_tokens for one in results)
+    computed = emulated.usage.prefilled_tokens - warm_up
+    assert 0 <= computed - counted <= len(primes)  # a prime has one token more than can be read
+    assert len(primes) > 5
 
 
 def test_both_answers_to_each_question_are_written_for_a_judge(run, recording, served, tmp_path):
