@@ -70,20 +70,24 @@ def main(given: Sequence[str] | None = None) -> None:
     tables: dict[str, Any] = {}
     if options.tables.exists():
         tables = json.loads(options.tables.read_text())
+    known = tables.get(options.what, {"memory_bytes": (), "completed": ()})
+    if known.get("arriving", options.arriving) != options.arriving:
+        parser.error(
+            f"the {options.what} table in {options.tables} is for --arriving "
+            f"{' '.join(map(str, known['arriving']))}; give the same, or name another file"
+        )
     if options.what == "split":
         missing = [name for name in ("generation", "retrieval") if name not in tables]
         if missing:
             parser.error(f"{options.tables} has no table of {missing[0]}: measure it first")
-        generation, retrieval = (ThroughputTable(**tables[name]) for name in sorted(tables))
+        generation, retrieval = (
+            ThroughputTable(**tables[name]) for name in ("generation", "retrieval")
+        )
         total = int(options.gb * _GB)
         print(split_memory(total, generation, retrieval, arriving_runs=options.runs))
         return
     measured = _retrieval(options) if options.what == "retrieval" else _generation(options)
-    rows: dict[float, list[float]] = {}
-    known = tables.get(options.what)
-    if known and known["arriving"] == options.arriving:
-        rows = dict(zip(known["memory_bytes"], known["completed"], strict=True))
-    rows |= measured
+    rows = dict(zip(known["memory_bytes"], known["completed"], strict=True)) | measured
     sizes = sorted(rows)
     tables[options.what] = {
         "memory_bytes": sizes,
@@ -113,6 +117,7 @@ def _retrieval(options: argparse.Namespace) -> dict[float, list[float]]:
     for hot in options.hot_gb:
         index = IVFIndex.read(options.index)
         tier = fastest_tier(index, int(hot * _GB)) if hot else None
+        print(f"{hot:g} GB in a {type(tier).__name__}" if tier else "no clusters are held")
         retriever = VectorRetriever(
             index,
             lambda number: ContextBlock(id=number, text=f"{number}"),

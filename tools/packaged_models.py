@@ -96,31 +96,34 @@ _QWEN_LARGE = PackagedModel(
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 )
+_WEIGHTLESS = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
 WINDOWS = PackagedModel(
     name="windows",
     title="a model with sliding windows and without weights",
     kv_bytes_per_token=6 * 2 * 32 * 4,
     disk="no time",
-    config={
+    config=_WEIGHTLESS
+    | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         "sliding_window": 512,
         "sliding_window_pattern": 6,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
         "query_pre_attn_scalar": 32,
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 16_384,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
     },
 )
 TINY = PackagedModel(
@@ -128,21 +131,14 @@ TINY = PackagedModel(
     title="a model with full attention and without weights",
     kv_bytes_per_token=2 * 2 * 32 * 4,
     disk="no time",
-    config={
+    config=_WEIGHTLESS
+    | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
         "hidden_act": "silu",
         "max_position_embeddings": 8_192,
         "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
     },
 )
 MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE, WINDOWS, TINY)}

@@ -8,22 +8,28 @@ from typing import Any, NamedTuple
 from ctxreuse.context.checks import reported_count
 
 _LIFE_FIELDS = {"ephemeral_5m_input_tokens": "5m", "ephemeral_1h_input_tokens": "1h"}
-# OpenAI and engines, LangChain, Anthropic and LiteLLM, Bedrock, DeepSeek, Gemini and its REST
 _READ = (
-    *("cached_tokens", "cache_read", "cache_read_input_tokens", "cacheReadInputTokens"),
-    *("prompt_cache_hit_tokens", "cached_content_token_count", "cachedContentTokenCount"),
+    "cached_tokens",  # OpenAI, engines, LiteLLM: in details
+    "cache_read_input_tokens",  # Anthropic; LiteLLM, too
+    "cacheReadInputTokens",  # Bedrock
+    "prompt_cache_hit_tokens",  # DeepSeek
+    "cached_content_token_count",  # Gemini, and over REST
+    "cachedContentTokenCount",
 )
 _WRITTEN = (
-    *("cache_write_tokens", "created_cache_tokens", "cache_creation", "cache_creation_tokens"),
-    *("cache_creation_input_tokens", "cacheWriteInputTokens"),
+    "cache_write_tokens",
+    "created_cache_tokens",
+    "cache_creation_tokens",
+    "cache_creation_input_tokens",
+    "cacheWriteInputTokens",
 )
 _BESIDE = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
-_NAMINGS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("prompt_tokens", "completion_tokens", ("prompt_tokens_details",), ()),
-    ("prompt_token_count", "candidates_token_count", (), ()),
-    ("promptTokenCount", "candidatesTokenCount", (), ()),
-    ("inputTokens", "outputTokens", (), ("cacheReadInputTokens", "cacheWriteInputTokens")),
-    ("input_tokens", "output_tokens", ("input_tokens_details", "input_token_details"), _BESIDE),
+_NAMINGS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("prompt_tokens", "completion_tokens", "prompt_tokens_details", ()),
+    ("prompt_token_count", "candidates_token_count", "", ()),
+    ("promptTokenCount", "candidatesTokenCount", "", ()),
+    ("inputTokens", "outputTokens", "", ("cacheReadInputTokens", "cacheWriteInputTokens")),
+    ("input_tokens", "output_tokens", "input_tokens_details", _BESIDE),
 )
 """A prompt's tokens, its answer's, where details stand, and what is told beside the prompt's."""
 _USAGE = ("usage", "usage_metadata", "usageMetadata")
@@ -65,19 +71,19 @@ def usage_of(usage: object) -> ReportedTokens | None:
     for named, completion, details, beside in _NAMINGS:
         if (prompt := _first((usage,), named)) is None:
             continue
-        places = [*(reported_field(usage, name) for name in details), usage]
+        places = reported_field(usage, details), usage
         read = _first(places, *_READ)
-        lives = reported_field(usage, "cache_creation")
-        written = written_by_life(_first(places, *_WRITTEN), lives, *places)
+        total = _first(places, *_WRITTEN)
+        written = written_by_life(total, reported_field(usage, "cache_creation"))
         if any(reported_field(usage, name) is not None for name in beside):
             prompt += (read or 0) + sum((written or {}).values())
         return ReportedTokens(prompt, read, _first((usage,), completion), written)
     return None
 
 
-def written_by_life(total: int | None, *of_lives: object) -> dict[str, int] | None:
+def written_by_life(total: int | None, of_lives: object) -> dict[str, int] | None:
     """Return written tokens by time to live, "" for those of none; None if nothing is told."""
-    written = {life: _first(of_lives, name) or 0 for name, life in _LIFE_FIELDS.items()}
+    written = {life: _first((of_lives,), name) or 0 for name, life in _LIFE_FIELDS.items()}
     of_some = sum(written.values())
     if total is None and not of_some:
         return None

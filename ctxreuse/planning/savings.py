@@ -77,7 +77,7 @@ class ReportedUsage:
     Attributes:
         answers: Answers whose usage told the cached tokens. What an engine leaves out counts as 0
             once it has reported any.
-        unreported: Other answers; they count nowhere else.
+        unreported: Other answers that were reported; they count nowhere else.
         prompt_tokens: Tokens of the prompts, as the engine counts them.
         cached_tokens: Of these, served from the engine's prefix cache.
         expected_cached_tokens: Block tokens that the planner expected in the cache.

@@ -25,8 +25,6 @@ _SILENT_PROVIDER = (
     "the model may have another shortest prefix or lifetime (give ReusePlanner its own cache=...), "
     "or what is reported is not passed to `report_usage`"
 )
-
-
 _NO_MARK = (
     "%s of these tokens have no mark behind them in both prompts: the cache (%s) keeps and reads "
     "only what is marked"

@@ -11,7 +11,7 @@ import memory_tables
 from ctxreuse.errors import EngineError
 from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
 
-TIMES = ["--arriving", "20", "40", "--seconds", "0.3"]
+TIMES = ["--seconds", "0.3", "--arriving", "20", "40"]
 
 
 def test_both_tables_are_measured_and_the_split_is_printed(served, tmp_path, capsys):  # noqa: F811
@@ -34,7 +34,9 @@ def test_both_tables_are_measured_and_the_split_is_printed(served, tmp_path, cap
     figures = np.array([written[name]["completed"] for name in ("retrieval", "generation")])
     assert figures.shape == (2, 2, 2)
     assert (figures > 0).all()
-    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        memory_tables.main(["generation", tables, *asked[:-1], "9", "--kv-gb", "3"])
+    assert "is for --arriving 20.0 40.0" in capsys.readouterr().err
     memory_tables.main(["split", tables, "--gb", "3", "--runs", "10"])
     assert "MemorySplit(kv_bytes=" in capsys.readouterr().out
 

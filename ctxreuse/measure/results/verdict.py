@@ -6,13 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxreuse.measure.replay.policies import (
-    AS_SENT,
-    OURS_BATCH,
-    OURS_ONLINE,
-    PRIMED,
-    TODAY,
-)
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED, TODAY
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
@@ -138,8 +132,7 @@ def _of_order(results: Results) -> SavingsVerdict:
         [one for one in savings if one.run.policy in (way.name, primed.name)]
         for way, primed in zip(ways, PRIMED, strict=True)
     )
-    online = of_workers or online
-    arriving = _best(online, results)
+    arriving = _best(of_workers or online, results)
     together = None if of_workers else _best(batch, results)
     found = [one for one in (arriving, together) if one is not None]
     chosen = next((one for one in found if one.is_worth_it), next(iter(found), None))

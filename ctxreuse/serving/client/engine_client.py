@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -35,7 +36,7 @@ from ctxreuse.pipeline.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import id_fields, streams_token_ids
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
@@ -505,48 +506,43 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
             )
-        if call.plan is None:
+        plan, events = call.plan, self._events
+        if plan is None or events is None:
             return
-        if self._events is None:
-            return
+        own = call.arguments.get("model")  # an adapter is asked for by its name
+        record = partial(
+            events.record,
+            plan,
+            cache_salt=call.arguments["extra_body"].get("cache_salt"),
+            lora=self._lora if own in (None, self._lora) else None,
+        )
         if completion.prompt_token_ids is not None:
-            self._record(call, completion.prompt_token_ids)
-        elif self._protocol != "openai" or streams_token_ids(call.plan.cache):
+            record(completion.prompt_token_ids)
+        elif self._protocol != "openai" or streams_token_ids(plan.cache):
             self._note_no_ids()
         elif not self._tells_no_ids and len(self._asking) < _MOST_ASKED:
-            asking = asyncio.get_running_loop().create_task(self._ask_for_ids(call))
+            asking = asyncio.create_task(self._tell_ids(call.arguments, plan.cache, record))
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
 
-    async def _ask_for_ids(self, call: EngineCall) -> None:
-        """Find out, behind an answer, which tokens its prompt had."""
-        sent = call.arguments
+    async def _tell_ids(
+        self, sent: Mapping[str, Any], rules: CacheRules, record: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Find out, behind an answer, which tokens its prompt had, and tell that."""
         fields = _without(sent["extra_body"], *_OWN_FIELDS)
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = _without(sent["extra_headers"], REQUEST_HEADER)
-        rules = DEFAULT_CACHE if call.plan is None else call.plan.cache
         try:
-            ids = await self._connection.token_ids(_without(fields), headers, rules)
+            record(await self._connection.token_ids(_without(fields), headers, rules))
         except EngineError:
             self._note_no_ids()
-        else:
-            self._bookkeeping.attempt(lambda: self._record(call, ids), lambda: None)
+        except Exception as error:
+            self._bookkeeping.note(error)
 
     def _note_no_ids(self) -> None:
         if not self._tells_no_ids:
             self._tells_no_ids = True
             _log.warning(_NO_IDS, self._connection.host)
-
-    def _record(self, call: EngineCall, ids: Sequence[int]) -> None:
-        assert self._events is not None, "nobody else asks for them"
-        assert call.plan is not None, "others are not followed"
-        own = call.arguments.get("model")  # an adapter is asked for by its name
-        self._events.record(
-            call.plan,
-            ids,
-            cache_salt=call.arguments["extra_body"].get("cache_salt"),
-            lora=self._lora if own in (None, self._lora) else None,
-        )
 
     @contextmanager
     def _reporting(self, call: EngineCall) -> Iterator[None]:

@@ -116,8 +116,8 @@ class ReplyReader:
         usage = chunk.get("usage")
         if usage is None:
             return
-        for path in (("prompt_tokens",), ("prompt_tokens_details", "cached_tokens")):
-            self._count(usage, *path)
+        self._count(usage, "prompt_tokens")
+        self._count(usage, "prompt_tokens_details", "cached_tokens")
         told = usage_of(usage) or ReportedTokens(None)
         self.prompt_tokens, self.written_tokens = told.prompt_tokens, told.written_tokens
         self.completion_tokens = self._count(usage, "completion_tokens")

@@ -107,8 +107,8 @@ class IVFIndex:
         self._index = checked_faiss_index(faiss, index)
         self.dimension = int(self._index.d)
         own = self._index.invlists
-        ways = FasterWay(self.dimension)
-        self._serving = _Serving(view_of(faiss, self._index, own), own, None, ways)
+        view = view_of(faiss, self._index, own)
+        self._serving = _Serving(view, own, None, FasterWay(self.dimension))
         self._scanning = FailOpen(
             "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
         )
