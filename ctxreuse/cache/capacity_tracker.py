@@ -135,14 +135,17 @@ class CapacityTracker:
         """Note an answered request, and evict what it pushed out; the planner calls it.
 
         Cached tokens that are unknown are those that were expected.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("call", call, AnsweredCall, "an AnsweredCall")
         if call.plans and call.prompt_tokens is not None:
             measured = self._measured(call, call.prompt_tokens)
             with self._lock:
                 self._add(measured)
-                limit = int(self.capacity_tokens * self._share())
-                excess = self.planner.statistics().tokens - limit
-                if excess > 0:
+                may_stay = int(self.capacity_tokens * self._share())
+                if (excess := self.planner.statistics().tokens - may_stay) > 0:
                     self.planner.evict_tokens(excess)
 
     def _measured(self, call: AnsweredCall, prompt: int) -> _ObservedPrompt:

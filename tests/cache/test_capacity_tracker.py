@@ -84,6 +84,12 @@ def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
     assert planner.statistics().tokens == 0
 
 
+def test_what_is_no_answered_call_is_refused():
+    tracker = CapacityTracker(ReusePlanner(), capacity_tokens=1_000)
+    with pytest.raises(InvalidRequestError, match="call must be an AnsweredCall"):
+        tracker.answered(["a"])
+
+
 def test_it_takes_its_size_from_the_engines_metrics():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1\n'
     planner = ReusePlanner()

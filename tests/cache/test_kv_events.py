@@ -291,6 +291,11 @@ class DelayedPublisher(Publisher):
         super()._answer()
 
 
+def test_where_nothing_is_followed_nothing_is_waited_for():
+    sync = KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1")
+    assert not sync.settle(timeout_s=3600.0)
+
+
 def test_a_request_is_not_judged_while_its_events_may_come_in_a_replay():
     with DelayedPublisher() as publisher:
         app, clock = Application(publisher, blocks=60), Clock()

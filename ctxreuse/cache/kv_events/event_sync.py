@@ -263,13 +263,13 @@ class KVEventSync(FixedSettings, OnePerProcess):
             timeout_s: How long to wait, in seconds.
 
         Returns:
-            Whether that was reached in time.
+            Whether that was reached in time; False at once where nothing is followed.
 
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
-        checked_number("timeout_s", timeout_s)
-        return self._listener.settle(min(timeout_s, TIMEOUT_MAX))
+        seconds = min(checked_number("timeout_s", timeout_s), TIMEOUT_MAX)
+        return self._is_following and self._listener.settle(seconds)
 
     def _new_listener(self) -> EventListener:
         requests = HeldRequests(self._planner, EngineBlocks(), self._max_requests, self._settle_s)
