@@ -119,6 +119,8 @@ class ReusePlanner(FixedSettings):
         'first text\n\nsecond text\n\nWhich?'
     """
 
+    _is_provisional = False
+
     def __init__(
         self,
         *given: object,
@@ -546,7 +548,11 @@ class ReusePlanner(FixedSettings):
                 self._counting.attempt(lambda: self._meter.taken_back(counted), lambda: None)
             tenant, sent = sent.request.tenant, sent.request_id
         gone = self._planning.evict([checked_id("a request id", sent)], _checked_tenant(tenant))
-        return self._note_evicted(gone).requests > 0
+        if self._is_provisional:
+            self._meter.unseen(-gone.requests)
+        else:
+            self._note_evicted(gone)
+        return gone.requests > 0
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many block tokens, the least recently used.
@@ -656,10 +662,10 @@ class ReusePlanner(FixedSettings):
     def provisional(self) -> ReusePlanner:
         """This planner, for plans of which nobody knows what becomes of them.
 
-        They are known to it as any others; `savings` does not count them, and they set no marks.
+        They are known to it as any others; `savings` only says how many, and they set no marks.
         """
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self), _given_marks=(), _meter=SavingsMeter("shadow"))
+        vars(twin).update(vars(self), _given_marks=(), _is_provisional=True)
         return twin
 
     def conversation(
@@ -701,7 +707,10 @@ class ReusePlanner(FixedSettings):
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Count requests that were just planned."""
         try:
-            self._meter.planned(plans, seconds)
+            if self._is_provisional:
+                self._meter.unseen(len(plans))
+            else:
+                self._meter.planned(plans, seconds)
             if self._tracing is not None:
                 self._tracing.planned(plans, seconds)
         except Exception as error:

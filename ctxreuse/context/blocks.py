@@ -110,20 +110,6 @@ class ContextBlock:
         object.__setattr__(self, "key", BlockKey(key))
 
 
-def known_block(
-    text: str, block_id: BlockId, tokens: int | None, digest: bytes, key: BlockKey
-) -> ContextBlock:
-    """Return a block from what is known of it, without checking and hashing it again."""
-    block = object.__new__(ContextBlock)
-    put = object.__setattr__
-    put(block, "text", text)
-    put(block, "id", block_id)
-    put(block, "tokens", tokens)
-    put(block, "digest", digest)
-    put(block, "key", key)
-    return block
-
-
 @dataclass(frozen=True, slots=True, init=False)
 class ContextRequest:
     """A ranked context with its question: what an application is about to send.

@@ -55,6 +55,11 @@ class SentEntry:
         assert not isinstance(self.request_id, bytes), "it is another planner's"
         return self.request_id
 
+    @property
+    def is_reordered(self) -> bool:
+        """Whether its blocks stand in another order than as retrieved."""
+        return self.ranks != tuple(range(len(self.ranks)))
+
     def as_retrieved(self) -> dict[BlockKey, int]:
         """Return the blocks with their tokens in the retriever's order."""
         order = sorted(range(len(self.keys)), key=self.ranks.__getitem__)

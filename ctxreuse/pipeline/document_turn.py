@@ -117,7 +117,7 @@ class DocumentPlanner(Generic[_Item]):
         """Take back the plan of a query that was given up before it was sent."""
         plan = ordered.plan
         if plan is not None:
-            self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: False)
+            self._fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
 
     def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
         given = [_Ordered[_Item](_as_they_came(one.items)) for one in batch]
@@ -211,7 +211,7 @@ def _take_back(
     """Take a provisional plan back if the same planner plans the same texts again."""
     own = made_by()
     if own is not None and own is planner:
-        own.forget(request_id, tenant)
+        own.provisional.forget(request_id, tenant)
 
 
 def _tenant(retrieved: RetrievedItems[Any]) -> str:

@@ -1,14 +1,14 @@
 """What would be in the engine's cache if everything were sent as it was retrieved: an estimate.
 
 Prompts share a prefix only if they begin with the same block. So all that begin with one block are
-followed, or none: the first 256 families, and one in 16 of the others. They have a share of the
-cache that is their share of all tokens.
+followed, or none: the first 256 families, and one in 16 of the others, a sample. They have a share
+of the cache that is their share of all tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import count, islice
 from math import inf
 from operator import itemgetter
@@ -21,6 +21,10 @@ MOST_BLOCKS: Final = 50_000
 """Blocks that are remembered, each where it stood; about 300 bytes each."""
 _ONE_IN = 16
 _WHOLE_FAMILIES = 256
+_GROUPS = 32
+"""How many groups a sample has; as they differ, so may the sample from all."""
+WHOLE = -1
+OTHERS = -2
 _MOST_OF_A_REQUEST = 256
 _MOST_AT_ONCE = 64
 
@@ -64,29 +68,30 @@ class RetrievedOrder:
         """How many blocks are remembered, and may be."""
         return self._blocks.size
 
-    def follows(self, front: Front, first: BlockKey, tokens: int) -> bool:
-        """Return whether a request is followed; each one is asked for once."""
+    def follow(self, front: Front, blocks: Mapping[BlockKey, int]) -> tuple[int, int]:
+        """Return what is cached of a request that is sent now, and for what that stands.
+
+        Returns:
+            The tokens; `WHOLE`, the group of the sample, or `OTHERS`, which are not followed.
+        """
+        first, size = next(iter(blocks), None), sum(blocks.values())
+        if first is None:
+            return 0, WHOLE
         family = (front, first)
-        is_whole = family in self._families
-        if not is_whole and len(self._families) < _WHOLE_FAMILIES:
+        if len(self._families) < _WHOLE_FAMILIES:
             self._families.add(family)
-            is_whole = True
-        is_followed = is_whole or first[0] % _ONE_IN == 0
-        self._tokens += tokens
-        self._followed_tokens += tokens * is_followed
-        return is_followed
-
-    def is_sample(self, front: Front, first: BlockKey) -> bool:
-        """Return whether a request that is followed stands for others, too."""
-        return (front, first) not in self._families
-
-    def send(self, front: Front, blocks: Iterable[tuple[BlockKey, int]]) -> int:
-        """Return how many tokens of a followed request are cached; remember that it was sent."""
+        group = OTHERS if first[0] % _ONE_IN else first[1] % _GROUPS
+        if family in self._families:
+            group = WHOLE
+        self._tokens += size
+        if group == OTHERS:
+            return 0, group
+        self._followed_tokens += size
         self._make_room()
         found: list[_Place] = []
         new: list[tuple[_Place, tuple[int, int]]] = []
         before, cached = front.root(), 0
-        for key, tokens in islice(blocks, _MOST_OF_A_REQUEST):
+        for key, tokens in islice(blocks.items(), _MOST_OF_A_REQUEST):
             place = before + key
             known = None if new else self._blocks.peek(place)
             if known is None:
@@ -101,7 +106,7 @@ class RetrievedOrder:
             self._blocks.put(place, known)
         for place in reversed(found):
             self._blocks.get(place)
-        return cached
+        return cached, group
 
     def evict(self, tokens: int) -> None:
         """Forget as large a share as the engine has dropped, some of it later."""

@@ -44,11 +44,6 @@ class PlanningTime:
     max_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * (len(PLANNING_BOUNDS_S) + 1)
 
-    @property
-    def mean_s(self) -> float:
-        """Seconds that a request took on average; 0 before the first."""
-        return self.total_s / self.count if self.count else 0.0
-
     def quantile_s(self, share: float) -> float:
         """Return the seconds that a share of the requests did not exceed.
 
@@ -174,8 +169,9 @@ class Savings:
         cached_as_sent: Of these, expected to be served from the cache as they were sent.
         cached_if_planned: The same, as planned.
         left_out: Tokens of the blocks that planning leaves out.
-        cached_as_retrieved: The same as `cached_as_sent`, in the retriever's order. Exact in shadow
-            mode; else an estimate, right to 0.02 of `block_tokens` over some thousands of requests.
+        cached_as_retrieved: The same as `cached_as_sent`, in the retriever's order; equal until
+            something is sent otherwise. Exact in shadow mode; else an estimate, from a sample.
+        error_tokens: Two standard errors of that estimate; 0 where all requests were followed.
         references: How many blocks planning leaves out.
         word_tokens: About how many tokens of words planning adds that the engine has to compute.
         mode: The planner's.
@@ -183,6 +179,7 @@ class Savings:
         reported: What engines reported of the answers.
         planning_failures: How often an internal error let a prompt through as retrieved.
         prompts_without_context: Prompts in which a wrapper around a model found no context.
+        unseen: Contexts that were ordered where nobody sees the prompt; they count nowhere else.
         by_class: The same for each class of tenants, without times, failures and prompts without a
             context; empty without `tenant_class`.
         parts: How much is remembered for these numbers, and may be.
@@ -200,6 +197,7 @@ class Savings:
     cached_if_planned: int = 0
     left_out: int = 0
     cached_as_retrieved: int = 0
+    error_tokens: int = 0
     references: int = 0
     word_tokens: int = 0
     mode: Mode = "shadow"
@@ -207,6 +205,7 @@ class Savings:
     reported: ReportedUsage = ReportedUsage()
     planning_failures: int = 0
     prompts_without_context: int = 0
+    unseen: int = 0
     by_class: Mapping[str, Savings] = field(default_factory=dict)
     parts: Mapping[str, PartSize] = field(default_factory=dict, repr=False, compare=False)
     bill: ExpectedBill | None = None
@@ -230,63 +229,69 @@ class Savings:
     @property
     def saved_share(self) -> float:
         """Share of the computed block tokens that planning saves, so counted; below 0: cost."""
+        return self._share(self.saved_tokens)
+
+    @property
+    def error_share(self) -> float:
+        """Two standard errors of `saved_share`."""
+        return self._share(self.error_tokens)
+
+    def _share(self, tokens: int) -> float:
         before = self.prefilled_as_retrieved
-        return self.saved_tokens / before if before else 0.0
+        return tokens / before if before else 0.0
 
     def __str__(self) -> str:
-        """Return the numbers as a sentence or more."""
-        return "\n".join(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        if not self.requests:
-            yield "No request has been planned."
-        else:
-            is_shadow, share = self.mode == "shadow", self.saved_share
-            word = "more" if share < 0 else "fewer"
-            yield (
-                f"{self._counted(self.requests, 'request')}, {self.changed:,} "
-                f"{'would be sent' if is_shadow else 'sent'} otherwise than retrieved: "
-                f"{abs(share):.1%} {word} context tokens to compute (estimate, "
-                f"{self.word_tokens:,} tokens of words that planning adds are counted)."
-            )
-        reported = self.reported
+        """Return the numbers as at most two sentences: what was measured, and what is estimated."""
+        said, reported = "; ".join((self._estimate(), *self._besides())), self.reported
         if reported.answers:
-            yield (
-                f"As reported by the engine: {self._counted(reported.answers, 'answer')}, "
-                f"{reported.hit_ratio:.1%} of their prompt tokens from its cache."
-            )
-        if reported.primes:
-            calls = self._counted(reported.primes, "prime")
-            yield f"Besides, {calls} computed {reported.prime_tokens:,} tokens."
-        if self.planning_failures:
-            times = self._counted(self.planning_failures, "time")
-            yield f"Planning failed {times}; these prompts were sent as retrieved."
-        if self.prompts_without_context:
-            yield f"No context found in {self._counted(self.prompts_without_context, 'prompt')}."
+            measured = f"{reported.hit_ratio:.1%} of their prompt tokens from its cache"
+            answers = _counted(reported.answers, "answer")
+            said = f"As reported by the engine: {answers}, {measured}.\n{said}"
+        return f"{said}."
 
-    @staticmethod
-    def _counted(number: int, name: str) -> str:
-        return f"{number:,} {name}{'' if number == 1 else 's'}"
+    def _estimate(self) -> str:
+        if self.requests:
+            share, would = self.saved_share, "would be " if self.mode == "shadow" else ""
+            requests = _counted(self.requests, "request")
+            error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
+            return (
+                f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
+                f"(estimate{error}, {self.word_tokens:,} tokens of added words counted): "
+                f"{self.changed:,} of {requests} {would}sent otherwise than retrieved"
+            )
+        if self.unseen:
+            until = "" if self.reported.answers else " until an answer's usage is reported"
+            ordered = f"{_counted(self.unseen, 'context')} ordered where nobody sees the prompt"
+            return f"What is saved is unknown{until}: {ordered}"
+        return "No request has been planned"
+
+    def _besides(self) -> Iterator[str]:
+        if self.reported.primes:
+            tokens = self.reported.prime_tokens
+            yield f"{_counted(self.reported.primes, 'prime')} computed {tokens:,} tokens, taken off"
+        if self.planning_failures:
+            yield f"planning failed {_counted(self.planning_failures, 'time')}"
+        if self.prompts_without_context:
+            yield f"no context found in {_counted(self.prompts_without_context, 'prompt')}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers as JSON-compatible values: no text, no name of a tenant."""
-        of_fields = {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name != "bill"
+        of_fields = {one.name: getattr(self, one.name) for one in fields(self)}
+        return of_fields | {
+            "bill": self.bill and self.bill.as_json(),
+            "saved_tokens": self.saved_tokens,
+            "saved_share": self.saved_share,
+            "error_share": self.error_share,
+            "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
+            "reported": {
+                **asdict(self.reported),
+                "hit_ratio": self.reported.hit_ratio,
+                "confirmed_share": self.reported.confirmed_share,
+            },
+            "by_class": {name: one.as_json() for name, one in self.by_class.items()},
+            "parts": {name: size._asdict() for name, size in self.parts.items()},
         }
-        bill = {} if self.bill is None else {"bill": self.bill.as_json()}
-        return (
-            of_fields
-            | bill
-            | {
-                "saved_tokens": self.saved_tokens,
-                "saved_share": self.saved_share,
-                "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
-                "reported": {
-                    **asdict(self.reported),
-                    "hit_ratio": self.reported.hit_ratio,
-                    "confirmed_share": self.reported.confirmed_share,
-                },
-                "by_class": {name: one.as_json() for name, one in self.by_class.items()},
-                "parts": {name: size._asdict() for name, size in self.parts.items()},
-            }
-        )
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"

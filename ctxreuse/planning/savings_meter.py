@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from math import sqrt
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
@@ -18,7 +19,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.expectations import CacheExpectations, Mismatch, confirmed_tokens
 from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.retrieved_order import Front, RetrievedOrder
+from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, Front, RetrievedOrder
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
     ExpectedBill,
@@ -37,6 +38,10 @@ MOST_CLASSES: Final = 16
 OTHER_CLASS: Final = "other"
 _LONGEST_CLASS = 64
 _MOST_QUEUED = 256
+_COUNTED = (
+    "requests", "changed", "block_tokens", "cached_as_sent", "cached_if_planned", "left_out",
+    "references", "word_tokens",
+)  # fmt: skip
 
 
 class SavingsMeter:
@@ -67,7 +72,7 @@ class SavingsMeter:
     def _forget(self) -> None:
         self._queued.clear()
         self._retrieved.forget()
-        self._has_reported = False
+        self._has_reported = self._differs = False
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -75,37 +80,42 @@ class SavingsMeter:
         self._expectations.forget()
         self._tallies: dict[str, _ClassTotals] = {}
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
-        self._planned = self._failures = self._without_context = 0
+        self._planned = self._failures = self._without_context = self._unseen = 0
         self._total_s = self._max_s = 0.0
 
     def savings(self, *, reset: bool = False) -> Savings:
         """Return all numbers, and set them to 0 if asked to."""
         with self._lock:  # others wait, or count first
             self._catch_up()
-            tallies, planned = dict(self._tallies), self._planned
-            time = PlanningTime(planned, self._total_s, self._max_s, tuple(self._buckets))
             total = _ClassTotals()
-            for tally in tallies.values():
+            for tally in self._tallies.values():
                 total.add(tally)
             by_class = {
-                name: tally.savings(self._mode, cache=self._cache)
-                for name, tally in sorted(tallies.items())
+                name: tally.savings(self._mode, self._cache)
+                for name, tally in sorted(self._tallies.items())
                 if self._class_of is not None
             }
             savings = total.savings(
-                self._mode, time, self._failures, self._without_context, by_class,
-                {
+                self._mode,
+                self._cache,
+                planning=PlanningTime(
+                    self._planned, self._total_s, self._max_s, tuple(self._buckets)
+                ),
+                planning_failures=self._failures,
+                prompts_without_context=self._without_context,
+                unseen=self._unseen,
+                by_class=by_class,
+                parts={
                     "retrieved_blocks": self._retrieved.size,
                     "tenant_classes": PartSize(len(by_class), MOST_CLASSES + 1),
                 },
-                self._cache,
-            )  # fmt: skip
+            )
             if reset:
                 self._start_anew()
         return savings
 
     def planned(self, plans: Sequence[Plan], seconds: float) -> None:
-        """Count requests that were planned, and how long that took together."""
+        """Count requests in the order in which they came, and how long planning took together."""
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
             turn, name, gone, said = plan.shown.turn, "", 0, 0
@@ -125,8 +135,10 @@ class SavingsMeter:
     def _catch_up(self) -> None:
         """Count what is queued, in order."""
         with self._lock:
-            while self._queued:
-                one = self._queued.popleft()
+            queued = [self._queued.popleft() for _ in range(len(self._queued))]
+            entries = [one.entry if isinstance(one, _Sent) else one for one in queued]
+            self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
+            for one in queued:
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
@@ -134,7 +146,7 @@ class SavingsMeter:
                 elif isinstance(one, _Took):
                     self._took(*one)
                 else:
-                    self._count(*one)
+                    self._count(one)
 
     def _took(self, requests: int, seconds: float) -> None:
         """Count how long it took to plan some requests together; the lock is held."""
@@ -146,23 +158,20 @@ class SavingsMeter:
         self._total_s += seconds
         self._max_s = max(self._max_s, each)
 
-    def _count(
-        self, entry: SentEntry, name: str, cached: int, left_out: int, references: int, said: int,
-        counted: list[tuple[_ClassTotals, _Counts]],
-    ) -> None:  # fmt: skip
-        tally, tokens = self._tally(name), sum(entry.tokens)
-        words = said + self.added_words(entry, cached)
-        is_changed = references > 0 or entry.ranks != tuple(range(len(entry.ranks)))
-        as_retrieved = float(cached)  # of a later turn: it depends on the history only
-        if not entry.is_later_turn and entry.keys:
-            estimated = self._as_retrieved(tally, entry, tokens, is_changed)
-            as_retrieved = as_retrieved if estimated is None else estimated
-        counts = _Counts(
-            is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references,
-            words,
-        )  # fmt: skip
+    def _count(self, sent: _Sent) -> None:
+        entry, cached, left_out = sent.entry, sent.expected_tokens, sent.left_out_tokens
+        as_retrieved, group = cached, WHOLE  # of a later turn: it depends on the history only
+        if not entry.is_later_turn:
+            followed = self._follow(entry)
+            if self._differs:  # else nothing was sent otherwise, so nothing is saved
+                as_retrieved, group = followed
+        tokens, words = sum(entry.tokens), sent.said_tokens + self.added_words(entry, cached)
+        is_changed = sent.references > 0 or entry.is_reordered
+        numbers = is_changed, tokens + left_out, cached, cached, left_out, sent.references, words
+        counts = _Counts(numbers, group, tokens, cached - as_retrieved)
+        tally = self._tally(sent.tenant_class)
         tally.count(counts)
-        counted.append((tally, counts))
+        sent.counted.append((tally, counts))
 
     def taken_back(self, counted: list[tuple[_ClassTotals, _Counts]]) -> None:
         """Take a request out of all numbers, once: it never reached the engine."""
@@ -173,16 +182,13 @@ class SavingsMeter:
                 tally.count(counts, times=-1)
 
     def compared(
-        self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
-        references: int, words: int, bills: tuple[BilledTokens, BilledTokens] | None = None,
-    ) -> None:  # fmt: skip
-        """Count a request that is sent as retrieved."""
+        self, tenant: str, bills: tuple[BilledTokens, BilledTokens] | None, *numbers: int
+    ) -> None:
+        """Count a request that is sent as retrieved: `_COUNTED`, and both ways' bills."""
         name = self._class_named(tenant)
         with self._lock:
             tally = self._tally(name)
-            tally.count(
-                _Counts(is_changed, tokens, sent, planned, sent, left_out, references, words)
-            )
+            tally.count(_Counts(numbers))
             if bills is not None:
                 tally.bill_as_retrieved += bills[0]
                 tally.bill_if_planned += bills[1]
@@ -192,15 +198,15 @@ class SavingsMeter:
         if self._mode == "active":
             self._queued.append(entry)
 
-    def _follow(self, entry: SentEntry) -> tuple[int, bool] | None:
-        """Return what of a prompt would be cached as retrieved, and whether that is a sample."""
-        blocks = entry.as_retrieved()
+    def _follow(self, entry: SentEntry) -> tuple[int, int]:
+        """Return what of a prompt would be cached as retrieved, and what that stands for."""
         front = Front(entry.tenant, entry.system, entry.is_labelled)
-        first = next(iter(blocks), None)
-        if first is None or not self._retrieved.follows(front, first, sum(blocks.values())):
-            return None
-        is_sample = self._retrieved.is_sample(front, first)
-        return self._retrieved.send(front, blocks.items()), is_sample
+        return self._retrieved.follow(front, entry.as_retrieved())
+
+    def unseen(self, plans: int) -> None:
+        """Count plans of which nobody knows what becomes; below 0, those that are taken back."""
+        with self._lock:
+            self._unseen += plans
 
     def evicted(self, tokens: int) -> None:
         """Take note that the engine dropped tokens."""
@@ -221,33 +227,32 @@ class SavingsMeter:
         name = self._class_named(tenant)
         if prompt is None:
             with self._lock:
-                self._tally(name).unreported += 1
+                self._tally(name).reported["unreported"] += 1
             return None
         with self._lock:
             self._has_reported |= bool(cached)
             if cached is None and cached_tokens is None and self._has_reported:
                 cached = 0  # vLLM names them only where there are some
             tally = self._tally(name)
-            for life, tokens in (written_tokens or {}).items():
-                tally.written[life] = tally.written.get(life, 0) + tokens
+            tally.written.update(written_tokens or {})
             confirmed = confirmed_tokens(expected, before, prompt, cached or 0)
             if cached is None:
-                tally.unreported += 1
+                tally.reported["unreported"] += 1
             else:
-                tally.answers += 1
-                tally.prompt_tokens += prompt
-                tally.cached_tokens += min(cached, prompt)
-                tally.expected_tokens += expected
-                tally.confirmed_tokens += confirmed
+                tally.reported.update(
+                    answers=1,
+                    prompt_tokens=prompt,
+                    cached_tokens=min(cached, prompt),
+                    expected_cached_tokens=expected,
+                    confirmed_cached_tokens=confirmed,
+                )
             return self._expectations.note(expected, confirmed)
 
     def primed(self, tenant: str, calls: int, tokens: int) -> None:
         """Count calls that were sent besides a prompt, and what they computed."""
         name = self._class_named(tenant)
         with self._lock:
-            tally = self._tally(name)
-            tally.primes += calls
-            tally.prime_tokens += tokens
+            self._tally(name).reported.update(primes=calls, prime_tokens=tokens)
 
     def failed(self) -> None:
         """Count that planning has failed."""
@@ -288,23 +293,6 @@ class SavingsMeter:
             words += self._templates.label_tokens * sum(tokens > cached for tokens in reached)
         return words
 
-    def _as_retrieved(
-        self, tally: _ClassTotals, entry: SentEntry, tokens: int, is_changed: bool
-    ) -> float | None:
-        """Return what stands for a first turn's cached tokens as retrieved; None: those sent."""
-        followed = self._follow(entry)
-        if followed is None and not is_changed:
-            return None
-        if followed is None:
-            tally.unfollowed += tokens
-            return 0.0
-        cached, is_sample = followed
-        if not is_sample or not tokens:
-            return float(cached)
-        # it stands for those since the sample before, so that no number has to be taken back
-        unfollowed, tally.unfollowed = tally.unfollowed, 0
-        return cached * (1 + unfollowed / tokens)
-
 
 class _Took(NamedTuple):
     """How long planning took."""
@@ -328,101 +316,69 @@ class _Sent(NamedTuple):
 class _Counts(NamedTuple):
     """What one request adds to the numbers."""
 
-    is_changed: bool
-    tokens: int
-    as_sent: int
-    if_planned: int
-    as_retrieved: float
-    left_out: int
-    references: int
-    words: int
+    numbers: tuple[int, ...]  # as `_COUNTED` names them
+    group: int = WHOLE
+    tokens: int = 0  # of a first turn, and those that its order saves
+    by_order: int = 0
 
 
 @dataclass(slots=True)
 class _ClassTotals:
     """The numbers of one class of tenants; the meter's lock guards it."""
 
-    answers: int = 0
-    as_retrieved: float = 0
-    as_sent: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)  # fields of `Savings`
+    reported: Counter[str] = field(default_factory=Counter)  # of `ReportedUsage`
+    written: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[int] = field(default_factory=Counter)  # of first turns, by group
+    by_order: Counter[int] = field(default_factory=Counter)  # saved, by group
     bill_as_retrieved: BilledTokens = field(default_factory=BilledTokens)
     bill_if_planned: BilledTokens = field(default_factory=BilledTokens)
-    block_tokens: int = 0
-    cached_tokens: int = 0
-    changed: int = 0
-    confirmed_tokens: int = 0
-    expected_tokens: int = 0
-    if_planned: int = 0
-    left_out: int = 0
-    prime_tokens: int = 0
-    primes: int = 0
-    prompt_tokens: int = 0
-    references: int = 0
-    requests: int = 0
-    unfollowed: int = 0  # tokens of first turns since the latest sample
-    unreported: int = 0
-    word_tokens: int = 0
-    written: dict[str, int] = field(default_factory=dict)
 
     def count(self, counts: _Counts, times: int = 1) -> None:
-        self.requests += times
-        self.changed += times * counts.is_changed
-        self.block_tokens += times * counts.tokens
-        self.as_sent += times * counts.as_sent
-        self.if_planned += times * counts.if_planned
-        self.as_retrieved += times * counts.as_retrieved
-        self.left_out += times * counts.left_out
-        self.references += times * counts.references
-        self.word_tokens += times * counts.words
+        for name, number in zip(_COUNTED, (1, *counts.numbers), strict=True):
+            self.numbers[name] += times * number
+        self.tokens[counts.group] += times * counts.tokens
+        self.by_order[counts.group] += times * counts.by_order
 
     def add(self, other: _ClassTotals) -> None:
         for one in fields(self):
-            if one.name != "written":
-                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-        for life, tokens in other.written.items():
-            self.written[life] = self.written.get(life, 0) + tokens
+            mine, others = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, Counter):
+                mine.update(others)
+            else:
+                setattr(self, one.name, mine + others)
 
-    def savings(
-        self,
-        mode: Mode,
-        planning: PlanningTime = PlanningTime(),  # noqa: B008 - frozen
-        planning_failures: int = 0,
-        prompts_without_context: int = 0,
-        by_class: Mapping[str, Savings] | None = None,
-        parts: Mapping[str, PartSize] | None = None,
-        cache: CacheRules | None = None,
-    ) -> Savings:
+    def saved_by_order(self) -> tuple[float, float]:
+        """Return the tokens that the order saves, those of a sample for others, too.
+
+        Returns:
+            The tokens, and two standard errors, by the differences between the sample's groups.
+        """
+        tokens, saved = self.tokens, self.by_order
+        rest = tokens.total() - tokens[WHOLE]
+        sampled, sample = rest - tokens[OTHERS], [group for group in tokens if group >= 0]
+        if not sampled or len(sample) < 2:
+            return saved[WHOLE], rest
+        share = sum(saved[group] for group in sample) / sampled
+        squares = sum((saved[group] - share * tokens[group]) ** 2 for group in sample)
+        error = 2 * sqrt(squares * len(sample) / (len(sample) - 1)) / sampled
+        return saved[WHOLE] + share * rest, min(1.0, error) * rest
+
+    def savings(self, mode: Mode, cache: CacheRules | None, **others: Any) -> Savings:
         bill = None
         if cache is not None:
             bill = ExpectedBill(self.bill_as_retrieved, self.bill_if_planned, cache)
+        by_order, error = self.saved_by_order()
+        numbers: dict[str, Any] = dict(self.numbers)
+        reported: dict[str, Any] = dict(self.reported)
         return Savings(
-            requests=self.requests,
-            changed=self.changed,
-            block_tokens=self.block_tokens,
-            cached_as_sent=self.as_sent,
-            cached_if_planned=self.if_planned,
-            left_out=self.left_out,
-            cached_as_retrieved=int(self.as_retrieved),
-            references=self.references,
-            word_tokens=self.word_tokens,
+            **numbers,
+            cached_as_retrieved=max(0, round(self.numbers["cached_as_sent"] - by_order)),
+            error_tokens=round(error),
             mode=mode,
-            planning=planning,
-            reported=ReportedUsage(
-                self.answers,
-                self.unreported,
-                self.prompt_tokens,
-                self.cached_tokens,
-                self.expected_tokens,
-                self.confirmed_tokens,
-                self.primes,
-                self.prime_tokens,
-                dict(self.written),
-            ),
-            planning_failures=planning_failures,
-            prompts_without_context=prompts_without_context,
-            by_class=by_class or {},
-            parts=parts or {},
+            reported=ReportedUsage(**reported, written=dict(self.written)),
             bill=bill,
+            **others,
         )
 
 

@@ -223,16 +223,9 @@ class ShadowPlanner:
     ) -> None:
         bills = None if bill is None or one.bill is None else (one.bill, bill)
         self._meter.compared(
-            one.sent.request.tenant,
-            is_changed,
-            one.tokens,
-            one.cached_tokens,
-            cached,
-            sum(one.shown),
-            len(one.shown),
-            words,
-            bills,
-        )
+            one.sent.request.tenant, bills, is_changed, one.tokens, one.cached_tokens, cached,
+            sum(one.shown), len(one.shown), words,
+        )  # fmt: skip
 
 
 def _unmarked(plan: Plan) -> Plan:

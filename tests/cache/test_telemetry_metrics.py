@@ -52,7 +52,7 @@ def test_expected_and_reported_hits_stand_apart_in_vllms_pairs():
     assert found["ctxreuse_reported_prefix_cache_hits_tokens_total"] == 288
     assert found["ctxreuse_reported_prefix_cache_expected_hits_tokens_total"] == 300
     assert found["ctxreuse_reported_prefix_cache_confirmed_tokens_total"] == 288
-    assert found["ctxreuse_retrieved_prefix_cache_hits_tokens_total"] == 0
+    assert found["ctxreuse_retrieved_prefix_cache_hits_tokens"] == 0
     assert found["ctxreuse_planned_prefix_cache_hits_tokens_total"] == 300
     assert found["ctxreuse_planning_failures_total"] == 1
     assert found["ctxreuse_prompts_without_context_total"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,3 +132,26 @@ def test_made_up_prompts_share_their_first_half_and_no_more(name: str, tokens: i
     assert 0.4 < shared_part < 0.7
     assert name in one[:40]
     assert 0.9 * tokens < len(one) / 4 < 1.3 * tokens + 40
+
+
+@pytest.mark.parametrize(
+    ("name", "cached"),
+    [("first", 2_799), ("first", 1_024), ("half", 2_799), ("again", 2_801), ("later", 5_600)],
+)
+def test_a_count_that_no_cache_can_have_is_a_problem_and_nothing_is_told_by_it(
+    name: str, cached: int
+) -> None:
+    read = healthy()
+    setattr(read, name, PromptReading(2_800, cached))
+    usage = found(read, "usage")
+    assert usage.verdict is Verdict.PROBLEM
+    assert f"an answer says {cached:,} of 2,800 tokens cached" in usage.found
+    for check in ("prefix cache", "common half", "cached tokens stay"):
+        assert found(read, check).verdict is Verdict.UNKNOWN
+
+
+def test_a_chat_template_that_is_cached_and_a_whole_prompt_that_came_again_are_no_problem() -> None:
+    read = healthy()
+    read.first = PromptReading(2_800, 96)
+    read.again = read.later = PromptReading(2_800, 2_800)
+    assert {one.verdict for one in engine_findings(read)} == {Verdict.OK}

@@ -146,9 +146,14 @@ OF_PLANNERS: Final = (
         _by_class(lambda savings: savings.reported.prime_tokens), _CLASS,
     ),
     Family(
-        "ctxreuse_retrieved_prefix_cache_hits_tokens", "counter",
+        "ctxreuse_retrieved_prefix_cache_hits_tokens", "gauge",
         "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
         _by_class(lambda savings: savings.cached_as_retrieved), _CLASS,
+    ),
+    Family(
+        "ctxreuse_retrieved_prefix_cache_error_tokens", "gauge",
+        "Two standard errors of that estimate.",
+        _by_class(lambda savings: savings.error_tokens), _CLASS,
     ),
     Family(
         "ctxreuse_planned_prefix_cache_hits_tokens", "counter",
@@ -202,6 +207,11 @@ OF_PLANNERS: Final = (
         "ctxreuse_prompts_without_context", "counter",
         "Prompts in which a wrapper around a model found no context.",
         _one(lambda numbers: numbers.savings.prompts_without_context),
+    ),
+    Family(
+        "ctxreuse_unseen_contexts", "gauge",
+        "Contexts that were ordered where nobody sees the prompt; they count nowhere else.",
+        _one(lambda numbers: numbers.savings.unseen),
     ),
     Family(
         "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
@@ -33,6 +34,8 @@ _LARGER = (
 _LONG = 8_000
 _LARGEST_OF_WINDOWS = 128
 """Tokens of a block; where recurrent layers set it, it has 528 and more."""
+_LONGEST_TEMPLATE = 128
+"""Tokens of a chat template, which a new prompt may find cached."""
 _NEARLY_ALL = 0.9
 _TOO_MANY = 1.2
 _HOSTED_MINIMUM = 1_024
@@ -58,8 +61,11 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
             f"{len(readings.sent)} answers from {readings.host}, {tokens:,} prompt tokens",
             figures={"answers": len(readings.sent), "prompt_tokens": tokens},
         )
+    if untrue := _untrue(readings):
+        readings = replace(readings, first=None, again=None, half=None, third=None, later=None)
     yield _prefix_cache(readings)
-    yield _usage(readings)
+    remedy = "ask the engine itself, without a gateway"
+    yield Finding("usage", _PROBLEM, untrue, remedy) if untrue else _usage(readings)
     yield _common_half(readings)
     yield _kept(readings)
 
@@ -215,6 +221,20 @@ def _usage(readings: EngineReadings) -> Finding:
     return Finding(check, _PROBLEM, found, _SHOW_DETAILS, figures)
 
 
+def _untrue(readings: EngineReadings) -> str:
+    """Return which answer says more than a cache can hold of its prompt; "" if none does."""
+    for one in readings.sent:
+        most = one.prompt_tokens or 0
+        if one is readings.first:  # it is new, but for a chat template
+            most = min(_LONGEST_TEMPLATE, readings.shares(one))
+        elif one is readings.half:
+            most = int(_TOO_MANY * readings.shares(one))
+        if most and (one.cached_tokens or 0) > most:
+            said = f"{one.cached_tokens:,} of {one.prompt_tokens:,} tokens cached"
+            return f"an answer says {said}, where {most:,} can be"
+    return ""
+
+
 def _common_half(readings: EngineReadings) -> Finding:
     check, half = "common half", readings.half
     cached = None if half is None else half.cached
@@ -224,9 +244,6 @@ def _common_half(readings: EngineReadings) -> Finding:
     common = readings.shares(half)
     figures = {"common_tokens": common, "cached_tokens": cached}
     found = f"{cached:,} of about {common:,} common tokens cached of a prompt with another end"
-    if cached > _TOO_MANY * common:
-        found += ": more than can be, so the number is of something else"
-        return Finding(check, _UNKNOWN, found, "ask the engine itself, without a gateway", figures)
     if readings.found_half(half):
         return Finding(check, _OK, found, figures=figures)
     if readings.third is None:
