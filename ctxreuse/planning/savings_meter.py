@@ -318,7 +318,7 @@ class _Counts(NamedTuple):
 
     numbers: tuple[int, ...]  # as `_COUNTED` names them
     group: int = WHOLE
-    tokens: int = 0  # of a first turn, and those that its order saves
+    tokens: int = 0  # of its blocks, and those that their order saves
     by_order: int = 0
 
 
